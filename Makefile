@@ -1,0 +1,48 @@
+# The tasks of this repository. `make demo` and `make test` set everything up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export SAM2_BUILD_CUDA := 0
+
+.PHONY: demo study test test-slow lint bench setup lock clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY) ## Create the environment (.venv) from the lock
+
+$(READY): pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade uv
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --constraint requirements.lock --editable '.[extract,dev]'
+	@touch $(READY)
+
+demo: $(READY) ## Draw scenes, fill a cache, train on it, print what grounding was worth
+	@$(BIN)/sightline demo
+
+study: $(READY) ## The demo's systems over three seeds (resumable)
+	@$(BIN)/sightline demo --study
+
+test: $(READY) ## Run the tests
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY) ## Run the slow tests as well
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+lint: $(READY) ## ruff, pyright and import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(READY) ## Measure; each benchmark prints its own command and ratios
+	@for b in bench/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+lock: ## Write requirements.lock anew (no addresses in it)
+	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+
+clean: ## Remove the environment
+	rm -rf $(VENV)

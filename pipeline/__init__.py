@@ -1,0 +1,1 @@
+"""Everything that makes the cache: data sets, frozen encoders, extraction, stages and the CLI."""

@@ -1,0 +1,54 @@
+"""The contract: every schema on disk, its reader and its writer.
+
+Both sides use it, the pipeline that fills a cache and the trainer that learns from one. It imports
+nothing else of the project.
+"""
+
+from pipeline.cache.errors import BusyError, CacheError, MissingKeys, SightlineError
+from pipeline.cache.feature_set import FeatureSet
+from pipeline.cache.keys import as_keys, key_of_bytes, key_of_file, key_of_text, keys_of_texts
+from pipeline.cache.manifest import (
+    CAPTIONS,
+    IMAGES,
+    PHRASES,
+    SENTENCES,
+    TOKENS,
+    key_array,
+    key_column,
+    read_manifest,
+    write_manifest,
+)
+from pipeline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
+from pipeline.cache.tokens import TokenHeader, TokenSet, write_tokens
+from pipeline.cache.verify import verify
+from pipeline.cache.writer import FeatureSetWriter
+
+__all__ = [
+    "CAPTIONS",
+    "IMAGES",
+    "PHRASES",
+    "SENTENCES",
+    "TOKENS",
+    "BusyError",
+    "CacheError",
+    "EncoderRecord",
+    "FeatureSet",
+    "FeatureSetRecord",
+    "FeatureSetWriter",
+    "FeatureSpec",
+    "MissingKeys",
+    "SightlineError",
+    "TokenHeader",
+    "TokenSet",
+    "as_keys",
+    "key_array",
+    "key_column",
+    "key_of_bytes",
+    "key_of_file",
+    "key_of_text",
+    "keys_of_texts",
+    "read_manifest",
+    "verify",
+    "write_manifest",
+    "write_tokens",
+]

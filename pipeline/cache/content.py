@@ -1,0 +1,35 @@
+"""The content digest: one number for what a feature set says, however its files came about."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.cache.index import Index
+from pipeline.cache.record import FeatureSpec, ShardRecord
+from pipeline.cache.rows import RowView
+
+_BLOCK = 8192
+
+
+def content_digest(
+    folder: Path, spec: FeatureSpec, index: Index, shards: Sequence[ShardRecord]
+) -> str:
+    """SHA-256 (hex) over every live key and its row, sorted by key, then every failed key.
+
+    Equal for two sets of one fingerprint exactly when they hold the same rows, whatever the
+    history of adding, removing and killing that led to their shards.
+    """
+    view = RowView.open(folder, spec, shards)
+    positions = view.positions(index.shards, index.rows)
+    total = hashlib.sha256(spec.fingerprint.encode())
+    for start in range(0, len(positions), _BLOCK):
+        rows = view.read(positions[start : start + _BLOCK])
+        keys = index.keys[start : start + _BLOCK]
+        total.update(np.hstack([keys, rows.view(np.uint8).reshape(len(rows), -1)]).data)
+    for key in sorted(index.failed):
+        total.update(key + index.failed[key].encode())
+    return total.hexdigest()

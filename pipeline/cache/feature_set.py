@@ -1,0 +1,120 @@
+"""FeatureSet: cached rows found by content key, read without copies through memory maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.errors import CacheError
+from pipeline.cache.index import Index, read_index
+from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing
+from pipeline.cache.record import FeatureSetRecord, read_record
+from pipeline.cache.rows import RowView
+
+
+class FeatureSet:
+    """A published feature set, open for reading.
+
+    Rows are numbered 0 … ``len(self) - 1`` in the order of their keys. Reading is safe from several
+    threads, after ``fork``, and after pickling (the other process opens the folder itself).
+    """
+
+    def __init__(self, path: Path, record: FeatureSetRecord, index: Index) -> None:
+        self.path = path
+        self.record = record
+        self.index = index
+        self._table = KeyTable(index.keys)
+        self.dtype = np.dtype(record.spec.dtype).newbyteorder("<")
+        self._view = RowView.open(path, record.spec, record.shards)
+        self._positions = self._view.positions(index.shards, index.rows)
+
+    @classmethod
+    def open(cls, path: Path | str, fingerprint: str | None = None) -> FeatureSet:
+        """Open the feature set in folder ``path``.
+
+        Args:
+            path: folder that holds ``feature_set.json``.
+            fingerprint: refuse a set that was computed in any other way.
+
+        Raises:
+            CacheError: no such set, another schema version, a damaged or missing file, a layout
+                that is not allowed, or another fingerprint than the one asked for.
+        """
+        path = Path(path)
+        record = read_record(path)
+        if fingerprint is not None and record.fingerprint != fingerprint:
+            raise CacheError(
+                f"{path}: fingerprint {record.fingerprint[:16]}, expected {fingerprint[:16]}: its "
+                f"rows come from {record.spec.encoder.name} ({record.spec.encoder.source}) with "
+                "other weights, preprocessing or precision; run its stage again"
+            )
+        return cls(path, record, read_index(path, record))
+
+    @property
+    def dim(self) -> int:
+        """Length of a row."""
+        return self.record.spec.dim
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over everything that decides the value of a row."""
+        return self.record.fingerprint
+
+    @property
+    def failed(self) -> dict[bytes, str]:
+        """Key → error code of what could not be computed."""
+        return self.index.failed
+
+    @property
+    def keys(self) -> Keys:
+        """Keys of all rows, sorted: uint8 [len(self), 32]."""
+        return self._table.keys
+
+    def __len__(self) -> int:
+        return len(self._table.keys)
+
+    def find(self, keys: Keys | Sequence[bytes]) -> NDArray[np.int64]:
+        """Row of each key, or -1 where the set has none: int64 [n]."""
+        return self._table.find(as_keys(keys))
+
+    def rows(self, keys: Keys | Sequence[bytes]) -> NDArray[np.int64]:
+        """Row of each key: int64 [n].
+
+        Raises:
+            MissingKeys: the set lacks some of them; says how many, which, and how many of these
+                failed when they were extracted.
+        """
+        keys = as_keys(keys)
+        rows = self._table.find(keys)
+        if (rows < 0).any():
+            missing = {keys[i].tobytes() for i in np.flatnonzero(rows < 0)}
+            failed = missing & self.failed.keys()
+            reason = "run its stage again over this data set"
+            if failed:
+                code = self.failed[min(failed)]
+                reason += f" ({len(failed)} of them failed before, such as {code})"
+            raise_missing(self.path, keys, rows, reason)
+        return rows
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray:
+        """Feature rows in the order asked: float16 or float32 [len(rows), dim], a fresh array.
+
+        Values are as the encoder gave them, not normalised.
+
+        Raises:
+            IndexError: a row number that the set does not have.
+        """
+        return self._view.read(self._positions[rows])
+
+    def take(self, keys: Keys | Sequence[bytes]) -> NDArray:
+        """`rows` and `gather` in one call: [len(keys), dim]."""
+        return self.gather(self.rows(keys))
+
+    def __reduce__(self) -> tuple:
+        return FeatureSet.open, (self.path, self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"FeatureSet({str(self.path)!r}, {len(self)} × {self.dim} {self.dtype.name})"

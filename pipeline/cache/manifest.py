@@ -1,0 +1,134 @@
+"""Manifests: Parquet tables of the images, captions, sentences and phrases that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.cache.atomic import replacing
+from pipeline.cache.errors import CacheError
+from pipeline.cache.keys import KEY_BYTES, Keys
+
+_KEY = pa.binary(32)
+
+IMAGES = pa.schema(
+    [
+        ("image_id", pa.string()),
+        ("path", pa.string()),  # POSIX, relative to the data set's image root
+        ("key", _KEY),  # SHA-256 of the file's bytes
+        ("width", pa.int32()),  # pixels; 0 where the header could not be read
+        ("height", pa.int32()),
+        ("split", pa.string()),  # train, dev, test, or empty
+    ],
+    metadata={"sightline": "images/1"},
+)
+"""One row an image file."""
+
+CAPTIONS = pa.schema(
+    [
+        ("caption_id", pa.string()),  # <image_id>#<number>
+        ("image_id", pa.string()),
+        ("text", pa.string()),
+        ("split", pa.string()),
+    ],
+    metadata={"sightline": "captions/1"},
+)
+"""One row a caption; every caption is kept, whatever an objective later picks."""
+
+SENTENCES = pa.schema([("text", pa.string())], metadata={"sightline": "sentences/1"})
+"""One row a sentence, in the order of the source; duplicates stay."""
+
+PHRASES = pa.schema(
+    [
+        ("image_key", _KEY),
+        ("caption_key", _KEY),
+        ("phrase", pa.string()),
+        ("char_start", pa.int32()),  # span of the phrase in the caption, in characters
+        ("char_end", pa.int32()),
+        ("box", pa.list_(pa.float32(), 4)),  # x0, y0, x1, y1 in pixels
+        ("score", pa.float32()),
+        # COCO run-length code: size is (height, width), counts the compressed string
+        ("mask", pa.struct([("size", pa.list_(pa.int32(), 2)), ("counts", pa.string())])),
+        ("cutout_key", _KEY),  # SHA-256 of image key + canonical mask + crop rule
+    ],
+    metadata={"sightline": "phrases/1"},
+)
+"""One row an object that a phrase of a caption names."""
+
+TOKENS = pa.schema(
+    [("key", _KEY), ("input_ids", pa.list_(pa.int32()))], metadata={"sightline": "tokens/1"}
+)
+"""One row a distinct text, sorted by key; ids hold the special tokens and are truncated."""
+
+
+def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None:
+    """Write ``table`` as Parquet, atomically; the same rows give the same bytes.
+
+    Raises:
+        CacheError: the table's columns or types are not those of ``schema``.
+    """
+    path = Path(path)
+    _check(path, table.schema, schema)
+    metadata = {**(table.schema.metadata or {}), **(schema.metadata or {})}
+    with replacing(path) as part:
+        pq.write_table(table.replace_schema_metadata(metadata), part, compression="zstd")
+
+
+def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
+    """Read a manifest and check that it is of the kind that ``schema`` names.
+
+    Raises:
+        CacheError: the file is missing, not Parquet, or has other columns or types.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CacheError(f"{path}: no such manifest; `sightline prepare` writes it")
+    try:
+        table = pq.read_table(path, memory_map=False)
+    except (pa.ArrowException, OSError) as error:
+        raise CacheError(f"{path}: not a readable Parquet file ({error})") from error
+    _check(path, table.schema, schema)
+    return table
+
+
+def key_array(keys: Keys) -> pa.Array:
+    """Keys uint8 [n, 32] as an Arrow binary(32) array, without Python objects in between."""
+    flat = np.ascontiguousarray(keys)
+    return pa.FixedSizeBinaryArray.from_buffers(_KEY, len(flat), [None, pa.py_buffer(flat)])
+
+
+def key_column(column: pa.ChunkedArray) -> Keys:
+    """The keys of a manifest column: uint8 [n, 32].
+
+    Raises:
+        CacheError: the column holds empty keys.
+    """
+    if column.null_count:
+        raise CacheError(f"a key column holds {column.null_count} empty keys")
+    chunks = [
+        np.frombuffer(chunk.buffers()[1], dtype=np.uint8)[
+            chunk.offset * KEY_BYTES : (chunk.offset + len(chunk)) * KEY_BYTES
+        ].reshape(-1, KEY_BYTES)
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    if len(chunks) == 1:
+        return chunks[0]
+    return np.concatenate(chunks) if chunks else np.empty((0, KEY_BYTES), dtype=np.uint8)
+
+
+def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
+    if found.remove_metadata().equals(expected.remove_metadata()):
+        return
+    kind = (expected.metadata or {}).get(b"sightline", b"table").decode()
+
+    def describe(schema: pa.Schema) -> str:
+        return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+    raise CacheError(
+        f"{path}: not a {kind} manifest\n  found:    {describe(found)}\n"
+        f"  expected: {describe(expected)}\n  Run `sightline prepare` again to write it anew."
+    )

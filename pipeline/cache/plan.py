@@ -1,0 +1,111 @@
+"""The plan of a run: which rows are missing, in which order and shape they are computed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.atomic import write_bytes
+from pipeline.cache.keys import KEY_BYTES, Keys, sort_order
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that are computed together: keys uint8 [≤ batch_size, 32], and their padded length."""
+
+    number: int
+    keys: Keys
+    length: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will compute.
+
+    A row's value may depend on the shape of the batch it is computed in, so the shape is part of
+    the plan: every batch is padded to ``batch_size`` rows, and holds rows of one ``length`` only.
+
+    Attributes:
+        fingerprint: of the rows to compute.
+        keys: uint8 [n, 32], sorted by length, then by key.
+        lengths: int32 [n], padded length of each row (0 for images).
+        batch_size: rows of every batch, padding included.
+        shard_rows: rows of a shard.
+    """
+
+    fingerprint: str
+    keys: Keys
+    lengths: NDArray[np.int32]
+    batch_size: int
+    shard_rows: int
+
+    @classmethod
+    def make(
+        cls,
+        fingerprint: str,
+        keys: Keys,
+        lengths: NDArray[np.int32] | None,
+        batch_size: int,
+        shard_rows: int,
+    ) -> Plan:
+        """Put distinct ``keys`` (uint8 [n, 32]) into the canonical order of computation."""
+        by_key = sort_order(keys)
+        if lengths is None:
+            lengths = np.zeros(len(keys), dtype=np.int32)
+        order = by_key[np.argsort(lengths[by_key], kind="stable")]
+        return cls(fingerprint, keys[order], lengths[order], batch_size, shard_rows)
+
+    def batches(self) -> list[Batch]:
+        """The batches of the plan, in order; none mixes two lengths."""
+        batches: list[Batch] = []
+        edges = np.flatnonzero(np.diff(self.lengths)) + 1
+        for part in np.split(np.arange(len(self.keys)), edges):
+            for start in range(0, len(part), self.batch_size):
+                rows = part[start : start + self.batch_size]
+                batches.append(Batch(len(batches), self.keys[rows], int(self.lengths[rows[0]])))
+        return batches
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the plan."""
+        head = f"{self.fingerprint} {self.batch_size} {self.shard_rows} {len(self.keys)}\n"
+        rows = self.keys.tobytes() + self.lengths.astype("<i4").tobytes()
+        return hashlib.sha256(head.encode() + rows).hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the plan: one line of JSON, then keys and lengths as raw little-endian numbers."""
+        head = {
+            "fingerprint": self.fingerprint,
+            "rows": len(self.keys),
+            "batch_size": self.batch_size,
+            "shard_rows": self.shard_rows,
+            "digest": self.digest,
+        }
+        lengths = self.lengths.astype("<i4").tobytes()
+        write_bytes(path, json.dumps(head).encode() + b"\n" + self.keys.tobytes() + lengths)
+
+    @classmethod
+    def load(cls, path: Path) -> Plan | None:
+        """The plan in ``path``, or None when there is none or it is damaged."""
+        if not path.is_file():
+            return None
+        try:
+            head_line, _, body = path.read_bytes().partition(b"\n")
+            head = json.loads(head_line)
+            middle = head["rows"] * KEY_BYTES
+            plan = cls(
+                head["fingerprint"],
+                np.frombuffer(body[:middle], dtype=np.uint8).reshape(-1, KEY_BYTES),
+                np.frombuffer(body[middle:], dtype="<i4").astype(np.int32),
+                head["batch_size"],
+                head["shard_rows"],
+            )
+        except (ValueError, KeyError, TypeError):
+            return None
+        whole = len(plan.keys) == len(plan.lengths) and plan.digest == head["digest"]
+        return plan if whole else None

@@ -1,0 +1,186 @@
+"""feature_set.json: what a feature set is, which files it has, and its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.cache.atomic import write_bytes
+from pipeline.cache.errors import CacheError
+
+FILE_NAME = "feature_set.json"
+SCHEMA = "sightline.feature_set/1"
+MAX_BYTES = 64 << 20
+"""A commit file above this size is refused unread (a shard's entry takes about 400 bytes)."""
+
+_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+DTypeName = Literal["float16", "float32"]
+Kind = Literal["image", "text", "teacher", "object"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class EncoderRecord(_Strict):
+    """The frozen model that computed the rows.
+
+    Attributes:
+        name: architecture, such as ``torchvision/resnet50``.
+        source: where the weights came from, such as ``pretrained:IMAGENET1K_V1`` or ``random:0``.
+        revision: revision of that source, or empty.
+        weights_sha256: digest of the state dict that was really loaded.
+        untrained: the weights are random; every report says so.
+    """
+
+    name: str
+    source: str
+    revision: str = ""
+    weights_sha256: _Sha256
+    untrained: bool = False
+
+
+class FeatureSpec(_Strict):
+    """What decides the value of a row. Its digest is the fingerprint."""
+
+    kind: Kind
+    encoder: EncoderRecord
+    preprocessing: dict[str, Any]
+    precision: str
+    dim: Annotated[int, Field(ge=1, le=1 << 20)]
+    dtype: DTypeName
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over encoder, weights, preprocessing, precision, dtype and schema (hex)."""
+        return digest(
+            {
+                "schema": SCHEMA,
+                "kind": self.kind,
+                "encoder": self.encoder.name,
+                "weights_sha256": self.encoder.weights_sha256,
+                "preprocessing": self.preprocessing,
+                "precision": self.precision,
+                "dim": self.dim,
+                "dtype": self.dtype,
+            }
+        )
+
+    def differences(self, other: FeatureSpec) -> list[str]:
+        """What differs between two specs, one ``name: other → self`` line each."""
+        mine, theirs = _flat(self.model_dump()), _flat(other.model_dump())
+        return [
+            f"{name}: {theirs.get(name, 'absent')} → {mine.get(name, 'absent')}"
+            for name in sorted(mine.keys() | theirs.keys())
+            if mine.get(name) != theirs.get(name)
+        ]
+
+
+class FileRecord(_Strict):
+    """One file of the set: its name inside the folder, its SHA-256 and its size in bytes."""
+
+    name: str
+    sha256: _Sha256
+    bytes: _Count
+
+
+class ShardRecord(FileRecord):
+    """One shard. ``computed`` (device, library versions, batch size) is told, never hashed."""
+
+    rows: Annotated[int, Field(ge=1, lt=1 << 31)]
+    computed: dict[str, str | int]
+
+
+class FeatureSetRecord(_Strict):
+    """The commit point of a feature set: everything a reader needs to trust its files."""
+
+    schema_: Annotated[str, Field(alias="schema")] = SCHEMA
+    spec: FeatureSpec
+    fingerprint: _Sha256
+    content_digest: _Sha256
+    rows: _Count
+    failed: _Count
+    index: FileRecord
+    shards: tuple[ShardRecord, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the index and every shard."""
+        return self.index.bytes + sum(shard.bytes for shard in self.shards)
+
+
+def digest(value: object) -> str:
+    """SHA-256 (hex) of a value's canonical JSON: sorted keys, no spaces, UTF-8."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_record(folder: Path, record: FeatureSetRecord) -> None:
+    """Publish: replace ``folder/feature_set.json`` by ``record``, with a digest of itself last."""
+    body = record.model_dump(mode="json", by_alias=True)
+    text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
+    write_bytes(folder / FILE_NAME, (text + "\n").encode())
+
+
+def read_record(folder: Path) -> FeatureSetRecord:
+    """Read and check ``folder/feature_set.json``.
+
+    Raises:
+        CacheError: no such file, not JSON, another schema version, an unknown or missing field,
+            a digest that does not fit, or file names that leave the folder.
+    """
+    path = folder / FILE_NAME
+    again = "pull it again, or run its stage again"
+    if not path.is_file():
+        raise CacheError(f"{folder}: no feature set here (no {FILE_NAME}); {again}")
+    if path.stat().st_size > MAX_BYTES:
+        raise CacheError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_BYTES} allowed")
+    try:
+        body = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CacheError(f"{path}: cut short or not JSON ({error}); {again}") from error
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        found = body.get("schema", "none") if isinstance(body, dict) else type(body).__name__
+        raise CacheError(
+            f"{path}: schema version {found}, expected {SCHEMA}; "
+            "use the Sightline version that wrote it, or run its stage again"
+        )
+    claimed = body.pop("digest", None)
+    if claimed != digest(body):
+        raise CacheError(f"{path}: its digest does not fit its content; {again}")
+    try:
+        record = FeatureSetRecord.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CacheError(f"{path}: {where}: {first['msg']}; {again}") from error
+    if record.fingerprint != record.spec.fingerprint:
+        raise CacheError(f"{path}: its fingerprint does not fit its encoder; {again}")
+    _check_names(path, record)
+    return record
+
+
+def _check_names(path: Path, record: FeatureSetRecord) -> None:
+    names = [record.index.name, *(shard.name for shard in record.shards)]
+    patterns = [r"index-[0-9a-f]{32}\.parquet", *[r"shard-[0-9a-f]{32}\.h5"] * len(record.shards)]
+    for name, pattern in zip(names, patterns, strict=True):
+        if not re.fullmatch(pattern, name):
+            raise CacheError(f"{path}: file name {name[:80]!r} is not allowed in a feature set")
+    if len(set(names)) != len(names):
+        raise CacheError(f"{path}: names a file twice")
+
+
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
+    if isinstance(value, dict):
+        return {
+            name: leaf
+            for key, part in value.items()
+            for name, leaf in _flat(part, f"{prefix}{key}.").items()
+        }
+    return {prefix.rstrip("."): value}

@@ -1,0 +1,125 @@
+"""Shards: immutable HDF5 files of feature rows, written once and read through a memory map."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.atomic import replacing
+from pipeline.cache.errors import CacheError
+from pipeline.cache.keys import KEY_BYTES, Keys, key_of_file
+from pipeline.cache.record import FileRecord, ShardRecord
+
+FEATURES, KEYS = "features", "keys"
+TARGET_BYTES = 64 << 20
+_REMEDY = "do not use it; pull the feature set again, or run its stage again"
+
+
+def rows_per_shard(dim: int, itemsize: int, target_bytes: int = TARGET_BYTES) -> int:
+    """Rows that fill a shard of about ``target_bytes``."""
+    return max(1, target_bytes // (dim * itemsize))
+
+
+def write_shard(
+    folder: Path, keys: Keys, features: NDArray, computed: dict[str, str | int]
+) -> ShardRecord:
+    """Write one shard, named by its keys and payload; the same rows give the same bytes.
+
+    Args:
+        keys: uint8 [n, 32], n ≥ 1.
+        features: float16 or float32 [n, dim].
+        computed: device, library versions and batch size, for the record.
+    """
+    features = np.ascontiguousarray(features, dtype=features.dtype.newbyteorder("<"))
+    content = hashlib.sha256(np.ascontiguousarray(keys).data)
+    content.update(features.data)
+    path = folder / f"shard-{content.hexdigest()[:32]}.h5"
+    with replacing(path) as part, h5py.File(part, "w", libver=("v108", "v110")) as file:
+        file.create_dataset(FEATURES, data=features, track_times=False)
+        file.create_dataset(KEYS, data=keys, track_times=False)
+    return ShardRecord(
+        name=path.name,
+        sha256=key_of_file(path).hex(),
+        bytes=path.stat().st_size,
+        rows=len(keys),
+        computed=computed,
+    )
+
+
+def map_features(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> NDArray:
+    """The rows of a shard as a read-only memory map [rows, dim].
+
+    Raises:
+        CacheError: the file is missing, cut short, or laid out in any way but one contiguous run
+            of plain numbers inside this very file.
+    """
+    offset = _offset(folder, record, FEATURES, (record.rows, dim), dtype)
+    path = folder / record.name
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(record.rows, dim))
+
+
+def map_keys(folder: Path, record: ShardRecord) -> NDArray[np.uint8]:
+    """The keys of a shard as a read-only memory map, uint8 [rows, 32]; raises as `map_features`."""
+    shape = (record.rows, KEY_BYTES)
+    offset = _offset(folder, record, KEYS, shape, np.dtype(np.uint8))
+    return np.memmap(folder / record.name, dtype=np.uint8, mode="r", offset=offset, shape=shape)
+
+
+def check_file(folder: Path, record: FileRecord) -> Path:
+    """Path of a file of the set, once it is a plain file of the recorded size.
+
+    Raises:
+        CacheError: it is missing, a link, or of another size.
+    """
+    path = folder / record.name
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        raise CacheError(f"{path}: missing; pull the feature set again") from error
+    if not stat.S_ISREG(found.st_mode):
+        # a stranger's link may point anywhere
+        raise CacheError(
+            f"{path}: not a plain file; a feature set holds no links "
+            "(with DVC, use `dvc config cache.type reflink,hardlink,copy`)"
+        )
+    if found.st_size != record.bytes:
+        raise CacheError(
+            f"{path}: {found.st_size} bytes, expected {record.bytes}: cut short or changed; "
+            f"{_REMEDY}"
+        )
+    return path
+
+
+def _offset(
+    folder: Path, record: ShardRecord, name: str, shape: tuple[int, int], dtype: np.dtype
+) -> int:
+    path = check_file(folder, record)
+    wrong = f"{path}: /{name}"
+    try:
+        with h5py.File(path, "r") as file:
+            if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+                raise CacheError(f"{wrong} is missing or a link to elsewhere; {_REMEDY}")
+            data = file[name]
+            if not isinstance(data, h5py.Dataset):
+                raise CacheError(f"{wrong} is not a data set; {_REMEDY}")
+            if data.external or data.is_virtual:
+                raise CacheError(f"{wrong} keeps its values in another file; {_REMEDY}")
+            if data.chunks is not None or data.id.get_create_plist().get_nfilters():
+                raise CacheError(f"{wrong} is chunked or filtered, not contiguous; {_REMEDY}")
+            if data.dtype != dtype or data.id.get_type().committed():
+                raise CacheError(f"{wrong} is {data.dtype}, expected {dtype}; {_REMEDY}")
+            if data.shape != shape:
+                raise CacheError(f"{wrong} has shape {data.shape}, expected {shape}; {_REMEDY}")
+            offset = data.id.get_offset()
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise CacheError(f"{path}: not a readable HDF5 file ({error}); {_REMEDY}") from error
+    size = shape[0] * shape[1] * dtype.itemsize
+    if offset is None or offset % dtype.itemsize or offset + size > record.bytes:
+        raise CacheError(f"{wrong} lies outside the file (offset {offset}); {_REMEDY}")
+    return offset

@@ -1,0 +1,138 @@
+"""Token sets: every text of a data set, tokenised once for one student."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.cache.errors import CacheError
+from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing, unique_sorted
+from pipeline.cache.manifest import TOKENS, key_array, key_column, read_manifest, write_manifest
+
+FILE_NAME = "tokens.parquet"
+_HEADER = b"sightline.tokens"
+
+
+@dataclass(frozen=True)
+class TokenHeader:
+    """What a token set was made with.
+
+    Attributes:
+        student: name or folder name of the student model.
+        tokenizer_sha256: digest of the tokenizer's serialised form.
+        max_length: longest row, special tokens included.
+        pad_token_id: id that fills a batch.
+        vocabulary_size: number of ids.
+    """
+
+    student: str
+    tokenizer_sha256: str
+    max_length: int
+    pad_token_id: int
+    vocabulary_size: int
+
+
+class TokenSet:
+    """Pre-tokenised texts, found by content key and gathered as ragged rows."""
+
+    def __init__(
+        self, path: Path, header: TokenHeader, keys: Keys, ids: NDArray[np.int32], offsets: NDArray
+    ) -> None:
+        self.path = path
+        self.header = header
+        self._table = KeyTable(keys)
+        self._ids = ids
+        self._offsets = offsets
+
+    @classmethod
+    def open(cls, path: Path | str) -> TokenSet:
+        """Open the token set in folder ``path`` (or the Parquet file itself).
+
+        Raises:
+            CacheError: the file is missing, damaged, or not a token set.
+        """
+        path = Path(path)
+        file = path / FILE_NAME if path.is_dir() else path
+        if not file.is_file():
+            raise CacheError(f"{file}: no such token set; `sightline tokens` writes it")
+        table = read_manifest(file, TOKENS).combine_chunks()
+        try:
+            header = TokenHeader(**json.loads((table.schema.metadata or {})[_HEADER]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CacheError(
+                f"{file}: its header is missing or of another version; run `sightline tokens` again"
+            ) from error
+        keys = key_column(table.column("key"))
+        lists = table.column("input_ids").combine_chunks()
+        if isinstance(lists, pa.ChunkedArray):
+            lists = lists.chunk(0) if lists.num_chunks else pa.array([], TOKENS.field(1).type)
+        if lists.null_count or lists.values.null_count:
+            raise CacheError(f"{file}: rows without token ids; run `sightline tokens` again")
+        ids = lists.values.to_numpy(zero_copy_only=True)
+        if len(ids) and (ids.min() < 0 or ids.max() >= header.vocabulary_size):
+            raise CacheError(
+                f"{file}: token ids {ids.min()} to {ids.max()} lie outside the vocabulary of "
+                f"{header.vocabulary_size}; run `sightline tokens` again"
+            )
+        return cls(file, header, keys, ids, lists.offsets.to_numpy().astype(np.int64))
+
+    @property
+    def max_length(self) -> int:
+        return self.header.max_length
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        return self.header.tokenizer_sha256
+
+    @property
+    def pad_token_id(self) -> int:
+        return self.header.pad_token_id
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Token count of every row: int32 [len(self)]."""
+        return np.diff(self._offsets).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._table.keys)
+
+    def rows(self, keys: Keys | Sequence[bytes]) -> NDArray[np.int64]:
+        """Row of each key: int64 [n].
+
+        Raises:
+            MissingKeys: some texts were never tokenised; counts and names them.
+        """
+        keys = as_keys(keys)
+        rows = self._table.find(keys)
+        raise_missing(self.path, keys, rows, "run `sightline tokens` over this data set")
+        return rows
+
+    def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Token ids of ``rows``, one after the other, and their lengths: int32 [sum], int32 [n]."""
+        starts = self._offsets[rows]
+        lengths = self._offsets[rows + 1] - starts
+        ends = np.cumsum(lengths)
+        within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+        return self._ids[np.repeat(starts, lengths) + within], lengths.astype(np.int32)
+
+
+def write_tokens(
+    folder: Path, header: TokenHeader, keys: Keys, input_ids: Sequence[Sequence[int]]
+) -> int:
+    """Write a token set; repeated keys are kept once. Returns the number of distinct texts."""
+    order = unique_sorted(keys)
+    table = pa.table(
+        {
+            "key": key_array(keys[order]),
+            "input_ids": pa.array([input_ids[i] for i in order], TOKENS.field("input_ids").type),
+        },
+        schema=TOKENS.with_metadata({_HEADER: json.dumps(asdict(header), sort_keys=True).encode()}),
+    )
+    write_manifest(folder / FILE_NAME, table, TOKENS)
+    return len(order)

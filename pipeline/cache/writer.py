@@ -1,0 +1,373 @@
+"""Writing a feature set: lock, plan, journal, shards, and the one commit point."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.atomic import write_bytes
+from pipeline.cache.content import content_digest
+from pipeline.cache.errors import CacheError, SightlineError
+from pipeline.cache.feature_set import FeatureSet
+from pipeline.cache.index import Index, write_index
+from pipeline.cache.journal import Journal
+from pipeline.cache.keys import Keys, KeyTable, as_keys, sort_order, unique_sorted
+from pipeline.cache.lock import WriterLock
+from pipeline.cache.plan import Batch, Plan
+from pipeline.cache.record import (
+    FILE_NAME,
+    FeatureSetRecord,
+    FeatureSpec,
+    ShardRecord,
+    read_record,
+    write_record,
+)
+from pipeline.cache.shard import TARGET_BYTES, rows_per_shard, write_shard
+
+BLOCK_ROWS = 2048
+"""Rows of a journal block: a kill repeats at most this many …"""
+BLOCK_SECONDS = 30.0
+"""… or those of this many seconds."""
+
+
+class FeatureSetWriter:
+    """Computes what a feature set lacks and publishes it.
+
+    ```python
+    with FeatureSetWriter(folder, spec) as writer:
+        batches = writer.plan(keys, batch_size=64)
+        for batch in batches:
+            writer.add(batch.keys, features, failed)
+        record = writer.publish(computed={"device": "cpu", ...})
+    ```
+    A run that was killed goes on from its journal; readers see the old set until `publish`.
+
+    Args:
+        folder: the feature set; the run's own files go to ``<folder>.run`` beside it.
+        spec: what decides the value of a row.
+
+    Raises:
+        BusyError: another process is writing here.
+    """
+
+    def __init__(self, folder: Path, spec: FeatureSpec) -> None:
+        self.folder = folder
+        self.run_folder = folder.with_name(folder.name + ".run")
+        self.spec = spec
+        self.dtype = np.dtype(spec.dtype).newbyteorder("<")
+        self.replaces: list[str] = []
+        """What differs from the set that stood here before, if it is not of this fingerprint."""
+        self._lock = WriterLock(self.run_folder)
+        self._journal: Journal | None = None
+        self._buffer: list[tuple[Keys, NDArray, dict[bytes, str]]] = []
+        self._buffered_rows = 0
+        self._last_flush = time.monotonic()
+        self._failures: dict[bytes, dict[str, str]] = {}
+
+    def __enter__(self) -> FeatureSetWriter:
+        self._lock.__enter__()
+        try:
+            self._published = self._open_published()
+            self._journal = Journal(
+                self.run_folder / "journal.bin", self.spec.fingerprint, self.spec.dim, self.dtype
+            )
+            self._failures = self._read_failures()
+        except BaseException:
+            self._lock.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if self._journal is not None:
+                self.flush()
+                self._journal.close()
+        finally:
+            self._lock.__exit__(kind, error, traceback)
+
+    def plan(
+        self,
+        keys: Keys | Sequence[bytes],
+        lengths: NDArray[np.int32] | None = None,
+        *,
+        batch_size: int,
+        shard_bytes: int = TARGET_BYTES,
+    ) -> list[Batch]:
+        """The batches that are still to be computed for the set to hold exactly ``keys``.
+
+        Args:
+            keys: uint8 [n, 32]; repeated keys count once.
+            lengths: int32 [n], padded length of each row, or None where there is only one shape.
+            batch_size: rows of every batch, padding included.
+            shard_bytes: bytes of a shard's rows.
+
+        Raises:
+            SightlineError: the disk has no room for the estimated output.
+        """
+        keys = as_keys(keys)
+        first = unique_sorted(keys)
+        self._wanted = keys[first]
+        lengths = None if lengths is None else lengths[first]
+        missing = self._missing()
+        shard_rows = rows_per_shard(self.spec.dim, self.dtype.itemsize, shard_bytes)
+        done = self._done()
+        stored = Plan.load(self.run_folder / "plan")
+        if done and stored is not None and stored.fingerprint == self.spec.fingerprint:
+            # an interrupted run goes on in the shape it began with, or its rows would not fit
+            batch_size = stored.batch_size
+        plan = Plan.make(
+            self.spec.fingerprint,
+            self._wanted[missing],
+            None if lengths is None else lengths[missing],
+            batch_size,
+            shard_rows,
+        )
+        if stored is None or stored.digest != plan.digest:
+            plan.save(self.run_folder / "plan")
+        self._plan = plan
+        self.batch_size = batch_size
+        self.planned_rows = len(plan.keys)
+        batches = [
+            batch for batch in plan.batches() if not all(k.tobytes() in done for k in batch.keys)
+        ]
+        self.resumed_rows = len(plan.keys) - sum(len(batch.keys) for batch in batches)
+        self._require_space(sum(len(batch.keys) for batch in batches))
+        return batches
+
+    def add(
+        self, keys: Keys, features: NDArray, failed: dict[bytes, dict[str, str]] | None = None
+    ) -> None:
+        """Take finished rows; they are durable within `BLOCK_ROWS` rows or `BLOCK_SECONDS`.
+
+        Rows that are not finite, in the encoder's numbers or once stored, become errors.
+
+        Args:
+            keys: uint8 [n, 32].
+            features: float32 [n, dim], un-normalised.
+            failed: key → {"code", "path", "reason"} of rows that could not be computed.
+        """
+        failed = dict(failed or {})
+        with np.errstate(over="ignore"):
+            stored = features.astype(self.dtype)
+        finite = np.isfinite(stored).all(axis=1)
+        for i in np.flatnonzero(~finite):
+            failed[keys[i].tobytes()] = {
+                "code": "not_finite",
+                "path": "",
+                "reason": f"the encoder's row holds NaN or exceeds {self.dtype.name}",
+            }
+        self._failures.update(failed)
+        codes = {key: about["code"] for key, about in failed.items()}
+        self._buffer.append((keys[finite], stored[finite], codes))
+        self._buffered_rows += len(keys) + len(failed)
+        late = time.monotonic() - self._last_flush > BLOCK_SECONDS
+        if self._buffered_rows >= BLOCK_ROWS or late:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make every row that was added durable."""
+        self._last_flush = time.monotonic()
+        if not self._buffer or self._journal is None:
+            return
+        keys = np.concatenate([part[0] for part in self._buffer])
+        features = np.concatenate([part[1] for part in self._buffer])
+        failed = {key: code for part in self._buffer for key, code in part[2].items()}
+        self._write_failures()
+        self._journal.append(keys, features, failed)
+        self._buffer, self._buffered_rows = [], 0
+
+    def publish(self, computed: dict[str, str | int]) -> FeatureSetRecord:
+        """Assemble shards from the journal and replace the commit point.
+
+        Args:
+            computed: device, library versions and batch size of this run, for the new shards.
+
+        Raises:
+            CacheError: rows of the plan were neither added nor reported as failed.
+        """
+        assert self._journal is not None
+        self.flush()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new_keys, new_shards, new_rows, shards, failed = self._assemble(computed)
+        old_keys, old_shards, old_rows, old_records, old_failed = self._kept()
+        if not len(new_keys) and not failed and self._unchanged(old_keys, old_failed):
+            self._finish()
+            assert self._published is not None
+            return self._published.record
+        every = [*old_records, *shards]
+        records = [record for _, record in sorted({shard.name: shard for shard in every}.items())]
+        place = {record.name: i for i, record in enumerate(records)}
+        to_place = np.array([place[shard.name] for shard in every], dtype=np.int32)
+        keys = np.concatenate([old_keys, new_keys])
+        order = sort_order(keys)
+        numbers = np.concatenate([old_shards, new_shards + len(old_records)])
+        index = Index(
+            keys[order],
+            to_place[numbers][order] if len(numbers) else numbers.astype(np.int32),
+            np.concatenate([old_rows, new_rows])[order].astype(np.int32),
+            {**old_failed, **failed},
+        )
+        record = FeatureSetRecord(
+            spec=self.spec,
+            fingerprint=self.spec.fingerprint,
+            content_digest=content_digest(self.folder, self.spec, index, records),
+            rows=len(index.keys),
+            failed=len(index.failed),
+            index=write_index(self.folder, index),
+            shards=tuple(records),
+        )
+        write_record(self.folder, record)
+        self._failures = {k: v for k, v in self._failures.items() if k in index.failed}
+        self._write_failures()
+        self._finish()
+        return record
+
+    @property
+    def failures(self) -> list[dict[str, str]]:
+        """Key, code, path and reason of every row in error, as failures.jsonl holds them."""
+        return [{"key": key.hex(), **about} for key, about in sorted(self._failures.items())]
+
+    @property
+    def failures_path(self) -> Path:
+        """Where paths and reasons of failed rows are listed."""
+        return self.run_folder / "failures.jsonl"
+
+    # -- what is there already ---------------------------------------------------------------
+
+    def _open_published(self) -> FeatureSet | None:
+        if not (self.folder / FILE_NAME).exists():
+            return None
+        try:
+            record = read_record(self.folder)
+            if record.fingerprint != self.spec.fingerprint:
+                self.replaces = self.spec.differences(record.spec)
+                return None
+            return FeatureSet.open(self.folder)
+        except CacheError as error:
+            self.replaces = [f"damaged: {error}"]
+            return None
+
+    def _missing(self) -> NDArray[np.bool_]:
+        """Which of the wanted keys the published set neither holds nor reports as failed."""
+        if self._published is None:
+            return np.ones(len(self._wanted), dtype=bool)
+        absent = self._published.find(self._wanted) < 0
+        failed = self._published.failed
+        for i in np.flatnonzero(absent):
+            absent[i] = self._wanted[i].tobytes() not in failed
+        return absent
+
+    def _done(self) -> set[bytes]:
+        assert self._journal is not None
+        return {
+            key
+            for block in self._journal.blocks
+            for key in [*(row.tobytes() for row in block.keys), *block.failed]
+        }
+
+    def _kept(
+        self,
+    ) -> tuple[Keys, NDArray[np.int32], NDArray[np.int32], list[ShardRecord], dict[bytes, str]]:
+        """Rows of the published set that are still wanted, and the shards that hold them."""
+        none = np.empty(0, dtype=np.int32)
+        if self._published is None:
+            return np.empty((0, 32), dtype=np.uint8), none, none, [], {}
+        wanted = KeyTable(self._wanted)
+        index = self._published.index
+        live = wanted.find(index.keys) >= 0
+        used = np.unique(index.shards[live])
+        records = [self._published.record.shards[i] for i in used]
+        renumber = np.searchsorted(used, index.shards[live]).astype(np.int32)
+        failed_keys = list(index.failed)
+        still = wanted.find(as_keys(failed_keys)) >= 0 if failed_keys else []
+        failed = {k: index.failed[k] for k, yes in zip(failed_keys, still, strict=True) if yes}
+        return index.keys[live], renumber, index.rows[live], records, failed
+
+    def _unchanged(self, old_keys: Keys, old_failed: dict[bytes, str]) -> bool:
+        published = self._published
+        return (
+            published is not None
+            and len(old_keys) == len(published)
+            and len(old_failed) == len(published.failed)
+        )
+
+    # -- putting shards together -------------------------------------------------------------
+
+    def _assemble(
+        self, computed: dict[str, str | int]
+    ) -> tuple[Keys, NDArray[np.int32], NDArray[np.int32], list[ShardRecord], dict[bytes, str]]:
+        """Cut the plan's keys, sorted, into shards and write the rows that did not fail."""
+        assert self._journal is not None
+        blocks = self._journal.blocks
+        parts = [block.keys for block in blocks] or [np.empty((0, 32), dtype=np.uint8)]
+        keys, offsets = np.concatenate(parts), self._journal.offsets()
+        first = unique_sorted(keys)
+        table, offsets = KeyTable(keys[first]), offsets[first]
+        failed = {key: code for block in blocks for key, code in block.failed.items()}
+        planned = self._plan.keys[sort_order(self._plan.keys)]
+        found = table.find(planned)
+        lost = [i for i in np.flatnonzero(found < 0) if planned[i].tobytes() not in failed]
+        if lost:
+            raise CacheError(f"{self.folder}: {len(lost)} planned rows were never computed")
+        records: list[ShardRecord] = []
+        live = np.flatnonzero(found >= 0)
+        shard_of = np.full(len(planned), -1, dtype=np.int32)
+        row_of = np.full(len(planned), -1, dtype=np.int32)
+        for start in range(0, len(planned), self._plan.shard_rows):
+            inside = live[(live >= start) & (live < start + self._plan.shard_rows)]
+            if not len(inside):
+                continue
+            rows = self._journal.rows(offsets[found[inside]])
+            shard_of[inside], row_of[inside] = len(records), np.arange(len(inside))
+            records.append(write_shard(self.folder, planned[inside], rows, computed))
+        planned_failed = {key: failed[key] for key in (row.tobytes() for row in planned[found < 0])}
+        return planned[live], shard_of[live], row_of[live], records, planned_failed
+
+    def _finish(self) -> None:
+        """The run is over: its plan and journal are of no more use."""
+        assert self._journal is not None
+        self._journal.close()
+        self._journal = None
+        for name in ("plan", "journal.bin"):
+            (self.run_folder / name).unlink(missing_ok=True)
+
+    # -- small things ------------------------------------------------------------------------
+
+    def _require_space(self, rows: int) -> None:
+        """Journal and shards each hold every new row once; the index about 45 bytes a key."""
+        row_bytes = self.spec.dim * self.dtype.itemsize
+        needed = rows * (2 * (row_bytes + 32) + 45)
+        self.run_folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.run_folder).free
+        if needed > free:
+            raise SightlineError(
+                f"{self.folder}: {rows} rows of {row_bytes} bytes need about "
+                f"{needed / 1e9:.2f} GB while they are written, and {free / 1e9:.2f} GB are free; "
+                "make room or choose another output folder. Nothing was started."
+            )
+
+    def _read_failures(self) -> dict[bytes, dict[str, str]]:
+        if not self.failures_path.is_file():
+            return {}
+        failures: dict[bytes, dict[str, str]] = {}
+        for line in self.failures_path.read_text(encoding="utf-8").splitlines():
+            about = json.loads(line)
+            failures[bytes.fromhex(about.pop("key"))] = about
+        return failures
+
+    def _write_failures(self) -> None:
+        lines = [json.dumps(about, ensure_ascii=False) + "\n" for about in self.failures]
+        if lines or self.failures_path.exists():
+            write_bytes(self.failures_path, "".join(lines).encode("utf-8", "surrogateescape"))
