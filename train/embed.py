@@ -1,0 +1,235 @@
+"""Sentence embeddings from an encoder, each distinct sentence encoded once, sorted by length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.cache import SightlineError
+from train.encoder_folder import load_model, load_tokenizer, own_max_length, read_recipe
+from train.pooling import Pooling, check_pooling, needs_hidden_states, pool
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Embedder:
+    """An encoder with its tokenizer, pooling and maximum length: sentences → float32 [n, d].
+
+    The embedding is the pooled output itself, before any training head. The encoder's own maximum
+    length is the default: evaluation and export never use the training 32 (METHODS, section 8:
+    it moves MiniLM's STS-B score from 82.03 to 81.80).
+
+    The model may be one that is being trained: `encode` puts every module's train/eval mode back,
+    draws no random number and records no gradient.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        pooling: Pooling,
+        max_length: int | None = None,
+        *,
+        precision: Precision = "fp32",
+        normalize: bool = False,
+    ) -> None:
+        """
+        Args:
+            model: an encoder of transformers, on the device to compute on.
+            max_length: in tokens, special tokens included; None for the encoder's own maximum.
+            precision: `bf16` and `fp16` compute under autocast; results are float32 all the same.
+            normalize: divide each embedding by its norm, as a Normalize module would.
+
+        Raises:
+            SightlineError: unknown pooling or precision, or `pooler` without a pooler.
+        """
+        if precision != "fp32" and precision not in _AUTOCAST:
+            raise SightlineError(f"unknown precision {precision!r}; use fp32, bf16 or fp16")
+        self.pooling: Pooling = check_pooling(pooling)
+        if self.pooling == "pooler" and getattr(model, "pooler", None) is None:
+            raise SightlineError(
+                f"pooling 'pooler' was asked of a {model.config.model_type} encoder that has no "
+                "pooler weights; use cls, mean or first_last_mean"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_length = max_length or own_max_length(tokenizer, model.config)
+        self.precision = precision
+        self.normalize = normalize
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        pooling: Pooling | None = None,
+        *,
+        device: str = "auto",
+        precision: Precision = "fp32",
+    ) -> Embedder:
+        """An encoder from a Hugging Face or sentence-transformers folder, or a hub name.
+
+        Without `pooling`, a sentence-transformers folder is followed in full (pooling, maximum
+        length, lower-casing, normalisation), so that embeddings equal
+        `SentenceTransformer(source).encode`. With it, the bare encoder is pooled that way.
+
+        Args:
+            device: `auto` (CUDA, else MPS, else the CPU) or a name that torch knows.
+
+        Raises:
+            SightlineError: no such model, no safetensors, a device that is not there, or a plain
+                Hugging Face folder (which does not say how to pool) without `pooling`.
+        """
+        recipe = read_recipe(source, bare=pooling is not None)
+        where = pick_device(device)
+        model = load_model(source, recipe)
+        chosen = pooling or recipe.pooling
+        if chosen is None:
+            raise SightlineError(
+                f"{source}: the folder does not say how to pool (it has no modules.json with a "
+                "Pooling module); give a pooling: cls, pooler, mean or first_last_mean"
+            )
+        tokenizer = load_tokenizer(source, recipe)
+        return cls(
+            model.to(where),  # pyright: ignore[reportArgumentType]
+            tokenizer,
+            chosen,
+            own_max_length(tokenizer, model.config, recipe),
+            precision=precision,
+            normalize=recipe.normalize,
+        )
+
+    @property
+    def dim(self) -> int:
+        """Length of an embedding, d."""
+        return int(self.model.config.hidden_size)
+
+    def encode(
+        self, sentences: Sequence[str], *, batch_size: int = 64, normalize: bool | None = None
+    ) -> np.ndarray:
+        """Embeddings of `sentences`, float32 [n, d], in their order.
+
+        Each distinct sentence is encoded once. Batches hold sentences of like length, at most
+        `batch_size` × 32 tokens with padding, so that a batch of long ones needs no more memory
+        than one of short ones.
+
+        Args:
+            batch_size: sentences of 32 tokens per batch; shorter ones share a batch in larger
+                numbers, longer ones in smaller (never fewer than one).
+            normalize: overrides the embedder's own setting.
+        """
+        if isinstance(sentences, str):
+            raise TypeError("sentences is one string; give a list of strings")
+        row_of = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
+        distinct = np.empty((len(row_of), self.dim), dtype=np.float32)
+        if row_of:
+            token_ids = self._tokenize(list(row_of))
+            lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
+            with self._evaluating():
+                for rows in _batches(lengths, budget=batch_size * 32):
+                    embeddings = self._embed([token_ids[row] for row in rows])
+                    distinct[rows] = embeddings.float().cpu().numpy()
+        if self.normalize if normalize is None else normalize:
+            norms = np.linalg.norm(distinct, axis=1, keepdims=True)
+            distinct /= np.maximum(norms, 1e-12)
+        return distinct[[row_of[sentence] for sentence in sentences]]
+
+    def _tokenize(self, sentences: list[str]) -> list[list[int]]:
+        encoded = self.tokenizer(
+            sentences,
+            truncation=True,
+            max_length=self.max_length,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        return encoded["input_ids"]  # pyright: ignore[reportReturnType]
+
+    def _embed(self, batch: list[list[int]]) -> Tensor:
+        """Embeddings [B, d] of one batch of token ids."""
+        lengths = torch.tensor([len(ids) for ids in batch])
+        longest = int(lengths.max())
+        mask = torch.arange(longest) < lengths[:, None]  # [B, L]
+        input_ids = torch.full((len(batch), longest), self._pad_id())
+        input_ids[mask] = torch.tensor([token for ids in batch for token in ids])
+        device = self.model.device
+        mask = mask.to(device, torch.int64)
+        with torch.autocast(
+            device.type,
+            dtype=_AUTOCAST.get(self.precision, torch.bfloat16),
+            enabled=self.precision != "fp32",
+        ):
+            output = self.model(
+                input_ids=input_ids.to(device),
+                attention_mask=mask,
+                output_hidden_states=needs_hidden_states(self.pooling),
+            )
+        # Pool outside autocast and in float32, so that a mean over many tokens keeps its precision.
+        layers = output.hidden_states
+        return pool(
+            output.last_hidden_state.float(),
+            mask,
+            self.pooling,
+            hidden_states=None if layers is None else [layers[0].float()],
+            pooler_output=output.get("pooler_output"),
+        )
+
+    def _pad_id(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(pad) if isinstance(pad, int) else int(self.model.config.pad_token_id or 0)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            # Module by module: a part that was frozen in eval mode stays so.
+            for module in training:
+                module.training = True
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` → CUDA, else MPS, else the CPU; another name is checked to be there.
+
+    Raises:
+        SightlineError: a device that is unknown or absent.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SightlineError(f"unknown device {name!r}; use auto, cpu, cuda or mps") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SightlineError(
+            f"device {name!r} was asked for, but torch sees {torch.cuda.device_count()} CUDA "
+            "devices; use --device auto or cpu, or install a CUDA build of torch and its driver"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise SightlineError(f"device {name!r} is not there; use --device auto or cpu")
+    return device
+
+
+def _batches(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
+    """Row numbers in batches of like length, longest first, at most `budget` padded tokens each.
+
+    Longest first, so that the batch that needs the most memory fails at once or not at all.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        rows = max(1, budget // max(1, int(lengths[order[start]])))
+        yield order[start : start + rows]
+        start += rows
