@@ -1,0 +1,168 @@
+"""What every source of data shares: its report, its problems, and how its manifests are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from pipeline.cache.errors import SightlineError
+
+REPORT = "report.json"
+MOST_LISTED = 1000  # of one problem; the counts are always exact
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as ``progress(what, done, total)`` while a source is prepared."""
+
+_SPLITS = {
+    **{name: name for name in ("train", "dev", "test")},
+    **dict.fromkeys(("val", "valid", "validation"), "dev"),
+}
+
+
+class DatasetError(SightlineError):
+    """A source cannot be turned into manifests as it is."""
+
+
+class Source(BaseModel):
+    """Where a data set comes from: the base of every source's parameters."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _an_image_folder(value: Any) -> Any:
+    if value is None or value == "":
+        raise ValueError(
+            "no image folder is given; a set of pairs needs its pictures. Name their folder, "
+            "or use the kind `sentences` for text alone"
+        )
+    return value
+
+
+ImageFolder = Annotated[Path, BeforeValidator(_an_image_folder)]
+"""A folder of images; null is refused with the reason."""
+
+
+@dataclass
+class PrepareReport:
+    """What `prepare` found and wrote; ``report.json`` holds the same.
+
+    Attributes:
+        kind: the kind of source, as in the registry.
+        counts: what was read and what was kept, by name.
+        problems: for each sort of problem, what it concerns (names, at most `MOST_LISTED`).
+        problem_counts: for each sort of problem, how many there are.
+    """
+
+    kind: str
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    problem_counts: dict[str, int] = field(default_factory=dict)
+
+    def note(self, problem: str, names: Iterable[str]) -> None:
+        """Record that ``problem`` concerns ``names``; nothing is recorded for no names."""
+        listed = list(names)
+        if listed:
+            self.problems[problem] = listed[:MOST_LISTED]
+            self.problem_counts[problem] = len(listed)
+
+    def refuse_problems(self) -> None:
+        """Raise for the problems noted so far (the parameter ``strict``).
+
+        Raises:
+            DatasetError: there are any.
+        """
+        if not self.problems:
+            return
+        lines = [
+            f"  {problem.replace('_', ' ')}: {self.problem_counts[problem]} "
+            f"({_some(names, self.problem_counts[problem])})"
+            for problem, names in self.problems.items()
+        ]
+        raise DatasetError(
+            f"{self.kind}: strict is set and the data has problems:\n" + "\n".join(lines) + "\n"
+            "  Mend the data, or set `strict: false` to go on without these rows."
+        )
+
+    def to_json(self) -> str:
+        """The report as JSON text: no clock, no absolute path."""
+        body = {
+            "kind": self.kind,
+            "counts": self.counts,
+            "problem_counts": self.problem_counts,
+            "problems": self.problems,
+        }
+        return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+    def summary(self) -> str:
+        """One line for the terminal."""
+        parts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.counts.items()]
+        parts += [
+            f"{count:,} {problem.replace('_', ' ')}"
+            for problem, count in self.problem_counts.items()
+        ]
+        return f"{self.kind}: " + ", ".join(parts)
+
+
+def _some(names: list[str], count: int) -> str:
+    shown = ", ".join(names[:3])
+    return shown + (", …" if count > 3 else "")
+
+
+def split_name(name: str, where: str) -> str:
+    """``train``, ``dev`` or ``test``; the usual names of the middle one all mean ``dev``.
+
+    Raises:
+        DatasetError: another name; ``where`` says what holds it.
+    """
+    known = _SPLITS.get(name.strip().lower())
+    if known is None:
+        raise DatasetError(f"{where}: unknown split {name!r}; expected train, dev (or val) or test")
+    return known
+
+
+def read_utf8(path: Path) -> str:
+    """The text of ``path`` without a byte-order mark, its line ends as they stand.
+
+    Raises:
+        DatasetError: there is no such file, or it is not UTF-8 (names the line and the byte).
+    """
+    if not path.is_file():
+        raise DatasetError(f"{path}: no such file; check the path in params.yaml")
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # the codec counts from behind the mark
+        start = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
+        line = data.count(b"\n", 0, start) + 1
+        raise DatasetError(
+            f"{path}: line {line}: byte {start} (0x{data[start]:02x}) is not UTF-8; convert the "
+            f"file first, e.g. `iconv -f latin1 -t utf-8`"
+        ) from None
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, without line ends; only a line feed (or CR LF) ends a line."""
+    lines = read_utf8(path).split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def read_json(path: Path) -> Any:
+    """The content of a UTF-8 JSON file.
+
+    Raises:
+        DatasetError: no such file, not UTF-8, or not JSON (names the line).
+    """
+    try:
+        return json.loads(read_utf8(path))
+    except json.JSONDecodeError as error:
+        raise DatasetError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise DatasetError(f"{path}: not usable JSON (nested too deeply)") from None

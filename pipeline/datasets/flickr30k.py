@@ -1,0 +1,107 @@
+"""Flickr30k: an image folder, its captions, and the split of Entities or of Karpathy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import model_validator
+
+from pipeline.datasets.base import (
+    DatasetError,
+    ImageFolder,
+    PrepareReport,
+    Progress,
+    Source,
+    read_json,
+    split_name,
+)
+from pipeline.datasets.captions import Captions, read_captions
+from pipeline.datasets.folder import building
+from pipeline.datasets.images import scan_images
+from pipeline.datasets.match import ImageNames, assign_splits, splits_from_lists, write_pairs
+
+
+class Flickr30kSource(Source):
+    """Flickr30k as it is distributed.
+
+    Attributes:
+        images: folder of photographs, ``1000092795.jpg`` and so on.
+        captions: ``results_20130124.token`` or another caption file; without it, the captions
+            are those of ``karpathy``.
+        splits: the lists of Flickr30k Entities, ``{train: train.txt, val: val.txt, …}``, which
+            hold image names without suffix.
+        karpathy: ``dataset_flickr30k.json``; instead of ``splits``.
+        strict: treat captions without image, images without caption and the like as errors.
+    """
+
+    images: ImageFolder
+    captions: Path | None = None
+    splits: dict[str, Path] | None = None
+    karpathy: Path | None = None
+    strict: bool = False
+
+    @model_validator(mode="after")
+    def _one_split(self) -> Flickr30kSource:
+        if bool(self.splits) == bool(self.karpathy):
+            raise ValueError(
+                "give `splits` (the lists of Flickr30k Entities) or `karpathy` "
+                "(dataset_flickr30k.json), one of the two"
+            )
+        if self.captions is None and self.karpathy is None:
+            raise ValueError("`captions` is missing: the token file of Flickr30k")
+        return self
+
+
+def prepare(source: Flickr30kSource, out: Path, progress: Progress | None = None) -> PrepareReport:
+    """Write the manifests of ``source`` into ``out``.
+
+    Raises:
+        DatasetError: the images, captions or split lists cannot be used; the message says why.
+    """
+    report = PrepareReport("flickr30k")
+    karpathy = _read_karpathy(source.karpathy) if source.karpathy else []
+    if source.captions is not None:
+        captions = read_captions(source.captions)
+    else:
+        captions = _karpathy_captions(source.karpathy, karpathy)
+    images = scan_images(source.images, report, progress=progress)
+    names = ImageNames(images.paths)
+    if source.splits:
+        splits = splits_from_lists(source.splits, names, images, report)
+    else:
+        where = str(source.karpathy)
+        rows = ((e["filename"], split_name(e["split"], where), where) for e in karpathy)
+        splits = assign_splits(rows, names, images, report)
+    with building(out) as folder:
+        write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
+    return report
+
+
+def _read_karpathy(path: Path) -> list[dict[str, Any]]:
+    body = read_json(path)
+    entries = body.get("images") if isinstance(body, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise DatasetError(f"{path}: found no list `images`, expected Karpathy's dataset JSON")
+    for i, entry in enumerate(entries):
+        if not (
+            isinstance(entry, dict)
+            and isinstance(entry.get("filename"), str)
+            and isinstance(entry.get("split"), str)
+        ):
+            raise DatasetError(f"{path}: images[{i}]: expected texts `filename` and `split`")
+    return entries
+
+
+def _karpathy_captions(path: Path | None, entries: list[dict[str, Any]]) -> Captions:
+    images, numbers, texts = [], [], []
+    for i, entry in enumerate(entries):
+        for k, sentence in enumerate(entry.get("sentences") or []):
+            if not isinstance(sentence, dict) or not isinstance(sentence.get("raw"), str):
+                raise DatasetError(f"{path}: images[{i}].sentences[{k}]: expected a text `raw`")
+            images.append(entry["filename"])
+            numbers.append(str(k))
+            texts.append(sentence["raw"])
+    if not texts:
+        raise DatasetError(f"{path}: holds no caption; name the token file as `captions`")
+    return Captions(str(path), images, texts, numbers=numbers)

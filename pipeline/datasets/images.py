@@ -1,0 +1,167 @@
+"""The pictures of a folder: found, hashed and measured by their headers, on several threads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from pipeline.cache.errors import SightlineError
+from pipeline.cache.keys import KEY_BYTES, Keys
+from pipeline.datasets.base import DatasetError, PrepareReport, Progress
+
+SUFFIXES = frozenset(
+    f".{name}"
+    for name in (
+        *("jpg", "jpeg", "jpe", "jp2", "png", "webp", "avif", "bmp", "gif", "tif", "tiff"),
+        *("ppm", "pgm", "pbm", "pnm"),
+    )
+)
+_BATCH = 256  # files a task: enough that a task costs more than its scheduling
+_ORIENTATION = 0x0112  # the EXIF tag
+_QUARTER_TURNS = (5, 6, 7, 8)
+
+
+class ImageTable(NamedTuple):
+    """The images of a folder, in the order of their paths.
+
+    Attributes:
+        paths: POSIX, relative to the folder; they are the image ids too.
+        keys: uint8 [n, 32].
+        widths: int32 [n], pixels of the upright picture; 0 where the header cannot be read.
+        heights: int32 [n].
+    """
+
+    paths: list[str]
+    keys: Keys
+    widths: np.ndarray
+    heights: np.ndarray
+
+
+def scan_images(
+    root: Path,
+    report: PrepareReport,
+    folders: list[str] | None = None,
+    progress: Progress | None = None,
+) -> ImageTable:
+    """Find every image below ``root`` (or below some ``folders`` of it) and read its header.
+
+    A picture whose header cannot be read is noted in ``report`` and kept, so that extraction
+    records its error. A huge pixel count is no error here; extraction refuses to decode it.
+
+    Raises:
+        DatasetError: a folder is missing or holds no image, or a file cannot be opened.
+    """
+    paths: list[str] = []
+    ignored = 0
+    for folder in folders if folders is not None else ["."]:
+        found, other = _find(root / folder, root)
+        paths += found
+        ignored += other
+    paths = sorted(set(paths))
+    keys = np.empty((len(paths), KEY_BYTES), dtype=np.uint8)
+    sizes = np.zeros((len(paths), 2), dtype=np.int32)
+    starts = range(0, len(paths), _BATCH)
+
+    def read(start: int) -> None:
+        for i in range(start, min(start + _BATCH, len(paths))):
+            digest, size = _read(root / paths[i])
+            keys[i] = np.frombuffer(digest, dtype=np.uint8)
+            sizes[i] = size
+
+    with _no_pixel_limit(), ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+        for start, _ in zip(starts, pool.map(read, starts), strict=True):
+            if progress is not None:
+                progress("images", min(start + _BATCH, len(paths)), len(paths))
+    unreadable = np.flatnonzero(sizes[:, 0] == 0)
+    report.counts["images"] = len(paths)
+    report.counts["files_ignored"] = ignored
+    report.note("unreadable_images", (paths[i] for i in unreadable))
+    return ImageTable(paths, keys, sizes[:, 0], sizes[:, 1])
+
+
+def _find(folder: Path, root: Path) -> tuple[list[str], int]:
+    if not folder.is_dir():
+        raise DatasetError(f"{folder}: no such image folder; check `images` in params.yaml")
+    found: list[str] = []
+    other = 0
+    for parent, names, files in os.walk(folder):
+        names[:] = [name for name in names if not name.startswith(".")]
+        relative = PurePosixPath(Path(parent).relative_to(root).as_posix())
+        for name in files:
+            if name.startswith(".") or Path(name).suffix.lower() not in SUFFIXES:
+                other += 1
+                continue
+            found.append(_utf8(str(relative / name), folder))
+    if not found:
+        raise DatasetError(
+            f"{folder}: no images in this folder ({other} other files; looked for "
+            f"{', '.join(sorted(SUFFIXES))}); check `images` in params.yaml"
+        )
+    return found, other
+
+
+def _utf8(path: str, folder: Path) -> str:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DatasetError(
+            f"{folder}: the name of {os.fsencode(path)!r} is not UTF-8; rename the file"
+        ) from None
+    return path
+
+
+def _read(path: Path) -> tuple[bytes, tuple[int, int]]:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+            file.seek(0)
+            return digest, _upright_size(file)
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be opened ({error.strerror or error})") from error
+
+
+def _upright_size(file: IO[bytes]) -> tuple[int, int]:
+    """Width and height of the picture as it is shown, or (0, 0)."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            width, height = image.size
+            turned = _orientation(image) in _QUARTER_TURNS
+    except Exception:  # decoders of damaged files raise all sorts of errors
+        return 0, 0
+    return (height, width) if turned else (width, height)
+
+
+def _orientation(image: Any) -> int:
+    # PNG's getexif() would decode the picture when the header holds no EXIF.
+    if image.format != "TIFF" and "exif" not in image.info:
+        return 1
+    return int(image.getexif().get(_ORIENTATION, 1))
+
+
+@contextmanager
+def _no_pixel_limit() -> Iterator[None]:
+    """Let headers of any size be read: nothing is decoded here."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise SightlineError(
+            "reading images needs Pillow; install it with `pip install 'sightline[extract]'`"
+        ) from error
+    limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about odd metadata, which does not matter here
+            yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit

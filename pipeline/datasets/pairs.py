@@ -1,0 +1,52 @@
+"""Any folder of images with a captions file, and optional split lists (Flickr8k's layout)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from pipeline.datasets.base import DatasetError, ImageFolder, PrepareReport, Progress, Source
+from pipeline.datasets.captions import read_captions
+from pipeline.datasets.folder import building
+from pipeline.datasets.images import scan_images
+from pipeline.datasets.match import ImageNames, splits_from_lists, write_pairs
+
+
+class PairsSource(Source):
+    """Images and their captions.
+
+    Attributes:
+        images: folder of images, searched with its subfolders.
+        captions: ``name.jpg#k<TAB>caption``, or CSV, TSV or JSONL with a header.
+        splits: for each split, a file of image names, one a line.
+        strict: treat captions without image, images without caption and the like as errors.
+    """
+
+    images: ImageFolder
+    captions: Path
+    splits: dict[str, Path] | None = Field(default=None)
+    strict: bool = False
+
+
+def prepare(source: PairsSource, out: Path, progress: Progress | None = None) -> PrepareReport:
+    """Write the manifests of ``source`` into ``out``.
+
+    Raises:
+        DatasetError: the images or the captions cannot be used; the message says why.
+    """
+    report = PrepareReport("pairs")
+    captions = read_captions(source.captions)
+    if source.splits and captions.splits is not None:
+        raise DatasetError(
+            f"{source.captions}: has a column `split`, and `splits` names lists as well; "
+            f"use one of them"
+        )
+    images = scan_images(source.images, report, progress=progress)
+    names = ImageNames(images.paths)
+    splits = None
+    if source.splits:
+        splits = splits_from_lists(source.splits, names, images, report)
+    with building(out) as folder:
+        write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
+    return report

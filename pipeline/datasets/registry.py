@@ -1,0 +1,48 @@
+"""The kinds of source there are, one line each; a new one is a new module and a line here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from pathlib import Path
+
+from pipeline.datasets.base import DatasetError, PrepareReport, Progress, Source
+
+KINDS: dict[str, tuple[str, str]] = {
+    # kind: (module with a function `prepare`, its parameters)
+    "scenes": ("pipeline.datasets.scenes", "ScenesSource"),
+    "pairs": ("pipeline.datasets.pairs", "PairsSource"),
+    "flickr30k": ("pipeline.datasets.flickr30k", "Flickr30kSource"),
+    "coco": ("pipeline.datasets.coco", "CocoSource"),
+    "sentences": ("pipeline.datasets.sentences", "SentencesSource"),
+}
+
+
+def source_type(kind: str) -> type[Source]:
+    """The pydantic model of a kind's parameters.
+
+    Raises:
+        DatasetError: there is no such kind; the message lists what there is.
+    """
+    module, name = _entry(kind)
+    return getattr(importlib.import_module(module), name)
+
+
+def prepare(
+    kind: str, source: Source, out: Path, progress: Progress | None = None
+) -> PrepareReport:
+    """Turn ``source`` into manifests in the folder ``out``, which appears whole.
+
+    Raises:
+        DatasetError: there is no such kind, or the source cannot be used.
+    """
+    module, _ = _entry(kind)
+    return importlib.import_module(module).prepare(source, Path(out), progress)
+
+
+def _entry(kind: str) -> tuple[str, str]:
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise DatasetError(f"unknown kind of data set {kind!r}{hint}; there are {', '.join(KINDS)}")
+    return KINDS[kind]

@@ -1,0 +1,52 @@
+"""Sentences, one a line: Wiki1M and any other text-only stream."""
+
+# pyarrow.compute makes its functions when it is imported:
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.cache.manifest import SENTENCES, write_manifest
+from pipeline.datasets.base import (
+    REPORT,
+    DatasetError,
+    PrepareReport,
+    Progress,
+    Source,
+    read_lines,
+)
+from pipeline.datasets.folder import building
+
+
+class SentencesSource(Source):
+    """A UTF-8 text file, one sentence a line."""
+
+    path: Path
+
+
+def prepare(source: SentencesSource, out: Path, progress: Progress | None = None) -> PrepareReport:
+    """Write ``sentences.parquet``: every line but blank ones, in order, duplicates kept.
+
+    Raises:
+        DatasetError: the file is missing, not UTF-8, or has no sentence.
+    """
+    report = PrepareReport("sentences")
+    texts = pc.utf8_trim_whitespace(pa.array(read_lines(source.path), pa.string()))
+    filled = texts.filter(pc.greater(pc.binary_length(texts), 0))
+    if not len(filled):
+        raise DatasetError(f"{source.path}: holds no sentence")
+    report.counts["sentences"] = len(filled)
+    report.counts["blank_lines"] = len(texts) - len(filled)
+    report.counts["distinct_sentences"] = pc.count_distinct(filled).as_py()
+    with building(out) as folder:
+        write_manifest(
+            folder / "sentences.parquet", pa.table({"text": filled}, schema=SENTENCES), SENTENCES
+        )
+        (folder / REPORT).write_text(report.to_json(), encoding="utf-8")
+    if progress is not None:
+        progress("sentences", len(filled), len(filled))
+    return report
