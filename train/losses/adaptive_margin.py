@@ -1,0 +1,122 @@
+"""AdapACSE: KDMCSE's contrast whose negatives are widened by an angle and thinned by a teacher."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from train.losses.arithmetic import angles, diagonal, diagonal_nll, full_precision, without_autocast
+from train.losses.checks import (
+    LossError,
+    check_number,
+    check_rows,
+    check_same_shape,
+    check_square,
+    check_temperature,
+)
+
+_LOSS = "adaptive_margin_nce"
+
+
+def adaptive_margin_nce(
+    queries: Tensor,
+    keys: Tensor,
+    soft_labels: Tensor,
+    margin: float = 0.125,
+    temperature: float = 0.05,
+    threshold: float | None = None,
+    *,
+    filter_scores: Tensor | None = None,
+    margin_gate: bool = False,
+) -> Tensor:
+    """KDMCSE eq. 13: in-batch contrast with an angular margin that shrinks for likely matches.
+
+        mean_i −log( e^{cos θ_ii/τ} / ( e^{cos θ_ii/τ} + Σ_{j≠i} φ_ij e^{cos(θ_ij − m Δ_ij)/τ} ) )
+        θ_ij = the angle between q_i and k_j,   Δ_ij = |1 − α_ij|,   φ_ij = 0 if α_ij ≥ threshold
+
+    θ − mΔ is not allowed below 0. The positive has no margin and is never removed. With margin 0
+    and no threshold this is `info_nce`. Eq. 8 prints the two cases of φ the wrong way round; its
+    text and the released code agree with what stands here. Authors' code and paper differ; for
+    the released arithmetic call with
+
+    - `margin=0.15, margin_gate=True`: only negatives with θ_ij > m are widened (the loss jumps at
+      θ_ij = m, where it has no gradient);
+    - the image term: `soft_labels` from cos(v̂_i, v̂_j) instead of cos(t̂_i, v̂_j);
+    - its filter: `filter_scores` of raw products v̂_i·t̂_j for both terms. The authors remove
+      above the threshold, we at it: that differs for an exactly equal score only;
+    - its text term: `soft_labels` of zeros, so that Δ = 1 makes the margin the same for all.
+
+    Angles come from the vectors and not from arccos of the cosine, see `arithmetic.angles`. So
+    nothing is clamped at ±1, and the gradient is finite there all the same. At θ = mΔ the paper's
+    form is smooth: the cosine has slope 0 where its angle is cut off at 0.
+
+    Args:
+        queries: [N, d], any floating dtype and any norm.
+        keys: [N, d].
+        soft_labels: α, [N, N]: the teacher's cosine of query i and key j. The diagonal is ignored.
+        margin: m in radians, at least 0.
+        temperature: τ, above 0.
+        threshold: Negatives that score as much or more are removed; None removes none.
+        filter_scores: [N, N], compared with the threshold in place of `soft_labels`.
+        margin_gate: Leave negatives nearer than the margin where they are.
+
+    Returns:
+        A scalar of at least 0: float64 if an input is, else float32. `removed_share` tells how
+        many negatives the threshold removed.
+
+    Raises:
+        LossError: shapes that do not fit, a temperature or margin out of range, or
+            `filter_scores` without a threshold.
+    """
+    check_temperature(_LOSS, "temperature", temperature)
+    check_number(_LOSS, "margin", margin, low=0.0, high=math.pi)
+    check_rows(_LOSS, queries=queries, keys=keys)
+    check_same_shape(_LOSS, queries=queries, keys=keys)
+    check_square(_LOSS, "soft_labels", soft_labels, len(queries))
+    if filter_scores is not None:
+        check_square(_LOSS, "filter_scores", filter_scores, len(queries))
+        if threshold is None:
+            raise LossError(
+                f"{_LOSS}: filter_scores are given and threshold is None, so they would do "
+                "nothing; give a threshold, or leave filter_scores out"
+            )
+    with without_autocast(queries):
+        queries, keys, labels = full_precision(queries, keys, soft_labels)
+        theta = angles(queries, keys)  # (N, N)
+        shift = (margin * (1 - labels).abs()).masked_fill(diagonal(theta), 0.0)
+        if margin_gate:
+            shift = shift.masked_fill(theta <= margin, 0.0)
+        logits = torch.cos((theta - shift).clamp_min(0.0)) / temperature
+        if threshold is not None:
+            scores = soft_labels if filter_scores is None else filter_scores
+            logits = logits.masked_fill(_removed(scores, threshold), -math.inf)
+        return diagonal_nll(logits).mean()
+
+
+def removed_share(scores: Tensor, threshold: float | None) -> Tensor:
+    """The share of negatives that the threshold removes, for the log.
+
+    Args:
+        scores: [N, N], what the loss compares: its `filter_scores`, or else its `soft_labels`.
+        threshold: As given to the loss.
+
+    Returns:
+        A float32 scalar from 0 to 1 on the scores' device; 0 for N = 1 and without a threshold.
+
+    Raises:
+        LossError: `scores` is not square, or the threshold is not finite.
+    """
+    check_rows("removed_share", scores=scores)
+    check_square("removed_share", "scores", scores, len(scores))
+    if threshold is None:
+        return torch.zeros((), device=scores.device)
+    negatives = len(scores) * (len(scores) - 1)
+    return _removed(scores, threshold).sum().float() / max(negatives, 1)
+
+
+def _removed(scores: Tensor, threshold: float) -> Tensor:
+    check_number(_LOSS, "threshold", threshold)
+    (scores,) = full_precision(scores)  # a threshold rounded to bfloat16 is another threshold
+    return (scores >= threshold).masked_fill(diagonal(scores), False)

@@ -1,0 +1,57 @@
+"""ListMLE: a student's row of similarities is asked to be in the teacher's order (DALR, RankCSE)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from train.losses.arithmetic import full_precision, without_autocast
+from train.losses.checks import check_rows, check_same_shape
+
+
+def list_mle(
+    student_scores: Tensor, teacher_scores: Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """DALR eq. 10: the likelihood of the teacher's order under the student's scores.
+
+        mean_i Σ_k −log( exp(s_π(k)) / Σ_{l≥k} exp(s_π(l)) ),  π = the teacher's row i, descending
+
+    The whole row takes part. Equal teacher scores are put in a random order, drawn for each row
+    on its own. The randomness comes from `generator`; without one, from a new generator seeded
+    with 0 at every call, so that equal input gives equal output on every device. Give a generator
+    seeded by the step where ties are common, or the same columns win them every time.
+
+    The released code adds an epsilon inside the logarithm, which moves the value by 3e-4, and
+    sums exponentials; this is log1p of exponentials of differences, finite for any scores.
+
+    Args:
+        student_scores: s, [N, M], already divided by their temperature.
+        teacher_scores: [N, M]; only their order within a row matters.
+        generator: For ties; a CPU generator serves any device.
+
+    Returns:
+        A scalar of at least 0: float64 if `student_scores` is, else float32. M = 1 gives 0.
+
+    Raises:
+        LossError: the shapes differ or a batch is empty.
+    """
+    check_rows("list_mle", student_scores=student_scores, teacher_scores=teacher_scores)
+    check_same_shape("list_mle", student_scores=student_scores, teacher_scores=teacher_scores)
+    order = _descending(teacher_scores, generator).to(student_scores.device)
+    with without_autocast(student_scores):
+        (student,) = full_precision(student_scores)
+        ranked = student.gather(1, order)  # (N, M), the teacher's first choice first
+        # below[k] = log Σ_{l>k} exp(s_π(l)): what position k must stand out from.
+        below = ranked.flip(1).logcumsumexp(dim=1).flip(1)[:, 1:]  # (N, M − 1)
+        return softplus(below - ranked[:, :-1]).sum(dim=1).mean()
+
+
+def _descending(scores: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Column numbers of each row by falling score, [N, M] int64; ties in a random order."""
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    draws = torch.rand(scores.shape, generator=generator, device=generator.device)
+    shuffled = draws.argsort(dim=1, stable=True).to(scores.device)
+    ranks = scores.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)
+    return shuffled.gather(1, ranks)
