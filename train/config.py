@@ -1,0 +1,131 @@
+"""What a training run is told: the student, the optimisation, and where its inputs lie.
+
+Plain pydantic models without torch, so that a command line can check parameters before it loads
+anything heavy. Parameters of an objective live with the objective (train/objectives/).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from train.names import Pooling
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class StudentConfig(_Strict):
+    """The encoder that is fine-tuned.
+
+    Attributes:
+        name: short name, used in folder names and reports.
+        model: folder of a Hugging Face encoder, or its name on the hub.
+        pooling: how token vectors become the sentence embedding.
+        max_length: tokens of a training text, special tokens included. Evaluation and export use
+            the encoder's own maximum instead.
+        layers: keep only the first so many layers; None keeps all.
+    """
+
+    name: str = Field(min_length=1)
+    model: str = Field(min_length=1)
+    pooling: Pooling = "cls"
+    max_length: int = Field(default=32, ge=3)
+    layers: int | None = Field(default=None, ge=1)
+
+
+class TrainConfig(_Strict):
+    """Optimisation and selection; the defaults are those of METHODS §6 for BERT.
+
+    Attributes:
+        batch_size: rows of a micro-batch, and so of one set of in-batch negatives.
+        learning_rate: AdamW's peak; it decays linearly to 0.
+        epochs: passes; one has as many steps as both streams have batches. Or `max_steps`.
+        max_steps: optimiser steps. Exactly one of the two is given.
+        precision: arithmetic of the encoder; the losses are always at least float32.
+        gradient_accumulation: micro-batches of one optimiser step.
+        weight_decay, max_grad_norm: of AdamW, and of the clipping (L2 norm over all parameters).
+        warmup: share of the steps over which the learning rate rises from 0.
+        eval_steps: optimiser steps between two dev scores.
+        save_steps: optimiser steps between two checkpoints; None means with every dev score.
+        early_stopping_patience: stop after so many dev scores without a new best; None never does.
+        logging_steps: optimiser steps between two lines of the log.
+        eval_batch_size: sentences encoded at once for the dev score.
+        device: where to train; `auto` takes CUDA, then MPS, then the CPU.
+    """
+
+    batch_size: int = Field(default=64, ge=2)
+    learning_rate: float = Field(default=3e-5, gt=0)
+    epochs: int | None = Field(default=None, ge=1)
+    max_steps: int | None = Field(default=None, ge=1)
+    precision: Precision = "fp32"
+    gradient_accumulation: int = Field(default=1, ge=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup: float = Field(default=0.0, ge=0, lt=1)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    eval_steps: int = Field(default=125, ge=1)
+    save_steps: int | None = Field(default=None, ge=1)
+    early_stopping_patience: int | None = Field(default=None, ge=1)
+    logging_steps: int = Field(default=25, ge=1)
+    eval_batch_size: int = Field(default=128, ge=1)
+    device: Device = "auto"
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainConfig:
+        if (self.epochs is None) == (self.max_steps is None):
+            given = "both" if self.epochs is not None else "neither"
+            raise ValueError(f"{given} of epochs and max_steps given; set exactly one of them")
+        return self
+
+
+class PairSource(_Strict):
+    """The stream of image–caption pairs: two manifests, and the token set of the captions."""
+
+    captions: Path
+    images: Path
+    tokens: Path
+
+
+class TextSource(_Strict):
+    """The stream of plain sentences: one manifest and its token set."""
+
+    sentences: Path
+    tokens: Path
+
+
+class RunSpec(_Strict):
+    """One run: one objective, one seed, explicit paths.
+
+    Attributes:
+        run: name of the run, such as `mcse-clip`.
+        objective: name in the registry of train/objectives.
+        parameters: the objective's own parameters, checked by it.
+        pairs, text: the two streams; at least one.
+        features: slot of the objective → folder of the feature set.
+        dev: SentEval's STSBenchmark folder or a similarity TSV; None trains without selection.
+        out: folder of the run; see `train_run`.
+    """
+
+    run: str = Field(min_length=1)
+    student: StudentConfig
+    train: TrainConfig
+    objective: str
+    parameters: dict[str, Any] = {}
+    seed: int = Field(default=0, ge=0)
+    pairs: PairSource | None = None
+    text: TextSource | None = None
+    features: dict[str, Path] = {}
+    dev: Path | None = None
+    out: Path
+
+    @model_validator(mode="after")
+    def _some_stream(self) -> RunSpec:
+        if self.pairs is None and self.text is None:
+            raise ValueError("a run needs pairs, text, or both; found neither")
+        return self

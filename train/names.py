@@ -1,0 +1,17 @@
+"""Names that parameters may take, kept free of torch so that checking them costs nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Pooling = Literal["cls", "pooler", "mean", "first_last_mean"]
+"""How token vectors become one sentence vector; `train.pooling` defines each."""
+
+CaptionPolicy = Literal["random", "longest", "all"]
+"""Which captions of an image are trained on; `train.pairs` defines each."""
+
+Stream = Literal["pairs", "text"]
+"""Where a batch comes from: image–caption pairs, or plain sentences."""
+
+FeatureKind = Literal["image", "text", "teacher", "object"]
+"""What a feature set describes, and so by which key its rows are found."""
