@@ -1,0 +1,1 @@
+"""Extraction: plan what is missing, decode, encode, write."""

@@ -1,0 +1,307 @@
+"""Run one frozen encoder over what a feature set lacks, on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, SightlineError
+from pipeline.cache.keys import Keys, keys_of_texts
+from pipeline.cache.plan import Batch
+from pipeline.cache.record import DTypeName, EncoderRecord, Kind
+from pipeline.progress import progress
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.encoders.base import EncoderIdentity, ImageEncoder, TextEncoder
+
+_WRITES_AHEAD = 4
+
+Failures = dict[bytes, dict[str, str]]
+"""Key → code, path and reason of a row that could not be computed."""
+
+Encoded = tuple[Batch, np.ndarray, Failures]
+_Encode = Callable[[Sequence[Batch], int], Iterable[Encoded]]
+"""Batches and the batch size → each batch, its rows float32 [n, dim], and its failures."""
+
+
+@dataclass(frozen=True)
+class ExtractSettings:
+    """How to run, as opposed to what to compute.
+
+    Attributes:
+        batch_size: rows of every batch; the last one is padded to it.
+        workers: decode processes; 0 decodes in this one.
+        max_failed: share of rows that may fail before the stage ends with an error.
+        dtype: storage dtype.
+        precision: compute precision, ``fp32``, ``bf16`` or ``fp16``.
+        max_pixels: images that declare more are refused.
+        device: where the encoder runs, for the record.
+    """
+
+    batch_size: int = 64
+    workers: int = 2
+    max_failed: float = 0.01
+    dtype: DTypeName = "float16"
+    precision: str = "fp32"
+    max_pixels: int = 89_478_485
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class ImageEntry:
+    """One image file and the SHA-256 of its bytes."""
+
+    path: Path
+    key: bytes
+
+
+@dataclass(frozen=True)
+class ExtractSummary:
+    """What a run did.
+
+    Attributes:
+        record: the published commit point.
+        computed: rows computed by this run.
+        resumed: rows taken over from an interrupted run.
+        failed: rows in error in the whole set.
+        seconds: wall time, model loading excluded.
+        replaced: what differs from the set that stood here before, when it was another.
+    """
+
+    record: FeatureSetRecord
+    computed: int
+    resumed: int
+    failed: int
+    seconds: float
+    replaced: tuple[str, ...]
+    unit: str
+
+    def __str__(self) -> str:
+        rate = self.computed / max(self.seconds, 1e-9)
+        parts = [f"{self.record.rows:,} rows"]
+        if self.computed:
+            parts.append(
+                f"{self.computed:,} computed in {self.seconds:.1f} s ({rate:,.0f} {self.unit}/s)"
+            )
+        else:
+            parts.append("nothing to compute")
+        if self.resumed:
+            parts.append(f"{self.resumed:,} taken over from an interrupted run")
+        if self.failed:
+            parts.append(f"{self.failed:,} failed")
+        if self.record.spec.encoder.untrained:
+            parts.append("untrained weights")
+        return " · ".join(parts)
+
+
+def extract_images(
+    entries: Sequence[ImageEntry],
+    encoder: ImageEncoder,
+    out: Path,
+    settings: ExtractSettings,
+    kind: Kind = "image",
+) -> ExtractSummary:
+    """Encode image files into the feature set ``out``.
+
+    Images are decoded in worker processes, encoded in batches of a fixed shape, and written by a
+    thread of their own. One unreadable image costs one row.
+
+    Raises:
+        SightlineError: no images, more failures than ``settings.max_failed`` (everything good was
+            published before), or no room on the disk.
+    """
+    paths = {entry.key: entry.path for entry in entries}
+    keys = _keys(list(paths))
+    spec = _spec(kind, encoder.identity, encoder.preprocessing.describe(), encoder.dim, settings)
+
+    def encode(batches: Sequence[Batch], batch_size: int) -> Iterator[Encoded]:
+        for batch, (images, failures) in zip(
+            batches, _decoded(batches, paths, encoder, batch_size, settings), strict=True
+        ):
+            features = encoder.encode(images).numpy()[: len(batch.keys)]
+            failed = {
+                batch.keys[row].tobytes(): {
+                    "code": code,
+                    "path": str(paths[batch.keys[row].tobytes()]),
+                    "reason": reason,
+                }
+                for row, code, reason in failures
+            }
+            yield batch, features, failed
+
+    return _extract(keys, None, spec, encode, out, settings, "images")
+
+
+def extract_texts(
+    texts: Sequence[str],
+    encoder: TextEncoder,
+    out: Path,
+    settings: ExtractSettings,
+    kind: Kind,
+) -> ExtractSummary:
+    """Encode texts into the feature set ``out``; repeated texts count once.
+
+    A text is padded to a length that depends on itself alone and shares a batch only with texts of
+    that length, so its row is the same whatever else there is to encode.
+
+    Raises:
+        SightlineError: no texts, too many failures, or no room on the disk.
+    """
+    distinct = list(dict.fromkeys(texts))
+    keys = keys_of_texts(distinct)
+    by_key = {key.tobytes(): text for key, text in zip(keys, distinct, strict=True)}
+    lengths = np.array(encoder.lengths(distinct), dtype=np.int32)
+    spec = _spec(kind, encoder.identity, encoder.preprocessing, encoder.dim, settings)
+
+    def encode(batches: Sequence[Batch], batch_size: int) -> Iterator[Encoded]:
+        for batch in batches:
+            rows = [by_key[key.tobytes()] for key in batch.keys]
+            padded = rows + [""] * (batch_size - len(rows))
+            yield batch, encoder.encode(padded, batch.length).numpy()[: len(rows)], {}
+
+    return _extract(keys, lengths, spec, encode, out, settings, "texts")
+
+
+def _extract(
+    keys: Keys,
+    lengths: np.ndarray | None,
+    spec: FeatureSpec,
+    encode: _Encode,
+    out: Path,
+    settings: ExtractSettings,
+    unit: str,
+) -> ExtractSummary:
+    """Plan, encode, write and publish; the part that images and texts share."""
+    if not len(keys):
+        raise SightlineError(f"{out}: there are no {unit} to encode; look at the manifest")
+    start = time.monotonic()
+    with FeatureSetWriter(out, spec) as writer:
+        batches = writer.plan(keys, lengths, batch_size=settings.batch_size)
+        count = sum(len(batch.keys) for batch in batches)
+        with (
+            progress(out.as_posix(), writer.planned_rows, unit, writer.resumed_rows) as advance,
+            _writing_behind(writer) as write,
+        ):
+            for batch, features, failed in encode(batches, writer.batch_size):
+                good = np.array([key.tobytes() not in failed for key in batch.keys])
+                write(batch.keys[good], features[good], failed)
+                advance(len(batch.keys))
+        record = writer.publish(_computed_by(settings.device, writer.batch_size))
+        failures, failures_path = writer.failures, writer.failures_path
+    summary = ExtractSummary(
+        record=record,
+        computed=count,
+        resumed=writer.resumed_rows,
+        failed=record.failed,
+        seconds=time.monotonic() - start,
+        replaced=tuple(writer.replaces),
+        unit=unit,
+    )
+    _check_failures(summary, failures, failures_path, out, settings.max_failed)
+    return summary
+
+
+def _check_failures(
+    summary: ExtractSummary,
+    failures: list[dict[str, str]],
+    listed: Path,
+    out: Path,
+    max_failed: float,
+) -> None:
+    total = summary.record.rows + summary.failed
+    if not summary.failed or summary.failed <= max_failed * total:
+        return
+    example = failures[0] if failures else {"path": "", "reason": "unknown"}
+    raise SightlineError(
+        f"{out}: {summary.failed:,} of {total:,} rows failed, more than max_failed = "
+        f"{max_failed:g} allows; the {summary.record.rows:,} good rows are published.\n"
+        f"  for example: {example['path']}: {example['reason']}\n"
+        f"  all of them: {listed}\n"
+        "  Mend or remove these images and run `sightline prepare` again, or raise max_failed."
+    )
+
+
+@contextmanager
+def _writing_behind(writer: FeatureSetWriter) -> Iterator:
+    """Yield a ``writer.add`` that runs in a thread of its own, a few batches behind at most."""
+    pending: list[Future[None]] = []
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+
+        def write(keys: Keys, features: np.ndarray, failed: Failures) -> None:
+            while len(pending) >= _WRITES_AHEAD:
+                pending.pop(0).result()
+            pending.append(pool.submit(writer.add, keys, features, failed))
+
+        yield write
+        for future in pending:
+            future.result()
+
+
+def _decoded(
+    batches: Sequence[Batch],
+    paths: dict[bytes, Path],
+    encoder: ImageEncoder,
+    batch_size: int,
+    settings: ExtractSettings,
+) -> Iterable[tuple[torch.Tensor, list[tuple[int, str, str]]]]:
+    """Decoded batches in plan order, from ``settings.workers`` processes."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    from pipeline.extract.decode import DecodedBatches, decode_worker_init
+
+    entries = [[(paths[key.tobytes()], key.tobytes()) for key in batch.keys] for batch in batches]
+    dataset = DecodedBatches(entries, batch_size, encoder.preprocessing, settings.max_pixels)
+    workers = min(settings.workers, len(batches))
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        worker_init_fn=decode_worker_init if workers else None,
+    )
+
+
+def _keys(keys: Sequence[bytes]) -> Keys:
+    return np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), 32)
+
+
+def _spec(
+    kind: Kind,
+    identity: EncoderIdentity,
+    preprocessing: dict[str, object],
+    dim: int,
+    settings: ExtractSettings,
+) -> FeatureSpec:
+    return FeatureSpec(
+        kind=kind,
+        encoder=EncoderRecord(
+            name=identity.name,
+            source=identity.source,
+            revision=identity.revision,
+            weights_sha256=identity.weights_sha256,
+            untrained=identity.untrained,
+        ),
+        preprocessing=preprocessing,
+        precision=settings.precision,
+        dim=dim,
+        dtype=settings.dtype,
+    )
+
+
+def _computed_by(device: str, batch_size: int) -> dict[str, str | int]:
+    """Device and library versions, for the record; they do not enter the fingerprint."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    return {"device": name, "torch": torch.__version__, "batch_size": batch_size}

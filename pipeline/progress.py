@@ -1,0 +1,75 @@
+"""Progress with rate and time left: a bar on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how many more ``unit`` are done.
+
+    Args:
+        title: what is going on, such as ``image-features scenes/clip``.
+        total: how many there are in all.
+        unit: name of one of them, such as ``images``.
+        done: how many an earlier run had done already.
+    """
+    show = _bar if sys.stderr.isatty() else _lines
+    with show(title, total, unit, done) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    rate = TextColumn("{task.fields[rate]}")
+    columns = ["{task.description}", BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn()]
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total, completed=done, rate="")
+        start, count = time.monotonic(), 0
+
+        def advance(more: int) -> None:
+            nonlocal count
+            count += more
+            per_second = count / max(time.monotonic() - start, 1e-9)
+            bar.update(task, advance=more, rate=f"{per_second:,.0f} {unit}/s")
+
+        yield advance
+
+
+@contextmanager
+def _lines(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[int], None]]:
+    start = last = time.monotonic()
+    count = 0
+
+    def advance(more: int) -> None:
+        nonlocal count, last
+        count += more
+        now = time.monotonic()
+        if now - last < _SECONDS_BETWEEN_LINES:
+            return
+        last = now
+        per_second = count / (now - start)
+        left = (total - done - count) / max(per_second, 1e-9)
+        print(
+            f"{title}: {done + count:,} of {total:,} {unit}, "
+            f"{per_second:,.0f} {unit}/s, {left:,.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    yield advance

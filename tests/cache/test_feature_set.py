@@ -1,0 +1,305 @@
+"""Feature sets: what is written is read back, whole, in any order, and only by its right name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.cache import (
+    CacheError,
+    EncoderRecord,
+    FeatureSet,
+    FeatureSetWriter,
+    FeatureSpec,
+    MissingKeys,
+    keys_of_texts,
+    verify,
+)
+from pipeline.cache.record import FILE_NAME, digest
+
+DIM = 8
+SPEC = FeatureSpec(
+    kind="image",
+    encoder=EncoderRecord(name="stub", source="random:0", weights_sha256="0" * 64, untrained=True),
+    preprocessing={"resize": 224},
+    precision="fp32",
+    dim=DIM,
+    dtype="float16",
+)
+KEYS = keys_of_texts([str(i) for i in range(100)])
+SHARD_BYTES = 30 * DIM * 2  # 30 rows
+
+
+def rows_of(keys: np.ndarray) -> np.ndarray:
+    return keys[:, :DIM].astype(np.float32) / 7
+
+
+def write(
+    folder: Path,
+    keys: np.ndarray = KEYS,
+    spec: FeatureSpec = SPEC,
+    stop_after: int | None = None,
+    failing: frozenset[bytes] = frozenset(),
+    batch_size: int = 16,
+):
+    """Run a stub encoder over ``keys``; None when stopped before publishing."""
+    with FeatureSetWriter(folder, spec) as writer:
+        batches = writer.plan(keys, batch_size=batch_size, shard_bytes=SHARD_BYTES)
+        for number, batch in enumerate(batches):
+            if number == stop_after:
+                return None
+            good = np.array([key.tobytes() not in failing for key in batch.keys])
+            failed = {
+                key.tobytes(): {"code": "undecodable", "path": "a.jpg", "reason": "not an image"}
+                for key in batch.keys[~good]
+            }
+            writer.add(batch.keys[good], rows_of(batch.keys[good]), failed)
+        return writer.publish({"device": "cpu"})
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_rows_come_back_in_the_order_asked_across_shards(tmp_path, dtype):
+    write(tmp_path / "set", spec=SPEC.model_copy(update={"dtype": dtype}))
+    features = FeatureSet.open(tmp_path / "set")
+    asked = KEYS[np.random.default_rng(0).integers(0, len(KEYS), 500)]
+    assert len(features.record.shards) > 3
+    assert features.take(asked).dtype == dtype
+    np.testing.assert_array_equal(features.take(asked), rows_of(asked).astype(dtype))
+    assert len(features) == 100
+    assert features.dim == DIM
+
+
+def test_any_language_can_read_a_shard(tmp_path):
+    record = write(tmp_path / "set")
+    with h5py.File(tmp_path / "set" / record.shards[0].name) as shard:
+        keys, rows = shard["keys"][:], shard["features"][:]
+    np.testing.assert_array_equal(rows, rows_of(keys).astype(np.float16))
+    assert verify(tmp_path / "set") == []
+
+
+def test_missing_keys_are_counted_and_named(tmp_path):
+    write(tmp_path / "set", KEYS[:50])
+    with pytest.raises(MissingKeys, match="50 of 100 keys are missing"):
+        FeatureSet.open(tmp_path / "set").rows(KEYS)
+
+
+def test_a_failed_row_is_an_error_status_and_not_a_row(tmp_path):
+    bad = KEYS[3].tobytes()
+    record = write(tmp_path / "set", failing=frozenset([bad]))
+    features = FeatureSet.open(tmp_path / "set")
+    assert (record.rows, record.failed) == (99, 1)
+    assert features.failed == {bad: "undecodable"}
+    with pytest.raises(MissingKeys, match="failed before, such as undecodable"):
+        features.rows(KEYS)
+    listed = json.loads((tmp_path / "set.run" / "failures.jsonl").read_text())
+    assert listed["path"] == "a.jpg"
+    assert listed["reason"] == "not an image"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
+def test_a_row_that_cannot_be_stored_is_an_error_row(tmp_path, value):
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+        (batch,) = writer.plan(KEYS[:4], batch_size=4)
+        rows = rows_of(batch.keys)
+        rows[2, 1] = value
+        writer.add(batch.keys, rows)
+        record = writer.publish({"device": "cpu"})
+    assert (record.rows, record.failed) == (3, 1)
+    assert list(FeatureSet.open(tmp_path / "set").failed.values()) == ["not_finite"]
+
+
+def test_an_interrupted_run_goes_on_and_leaves_the_same_bytes(tmp_path):
+    write(tmp_path / "whole")
+    for stop in (0, 1, 3, 2):
+        assert write(tmp_path / "cut", stop_after=stop) is None
+    with FeatureSetWriter(tmp_path / "cut", SPEC) as writer:
+        left = writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+        assert len(left) < 7
+        assert writer.resumed_rows > 0
+    write(tmp_path / "cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    assert not (tmp_path / "cut.run" / "journal.bin").exists()
+
+
+def test_an_interrupted_run_keeps_its_batch_shape(tmp_path):
+    write(tmp_path / "set", stop_after=3, batch_size=16)
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+        writer.plan(KEYS, batch_size=64, shard_bytes=SHARD_BYTES)
+        assert writer.batch_size == 16
+
+
+def test_a_torn_journal_loses_only_its_tail(tmp_path):
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+        for batch in writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)[:3]:
+            writer.add(batch.keys, rows_of(batch.keys))
+            writer.flush()
+    journal = tmp_path / "set.run" / "journal.bin"
+    journal.write_bytes(journal.read_bytes()[:-5])
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+        writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+        assert writer.resumed_rows == 32
+    write(tmp_path / "set")
+    write(tmp_path / "whole")
+    assert files(tmp_path / "set") == files(tmp_path / "whole")
+
+
+def test_growing_computes_only_what_is_new_and_says_the_same(tmp_path):
+    clean = write(tmp_path / "clean")
+    write(tmp_path / "grown", KEYS[:60])
+    with FeatureSetWriter(tmp_path / "grown", SPEC) as writer:
+        batches = writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+        assert sum(len(batch.keys) for batch in batches) == 40
+    grown = write(tmp_path / "grown")
+    assert grown.content_digest == clean.content_digest
+    assert verify(tmp_path / "grown") == []
+
+
+def test_rows_that_are_no_longer_wanted_are_gone(tmp_path):
+    write(tmp_path / "set")
+    small, clean = write(tmp_path / "set", KEYS[:10]), write(tmp_path / "clean", KEYS[:10])
+    assert small.content_digest == clean.content_digest
+    assert len(FeatureSet.open(tmp_path / "set")) == 10
+
+
+def test_a_second_run_changes_nothing(tmp_path):
+    write(tmp_path / "set")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()}
+    write(tmp_path / "set", KEYS[::-1])
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()} == before
+
+
+def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
+    write(tmp_path / "set")
+    other = SPEC.model_copy(update={"preprocessing": {"resize": 256}})
+    with FeatureSetWriter(tmp_path / "set", other) as writer:
+        assert len(writer.plan(KEYS, batch_size=16)) == 7
+        assert "preprocessing.resize: 224 → 256" in writer.replaces
+    with pytest.raises(CacheError, match="fingerprint"):
+        FeatureSet.open(tmp_path / "set", fingerprint=other.fingerprint)
+
+
+def test_an_open_set_survives_pickling(tmp_path):
+    write(tmp_path / "set")
+    features = pickle.loads(pickle.dumps(FeatureSet.open(tmp_path / "set")))
+    np.testing.assert_array_equal(features.take(KEYS), rows_of(KEYS).astype(np.float16))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 99), unique=True, min_size=1), st.integers(1, 40))
+def test_the_order_of_the_manifest_and_the_batches_of_workers_do_not_show(tmp_path_factory, ids, n):
+    keys = KEYS[ids]
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    first = write(one / "set", keys, batch_size=n)
+    second = write(two / "set", keys[::-1], batch_size=n)
+    assert first == second
+    assert files(one / "set") == files(two / "set")
+
+
+class TestDamage:
+    """A set that is not as its record says is refused with the file and what to do."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        write(tmp_path / "set")
+        return tmp_path / "set"
+
+    def test_no_set(self, tmp_path):
+        with pytest.raises(CacheError, match="no feature set here"):
+            FeatureSet.open(tmp_path)
+
+    def test_record_cut_short(self, folder):
+        path = folder / FILE_NAME
+        path.write_bytes(path.read_bytes()[:200])
+        with pytest.raises(CacheError, match="cut short or not JSON"):
+            FeatureSet.open(folder)
+
+    def test_record_changed_by_hand(self, folder):
+        path = folder / FILE_NAME
+        path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
+        with pytest.raises(CacheError, match="digest does not fit"):
+            FeatureSet.open(folder)
+
+    def test_another_schema_version(self, folder):
+        self.rewrite(folder, schema="sightline.feature_set/9")
+        with pytest.raises(CacheError, match=r"feature_set/9, expected sightline.feature_set/1"):
+            FeatureSet.open(folder)
+
+    def test_a_shard_name_that_leaves_the_folder(self, folder):
+        body = json.loads((folder / FILE_NAME).read_text())
+        body["shards"][0]["name"] = "../" + body["shards"][0]["name"]
+        self.rewrite(folder, shards=body["shards"])
+        with pytest.raises(CacheError, match="not allowed"):
+            FeatureSet.open(folder)
+
+    def test_a_shard_cut_short(self, folder):
+        shard = next(folder.glob("shard-*"))
+        shard.write_bytes(shard.read_bytes()[:-1])
+        with pytest.raises(CacheError, match="cut short or changed"):
+            FeatureSet.open(folder)
+
+    def test_a_shard_missing(self, folder):
+        next(folder.glob("shard-*")).unlink()
+        with pytest.raises(CacheError, match="missing"):
+            FeatureSet.open(folder)
+
+    def test_an_index_missing(self, folder):
+        next(folder.glob("index-*")).unlink()
+        with pytest.raises(CacheError, match="missing"):
+            FeatureSet.open(folder)
+
+    def test_one_flipped_bit_is_named_by_verify(self, folder):
+        shard = next(folder.glob("shard-*"))
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 4
+        shard.write_bytes(data)
+        (fault,) = verify(folder)
+        assert shard.name in fault
+        assert "damaged" in fault
+
+    @pytest.mark.parametrize("trick", ["chunked", "external", "soft", "float64", "virtual"])
+    def test_a_layout_that_is_not_plain_is_refused(self, folder, trick, tmp_path):
+        body = json.loads((folder / FILE_NAME).read_text())
+        path = folder / body["shards"][0]["name"]
+        n = body["shards"][0]["rows"]
+        (tmp_path / "raw").write_bytes(b"\0" * n * DIM * 2)
+        zeros = np.zeros((n, DIM), np.float16)
+        path.unlink()
+        with h5py.File(path, "w") as file:
+            file["keys"] = np.zeros((n, 32), np.uint8)
+            if trick == "chunked":
+                file.create_dataset("features", data=zeros, chunks=(n, DIM))
+            elif trick == "external":
+                raw = [(str(tmp_path / "raw"), 0, n * DIM * 2)]
+                file.create_dataset("features", (n, DIM), np.float16, external=raw)
+            elif trick == "soft":
+                file["other"] = zeros
+                file["features"] = h5py.SoftLink("/other")
+            elif trick == "virtual":
+                layout = h5py.VirtualLayout((n, DIM), np.float16)
+                layout[:] = h5py.VirtualSource(path.name, "other", (n, DIM))
+                file.create_virtual_dataset("features", layout)
+            else:
+                file["features"] = np.zeros((n, DIM), np.float64)
+        body["shards"][0]["bytes"] = path.stat().st_size
+        self.rewrite(folder, shards=body["shards"])
+        with pytest.raises(CacheError, match="/features"):
+            FeatureSet.open(folder)
+
+    @staticmethod
+    def rewrite(folder: Path, **changes: object) -> None:
+        """Change the record and make its digest fit, as a forger would."""
+        body = json.loads((folder / FILE_NAME).read_text())
+        del body["digest"]
+        body.update(changes)
+        (folder / FILE_NAME).write_text(json.dumps({**body, "digest": digest(body)}))

@@ -1,0 +1,98 @@
+"""Manifests and token sets round-trip, and name what is wrong with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.cache import (
+    CAPTIONS,
+    IMAGES,
+    SENTENCES,
+    CacheError,
+    MissingKeys,
+    TokenHeader,
+    TokenSet,
+    key_column,
+    key_of_text,
+    keys_of_texts,
+    read_manifest,
+    write_manifest,
+    write_tokens,
+)
+
+HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(), max_size=20))
+def test_any_sentence_round_trips(tmp_path_factory, texts):
+    path = tmp_path_factory.mktemp("m") / "sentences.parquet"
+    write_manifest(path, pa.table({"text": texts}, schema=SENTENCES), SENTENCES)
+    assert read_manifest(path, SENTENCES).column("text").to_pylist() == texts
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path):
+    table = pa.table({"text": ["a", "b"]}, schema=SENTENCES)
+    for name in ("one", "two"):
+        write_manifest(tmp_path / name, table, SENTENCES)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_keys_of_a_manifest_come_back_as_an_array(tmp_path):
+    keys = [key_of_text(name) for name in "abc"]
+    columns = {"image_id": list("abc"), "path": list("abc"), "key": keys}
+    sizes = {"width": [1] * 3, "height": [1] * 3, "split": [""] * 3}
+    write_manifest(tmp_path / "i", pa.table({**columns, **sizes}, schema=IMAGES), IMAGES)
+    column = read_manifest(tmp_path / "i", IMAGES).column("key")
+    np.testing.assert_array_equal(key_column(column), keys_of_texts("abc"))
+    np.testing.assert_array_equal(key_column(column.slice(1)), keys_of_texts("bc"))
+
+
+def test_a_manifest_of_another_kind_is_refused(tmp_path):
+    write_manifest(tmp_path / "s", pa.table({"text": ["a"]}, schema=SENTENCES), SENTENCES)
+    with pytest.raises(CacheError, match="not a captions/1 manifest"):
+        read_manifest(tmp_path / "s", CAPTIONS)
+    (tmp_path / "junk").write_bytes(b"junk")
+    with pytest.raises(CacheError, match="not a readable Parquet file"):
+        read_manifest(tmp_path / "junk", CAPTIONS)
+    with pytest.raises(CacheError, match="no such manifest"):
+        read_manifest(tmp_path / "none", CAPTIONS)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 99), max_size=8), min_size=1, max_size=12), st.data())
+def test_token_rows_are_gathered_in_the_order_asked(tmp_path_factory, ids, data):
+    folder = tmp_path_factory.mktemp("tokens")
+    keys = keys_of_texts([str(i) for i in range(len(ids))])
+    write_tokens(folder, HEADER, keys, ids)
+    tokens = TokenSet.open(folder)
+    asked = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=20))
+    flat, lengths = tokens.gather(tokens.rows(keys[asked]))
+    assert lengths.tolist() == [len(ids[i]) for i in asked]
+    assert flat.tolist() == [token for i in asked for token in ids[i]]
+
+
+def test_a_repeated_text_is_tokenised_once(tmp_path):
+    assert write_tokens(tmp_path, HEADER, keys_of_texts(["a", "b", "a"]), [[1], [2], [1]]) == 2
+    assert len(TokenSet.open(tmp_path)) == 2
+    with pytest.raises(MissingKeys, match="sightline tokens"):
+        TokenSet.open(tmp_path).rows(keys_of_texts(["c"]))
+
+
+def test_ids_outside_the_vocabulary_are_refused(tmp_path):
+    write_tokens(tmp_path, HEADER, keys_of_texts(["a"]), [[100]])
+    with pytest.raises(CacheError, match="outside the vocabulary of 100"):
+        TokenSet.open(tmp_path)
+
+
+def test_a_token_set_without_its_header_is_refused(tmp_path):
+    write_tokens(tmp_path, HEADER, keys_of_texts(["a"]), [[1]])
+    table = pq.read_table(tmp_path / "tokens.parquet")
+    pq.write_table(table.replace_schema_metadata({}), tmp_path / "tokens.parquet")
+    with pytest.raises(CacheError, match="header"):
+        TokenSet.open(tmp_path)
