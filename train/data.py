@@ -1,0 +1,265 @@
+"""Training batches from the cache: pre-tokenised ids and frozen features, gathered by key.
+
+Everything that a run needs is found, and everything that is missing is said, before a model loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from pipeline.cache import (
+    SENTENCES,
+    FeatureSet,
+    SightlineError,
+    TokenSet,
+    keys_of_texts,
+    read_manifest,
+)
+from train.config import RunSpec, TextSource
+from train.names import Stream
+from train.pairs import describe_source, read_pairs
+from train.schedule import Schedule
+
+if TYPE_CHECKING:
+    from train.objectives.base import FeatureNeed, Objective
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Micro-batch ``k``, ready for the model.
+
+    Attributes:
+        k: number of the micro-batch within the run.
+        seed: of the run; with `k` it seeds what is drawn inside the batch (see `generator`).
+        stream: `pairs` or `text`.
+        input_ids: int64 [N, L], padded with ``pad_token_id`` to the longest of the batch.
+        lengths: int64 [N], tokens of each row, special tokens included.
+        features: slot → float32 [N, D]; empty on the text stream.
+        keys: uint8 [N, 32] of the texts, for error messages.
+    """
+
+    k: int
+    seed: int
+    stream: Stream
+    input_ids: Tensor
+    lengths: Tensor
+    features: Mapping[str, Tensor]
+    keys: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The same batch with its tensors on ``device``."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        features = {slot: move(rows) for slot, rows in self.features.items()}
+        ids, lengths = move(self.input_ids), move(self.lengths)
+        return replace(self, input_ids=ids, lengths=lengths, features=features)
+
+    def generator(self) -> torch.Generator:
+        """A CPU generator fixed by (seed, k): the same draw again after a resume."""
+        digest = hashlib.sha256(f"{self.seed}:{self.k}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One stream, resolved: where each of its rows lies in its token set and feature sets."""
+
+    tokens: TokenSet
+    token_rows: NDArray[np.int64]
+    keys: NDArray[np.uint8]
+    features: Mapping[str, tuple[FeatureSet, NDArray[np.int64]]]
+
+
+class TrainingData(Dataset[Batch]):
+    """Map-style data set: item k is micro-batch k of the run.
+
+    Attributes:
+        schedule: which rows micro-batch k holds.
+        feature_sets: slot → feature set.
+        dropped_pairs: pairs left out because their image could not be extracted.
+        source: what the streams were read from, for the model card.
+        samples: stream → a few texts with their token ids, to check the student's tokenizer by.
+    """
+
+    def __init__(self, spec: RunSpec, objective: Objective) -> None:
+        """Open and check every input of ``spec``.
+
+        Raises:
+            SightlineError: an input is missing, damaged, or does not fit the objective or the
+                others: a feature set that is not given, keys that a set lacks, too few rows.
+        """
+        params = objective.params
+        needs = objective.features(params)
+        self._check_slots(spec, needs)
+        self.seed = spec.seed
+        self.feature_sets = {slot: FeatureSet.open(spec.features[slot]) for slot in needs}
+        for slot, need in needs.items():
+            kind = self.feature_sets[slot].record.spec.kind
+            if kind != need.kind:
+                raise SightlineError(
+                    f"{spec.features[slot]}: holds {kind} features, but slot {slot!r} of "
+                    f"objective {spec.objective} needs {need.kind} features"
+                )
+        self.dropped_pairs = 0
+        self.source: dict[str, str] = {}
+        self.samples: dict[str, list[tuple[str, list[int]]]] = {}
+        self._streams: dict[Stream, _Rows] = {}
+        if spec.pairs is not None:
+            self._add_pairs(spec, objective, needs)
+        if spec.text is not None:
+            self._add_text(spec.text, spec.student.max_length)
+        sizes = {stream: len(rows.keys) for stream, rows in self._streams.items()}
+        for stream, size in sizes.items():
+            if size < 2:
+                raise SightlineError(
+                    f"{self.source[stream]}: {size} rows to train on; contrast needs at least two"
+                )
+        self.schedule = Schedule(
+            sizes.get("pairs", 0), sizes.get("text", 0), spec.train.batch_size, spec.seed
+        )
+        self._check_one_tokenizer()
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Slot → width of its features."""
+        return {slot: features.dim for slot, features in self.feature_sets.items()}
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids that the token sets may hold."""
+        return max(rows.tokens.header.vocabulary_size for rows in self._streams.values())
+
+    def __len__(self) -> int:
+        """Micro-batches of one epoch; items beyond it exist, for every further epoch."""
+        return self.schedule.steps_per_epoch
+
+    def __getitem__(self, k: int) -> Batch:
+        draw = self.schedule.draw(k)
+        rows = self.schedule.rows(draw)
+        stream = self._streams[draw.stream]
+        input_ids, lengths = pad(stream.tokens, stream.token_rows[rows])
+        features = {
+            slot: torch.from_numpy(features.gather(where[rows]).astype(np.float32, copy=False))
+            for slot, (features, where) in stream.features.items()
+        }
+        return Batch(k, self.seed, draw.stream, input_ids, lengths, features, stream.keys[rows])
+
+    def _add_pairs(
+        self, spec: RunSpec, objective: Objective, needs: Mapping[str, FeatureNeed]
+    ) -> None:
+        assert spec.pairs is not None
+        params = objective.params
+        pairs = read_pairs(spec.pairs, params.caption, params.data_seed)
+        of_images = [slot for slot, need in needs.items() if need.kind == "image"]
+        failed = {key for slot in of_images for key in self.feature_sets[slot].failed}
+        if failed:
+            pairs = pairs.without_images(failed)
+        self.dropped_pairs = pairs.dropped
+        self.source["pairs"] = describe_source(spec.pairs)
+        if not len(pairs):
+            raise SightlineError(
+                f"{self.source['pairs']}: all {pairs.dropped} pairs have an image that could not "
+                "be extracted; see the failures file beside the feature set"
+            )
+        if params.shuffle_images:
+            pairs = pairs.with_shuffled_images(params.data_seed)
+        by_kind = {
+            "image": pairs.image_keys,
+            "text": pairs.caption_keys,
+            "teacher": pairs.caption_keys,
+        }
+        features = {}
+        for slot, need in needs.items():
+            feature_set = self.feature_sets[slot]
+            features[slot] = (feature_set, feature_set.rows(by_kind[need.kind]))
+        tokens = open_tokens(spec.pairs.tokens, spec.student.max_length)
+        rows = tokens.rows(pairs.caption_keys)
+        self._streams["pairs"] = _Rows(tokens, rows, pairs.caption_keys, features)
+        self.samples["pairs"] = _samples(pairs.texts, tokens, rows)
+
+    def _add_text(self, source: TextSource, max_length: int) -> None:
+        texts = read_manifest(source.sentences, SENTENCES).column("text").to_pylist()
+        keys = keys_of_texts(texts)
+        tokens = open_tokens(source.tokens, max_length)
+        rows = tokens.rows(keys)
+        self.source["text"] = str(source.sentences)
+        self._streams["text"] = _Rows(tokens, rows, keys, {})
+        self.samples["text"] = _samples(texts, tokens, rows)
+
+    def _check_slots(self, spec: RunSpec, needs: Mapping[str, FeatureNeed]) -> None:
+        missing = [f"{slot} ({need.kind}: {need.encoder})" for slot, need in needs.items()]
+        if needs and spec.pairs is None:
+            raise SightlineError(
+                f"objective {spec.objective} needs pairs, for {', '.join(missing)}; give `pairs`"
+            )
+        missing = [
+            f"{slot} ({need.kind} features of {need.encoder})"
+            for slot, need in needs.items()
+            if slot not in spec.features
+        ]
+        if missing:
+            raise SightlineError(
+                f"objective {spec.objective} needs a feature set for {', '.join(missing)}; "
+                f"given: {', '.join(spec.features) or 'none'}"
+            )
+        unused = [slot for slot in spec.features if slot not in needs]
+        if unused:
+            raise SightlineError(
+                f"objective {spec.objective} does not read features for {', '.join(unused)}; "
+                f"it reads {', '.join(needs) or 'none'}"
+            )
+
+    def _check_one_tokenizer(self) -> None:
+        digests = {rows.tokens.tokenizer_sha256 for rows in self._streams.values()}
+        if len(digests) > 1:
+            paths = ", ".join(str(rows.tokens.path) for rows in self._streams.values())
+            raise SightlineError(
+                f"{paths}: made with different tokenizers; run `sightline tokens` for both streams "
+                "with the same student"
+            )
+
+
+def open_tokens(path: Path, max_length: int) -> TokenSet:
+    """The token set in ``path``, refused when it was truncated to another length."""
+    tokens = TokenSet.open(path)
+    if tokens.max_length != max_length:
+        raise SightlineError(
+            f"{tokens.path}: truncated to {tokens.max_length} tokens, but the student's max_length "
+            f"is {max_length}; run `sightline tokens` again, or set max_length to "
+            f"{tokens.max_length}"
+        )
+    return tokens
+
+
+def pad(tokens: TokenSet, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Token ids of ``rows``, padded to their longest: int64 [n, L], and lengths: int64 [n]."""
+    flat, lengths = tokens.gather(rows)
+    inside = np.arange(lengths.max()) < lengths[:, None]  # (n, L)
+    ids = np.full(inside.shape, tokens.pad_token_id, dtype=np.int64)
+    ids[inside] = flat
+    return torch.from_numpy(ids), torch.from_numpy(lengths.astype(np.int64))
+
+
+def _samples(
+    texts: list[str], tokens: TokenSet, rows: NDArray[np.int64], count: int = 16
+) -> list[tuple[str, list[int]]]:
+    """Some texts, spread over the stream, with the ids that the token set has for them."""
+    chosen = np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(int))
+    flat, lengths = tokens.gather(rows[chosen])
+    parts = np.split(flat, np.cumsum(lengths)[:-1])
+    return [(texts[i], ids.tolist()) for i, ids in zip(chosen, parts, strict=True)]

@@ -1,0 +1,137 @@
+"""What an objective is: parameters, the features it needs, heads, and named loss terms."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from train.data import Batch
+from train.names import CaptionPolicy, FeatureKind
+
+PROJECTION_DIM = 256
+"""Width of the space that sentences share with images and teachers (METHODS, table of heads)."""
+
+
+@dataclass(frozen=True)
+class FeatureNeed:
+    """A feature set that an objective reads on paired batches.
+
+    Attributes:
+        kind: `image` rows are found by the image's key; `text` and `teacher` rows by the caption's.
+        encoder: name of the encoder, as in the parameters.
+    """
+
+    kind: FeatureKind
+    encoder: str
+
+
+class ObjectiveParams(BaseModel):
+    """Parameters that every objective has.
+
+    Attributes:
+        caption: which captions of an image are trained on.
+        data_seed: draws the caption and shuffles the images. It is not the seed of the run, so
+            that all runs of a comparison see the same pairs.
+        shuffle_images: give every image's captions another image, by one fixed permutation.
+        temperature: τ of the text term.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    caption: CaptionPolicy = "random"
+    data_seed: int = Field(default=0, ge=0)
+    shuffle_images: bool = False
+    temperature: float = Field(default=0.05, gt=0)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Two dropout views of the sentences of a batch.
+
+    Attributes:
+        first, second: float [N, d], pooled sentence embeddings, before any head.
+        tokens: float [2, N, L, d], last hidden states of both views, 0 beyond a sentence's end;
+            only for an objective with `needs_tokens`.
+        lengths: int64 [N], tokens of each sentence.
+    """
+
+    first: Tensor
+    second: Tensor
+    lengths: Tensor
+    tokens: Tensor | None = None
+
+
+P = TypeVar("P", bound=ObjectiveParams)
+
+
+class Objective(ABC, Generic[P]):
+    """A loss over batches of the two streams, made of named terms and their weights.
+
+    A new objective is one file with one subclass, and one line in `registry.py`.
+
+    Attributes:
+        name: what parameters and folders call it.
+        Params: its parameters.
+        needs_tokens: ask for `Views.tokens`.
+        source: where it comes from, for the model card.
+    """
+
+    name: ClassVar[str]
+    Params: ClassVar[type[ObjectiveParams]]
+    needs_tokens: ClassVar[bool] = False
+    source: ClassVar[str]
+
+    def __init__(self, params: P) -> None:
+        self.params = params
+
+    @classmethod
+    @abstractmethod
+    def features(cls, params: P) -> dict[str, FeatureNeed]:
+        """Slot → feature set; a slot is the name under which a batch holds the rows."""
+
+    @abstractmethod
+    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
+        """The heads that this objective trains, and no others.
+
+        Args:
+            hidden: width of the student's embedding.
+            dims: slot → width of its feature set.
+        """
+
+    @property
+    @abstractmethod
+    def weights(self) -> dict[str, float]:
+        """Term → weight in the total."""
+
+    @abstractmethod
+    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+        """Unweighted terms of one batch, each a scalar; `batch.stream` says which ones exist."""
+
+    def total(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """Σ weight × term."""
+        return sum((self.weights[name] * term for name, term in terms.items()), start=_ZERO)
+
+    def describe(self) -> dict[str, Any]:
+        """The parameters in full, defaults included, as JSON-ready values."""
+        return self.params.model_dump(mode="json")
+
+
+_ZERO: Any = 0.0
+
+
+def head(inputs: int, outputs: int = PROJECTION_DIM) -> nn.Sequential:
+    """Linear + Tanh, the "single-layer MLP with Tanh" of the papers: [N, inputs] → [N, outputs]."""
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh())
+
+
+def text_head(hidden: int, initializer_range: float = 0.02) -> nn.Sequential:
+    """g_text, initialised as BERT initialises its own layers (SimCSE's released code does)."""
+    layers = head(hidden, hidden)
+    nn.init.normal_(layers[0].weight, std=initializer_range)  # pyright: ignore[reportArgumentType]
+    nn.init.zeros_(layers[0].bias)  # pyright: ignore[reportArgumentType]
+    return layers

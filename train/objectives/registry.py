@@ -1,0 +1,46 @@
+"""The objectives there are, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipeline.cache import SightlineError
+from train.objectives.base import Objective
+from train.objectives.mcse import MCSE
+from train.objectives.simcse import SimCSE
+
+OBJECTIVES: dict[str, type[Objective[Any]]] = {
+    SimCSE.name: SimCSE,
+    MCSE.name: MCSE,
+}
+
+
+def objective_class(name: str) -> type[Objective[Any]]:
+    """The objective called ``name``.
+
+    Raises:
+        SightlineError: there is none; lists those there are.
+    """
+    if name not in OBJECTIVES:
+        raise SightlineError(f"unknown objective {name!r}; there are {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name]
+
+
+def make_objective(name: str, parameters: dict[str, Any]) -> Objective[Any]:
+    """The objective called ``name`` with ``parameters``, defaults filled in.
+
+    Raises:
+        SightlineError: unknown objective, or a parameter that it does not have or allow.
+    """
+    found = objective_class(name)
+    try:
+        return found(found.Params.model_validate(parameters))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, part['loc']))}: {part['msg'].lower()}" for part in error.errors()
+        )
+        raise SightlineError(
+            f"objective {name}: {problems}; it takes {', '.join(found.Params.model_fields)}"
+        ) from error

@@ -1,0 +1,43 @@
+"""SimCSE: two dropout views of one sentence attract, the rest of the batch repels.
+
+The text term of METHODS §1. It sees the captions of the paired stream as plain sentences, so that
+it is trained on the very batches that a grounded objective is (MCSE's table 1, "wiki+flickr").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from train.data import Batch
+from train.losses import info_nce
+from train.objectives.base import FeatureNeed, Objective, ObjectiveParams, Views, text_head
+
+
+class SimCSEParams(ObjectiveParams):
+    """SimCSE has no parameters beyond the common ones."""
+
+
+class SimCSE(Objective[SimCSEParams]):
+    """L_text (Gao et al. 2021, eq. 4)."""
+
+    name = "simcse"
+    Params = SimCSEParams
+    source = "SimCSE (Gao et al. 2021, arXiv 2104.08821), unsupervised"
+
+    @classmethod
+    def features(cls, params: SimCSEParams) -> dict[str, FeatureNeed]:
+        return {}
+
+    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
+        return nn.ModuleDict({"text": text_head(hidden)})
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return {"text": 1.0}
+
+    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+        text = heads["text"]
+        loss = info_nce(text(views.first), text(views.second), self.params.temperature)
+        return {"text": loss}

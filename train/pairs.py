@@ -1,0 +1,154 @@
+"""Which caption of which image is trained on: caption policy, failed images, shuffled images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.cache import (
+    CAPTIONS,
+    IMAGES,
+    SightlineError,
+    as_keys,
+    key_column,
+    keys_of_texts,
+    read_manifest,
+)
+from train.config import PairSource
+from train.names import CaptionPolicy
+
+TRAINED_SPLITS = ("train", "")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Image–caption pairs to train on, one a row.
+
+    Attributes:
+        caption_ids: names of the captions.
+        texts: the captions.
+        caption_keys, image_keys: uint8 [n, 32].
+        dropped: pairs left out because their image could not be extracted.
+    """
+
+    caption_ids: list[str]
+    texts: list[str]
+    caption_keys: NDArray[np.uint8]
+    image_keys: NDArray[np.uint8]
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def without_images(self, failed: set[bytes]) -> Pairs:
+        """The pairs whose image key is not among ``failed``; `dropped` counts the others."""
+        keep = np.array([key.tobytes() not in failed for key in self.image_keys], dtype=bool)
+        if keep.all():
+            return self
+        rows = np.flatnonzero(keep)
+        return Pairs(
+            [self.caption_ids[i] for i in rows],
+            [self.texts[i] for i in rows],
+            self.caption_keys[rows],
+            self.image_keys[rows],
+            self.dropped + int((~keep).sum()),
+        )
+
+    def with_shuffled_images(self, seed: int) -> Pairs:
+        """Every image's captions with the image of another: the control of MCSE's table 2.
+
+        One fixed permutation for the whole run. It is a single cycle through all distinct images
+        (by content), so no caption keeps its own image.
+
+        Raises:
+            SightlineError: there is only one image.
+        """
+        distinct, image = np.unique(self.image_keys, axis=0, return_inverse=True)
+        if len(distinct) < 2:
+            raise SightlineError("shuffle_images needs at least two different images; found one")
+        cycle = np.random.default_rng([seed, len(distinct)]).permutation(len(distinct))
+        other = np.empty_like(cycle)
+        other[cycle] = np.roll(cycle, -1)
+        return replace(self, image_keys=distinct[other[image.ravel()]])
+
+
+def read_pairs(source: PairSource, policy: CaptionPolicy, seed: int) -> Pairs:
+    """The training pairs of two manifests; rows whose split is `train` or empty take part.
+
+    Args:
+        policy: `random` takes one caption of each image, drawn once by a hash of ``seed`` and the
+            image id, so the choice depends on neither the order of the manifest nor the other
+            images; `longest` takes the one with most words (then most characters, then the first);
+            `all` takes every caption.
+
+    Raises:
+        SightlineError: no caption is in the training split, or an image is not in its manifest.
+    """
+    captions = read_manifest(source.captions, CAPTIONS)
+    split = captions.column("split")
+    rows = np.flatnonzero(_is_one_of(split, TRAINED_SPLITS))
+    if not len(rows):
+        found = ", ".join(repr(name) for name in split.unique().to_pylist()) or "no rows at all"
+        raise SightlineError(
+            f"{source.captions}: no caption to train on: splits are {found}, expected 'train' or ''"
+        )
+    captions = captions.take(pa.array(rows))
+    texts = captions.column("text").to_pylist()
+    image_ids = captions.column("image_id").to_pylist()
+    chosen = choose_captions(image_ids, texts, policy, seed)
+    texts = [texts[i] for i in chosen]
+    caption_ids = captions.column("caption_id").take(pa.array(chosen)).to_pylist()
+
+    images = read_manifest(source.images, IMAGES)
+    keys = key_column(images.column("key"))
+    row_of = {image_id: row for row, image_id in enumerate(images.column("image_id").to_pylist())}
+    absent = [image_ids[i] for i in chosen if image_ids[i] not in row_of]
+    if absent:
+        raise SightlineError(
+            f"{source.images}: {len(absent)} images of {source.captions} are not in it, such as "
+            f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
+        )
+    image_rows = np.array([row_of[image_ids[i]] for i in chosen], dtype=np.int64)
+    return Pairs(caption_ids, texts, as_keys(keys_of_texts(texts)), keys[image_rows])
+
+
+def choose_captions(
+    image_ids: Sequence[str], texts: Sequence[str], policy: CaptionPolicy, seed: int
+) -> NDArray[np.int64]:
+    """Rows of the captions that ``policy`` picks, in the order of the manifest: int64 [m]."""
+    if policy == "all":
+        return np.arange(len(texts))
+    captions_of: dict[str, list[int]] = {}
+    for row, image_id in enumerate(image_ids):
+        captions_of.setdefault(image_id, []).append(row)
+    if policy == "longest":
+        chosen = [
+            max(rows, key=lambda row: (len(texts[row].split()), len(texts[row]), -row))
+            for rows in captions_of.values()
+        ]
+    else:
+        chosen = [
+            rows[_hash(f"{seed}:{image_id}") % len(rows)] for image_id, rows in captions_of.items()
+        ]
+    return np.sort(np.array(chosen, dtype=np.int64))
+
+
+def describe_source(source: PairSource) -> str:
+    """The folder that both manifests lie in, or both paths."""
+    folder = Path(source.captions).parent
+    same = folder == Path(source.images).parent
+    return str(folder) if same else f"{source.captions}, {source.images}"
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def _is_one_of(column: pa.ChunkedArray, values: Sequence[str]) -> NDArray[np.bool_]:
+    return np.isin(column.to_numpy().astype(str), values) if len(column) else np.zeros(0, bool)
