@@ -1,0 +1,189 @@
+"""Graded sentence pairs and their Spearman correlation with an encoder's cosine similarities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from pipeline.cache import SightlineError
+
+Encode = Callable[[Sequence[str]], np.ndarray]
+"""Sentences → float [n, d], in their order; `Embedder.encode` is one."""
+
+HEADER = ("score", "sentence1", "sentence2")
+
+# Cosines of equal vectors differ by rounding alone; ranking that would be a score of noise.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class GradedPairs:
+    """Pairs of sentences with a gold similarity; `gold` is float64 [n], 0 to 5 where graded so."""
+
+    name: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    gold: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.gold)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman ×100 over `pairs` pairs, or None with the `reason` why it is not defined."""
+
+    spearman: float | None
+    pairs: int
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """As a JSON object; an undefined score is null."""
+        return asdict(self)
+
+
+def load_pairs(path: str | Path, name: str | None = None) -> GradedPairs:
+    """Graded pairs from a TSV file: UTF-8, header `score<TAB>sentence1<TAB>sentence2`.
+
+    Fields are not quoted. Sentences are split on whitespace and joined with single spaces, as
+    SentEval's are.
+
+    Args:
+        name: of the set; the file's name without its ending where None.
+
+    Raises:
+        SightlineError: the file is missing, empty or not UTF-8, its header differs, or a line has
+            another number of columns or a score that is no finite number (the line is named).
+    """
+    file = Path(path)
+    lines = read_lines(file, f"a TSV file with the header {'<TAB>'.join(HEADER)}")
+    if not lines or tuple(lines[0].split("\t")) != HEADER:
+        raise SightlineError(
+            f"{file}, line 1: found {lines[0][:80] if lines else 'nothing'!r}, expected the "
+            f"header {'<TAB>'.join(HEADER)}; put it there"
+        )
+    rows: list[tuple[float, str, str]] = []
+    for number, line in enumerate(lines[1:], start=2):
+        columns = line.split("\t")
+        if len(columns) != 3:
+            raise SightlineError(
+                f"{file}, line {number}: {len(columns)} tab-separated columns, expected 3 "
+                f"({', '.join(HEADER)}); mend or remove the line"
+            )
+        score = parse_score(columns[0], file, number)
+        rows.append((score, squeeze(columns[1]), squeeze(columns[2])))
+    if not rows:
+        raise SightlineError(f"{file}: a header and no pairs; expected one pair per line after it")
+    scores, first, second = zip(*rows, strict=True)
+    return GradedPairs(name or file.stem, first, second, np.array(scores, dtype=np.float64))
+
+
+def evaluate_pairs(encode: Encode, pairs: GradedPairs) -> Correlation:
+    """Spearman ×100 of the cosine similarities with the gold scores of one set."""
+    cosines = pair_cosines(encode, [pairs])[0]
+    return correlate(cosines, pairs.gold)
+
+
+def pair_cosines(encode: Encode, sets: Sequence[GradedPairs]) -> list[np.ndarray]:
+    """Cosine of each pair of each set, float64 [n] each; NaN where an embedding is zero.
+
+    Every distinct sentence of all sets together is encoded once, in one call of `encode`.
+    """
+    embeddings, row_of = encode_distinct(encode, sets)
+    cosines = []
+    for pairs in sets:
+        first = embeddings[[row_of[sentence] for sentence in pairs.first]]
+        second = embeddings[[row_of[sentence] for sentence in pairs.second]]
+        cosines.append(cosine(first, second))
+    return cosines
+
+
+def encode_distinct(
+    encode: Encode, sets: Sequence[GradedPairs]
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Embeddings float [m, d] of the m distinct sentences of `sets`, and each sentence's row."""
+    sentences = (text for pairs in sets for side in (pairs.first, pairs.second) for text in side)
+    row_of = {text: row for row, text in enumerate(dict.fromkeys(sentences))}
+    embeddings = np.asarray(encode(list(row_of)))
+    if embeddings.ndim != 2 or len(embeddings) != len(row_of):
+        raise ValueError(f"encode gave {embeddings.shape} for {len(row_of)} sentences")
+    return embeddings, row_of
+
+
+def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Cosine of each row of [n, d] with the same row of [n, d]: float64 [n]; NaN for a zero row."""
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sum(first * second, axis=1) / norms
+
+
+def correlate(cosines: np.ndarray, gold: np.ndarray) -> Correlation:
+    """Spearman's rank correlation ×100 of two float [n], ties given their mean rank."""
+    reason = None
+    if len(gold) < 2:
+        reason = f"{len(gold)} pairs; a correlation needs two"
+    elif not np.isfinite(cosines).all():
+        broken = int((~np.isfinite(cosines)).sum())
+        reason = f"{broken} of {len(gold)} pairs have an embedding that is zero or not finite"
+    elif np.ptp(cosines) <= _ROUNDING:
+        reason = "every pair has the same cosine: the embeddings are constant"
+    elif np.ptp(gold) == 0:
+        reason = "every pair has the same gold score"
+    if reason is not None:
+        return Correlation(None, len(gold), reason)
+    return Correlation(100.0 * float(spearmanr(cosines, gold)[0]), len(gold))
+
+
+def squeeze(sentence: str) -> str:
+    """Split on whitespace and joined with single spaces, as SentEval does."""
+    return " ".join(sentence.split())
+
+
+def read_lines(file: Path, expected: str) -> list[str]:
+    """Lines of a UTF-8 file, split at line feeds only, without the last empty one.
+
+    `str.splitlines` would also split at characters that stand inside sentences (U+0085, U+2028).
+
+    Raises:
+        SightlineError: missing (says what was `expected` there) or not UTF-8 (names the line).
+    """
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise SightlineError(f"{file}: no such file; expected {expected}") from None
+    except OSError as error:
+        raise SightlineError(
+            f"{file}: cannot be read ({error.strerror}); expected {expected}"
+        ) from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise SightlineError(
+            f"{file}, line {line}: not UTF-8 (byte 0x{data[error.start]:02x}); "
+            "save the file as UTF-8"
+        ) from error
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def parse_score(text: str, file: Path, number: int) -> float:
+    """A gold score; SightlineError names the file and line of one that is no finite number."""
+    try:
+        score = float(text)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise SightlineError(
+            f"{file}, line {number}: score {text[:40]!r} is not a number; "
+            "expected one such as 3.5; mend or remove the line"
+        )
+    return score

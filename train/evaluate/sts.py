@@ -1,0 +1,250 @@
+"""STS12-16, STS-B and SICK-R from SentEval's folder, scored in the "all" setting.
+
+    sightline evaluate sts --model PATH --data senteval/downstream --pooling cls
+
+SimCSE, appendix B: the subsets of a year are concatenated and correlated once; cosine of the two
+embeddings; Spearman. Pairs without a gold score are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.cache import SightlineError
+from train.evaluate.similarity import (
+    Correlation,
+    Encode,
+    GradedPairs,
+    correlate,
+    pair_cosines,
+    parse_score,
+    read_lines,
+    squeeze,
+)
+
+# The scored subsets of each year. STS13's SMT is not free and is left out everywhere.
+SUBSETS: dict[str, tuple[str, ...]] = {
+    "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    "STS13": ("FNWN", "headlines", "OnWN"),
+    "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
+    "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
+TASKS: tuple[str, ...] = (*SUBSETS, "STS-B", "SICK-R")
+
+# Scored pairs of the test sets that the papers report on.
+EXPECTED_PAIRS: dict[str, int] = {
+    "STS12": 3108,
+    "STS13": 1500,
+    "STS14": 3750,
+    "STS15": 3000,
+    "STS16": 1186,
+    "STS-B": 1379,
+    "SICK-R": 4927,
+}
+
+STS_BENCHMARK_FILES = {"train": "sts-train.csv", "dev": "sts-dev.csv", "test": "sts-test.csv"}
+SICK_FILES = {
+    "train": "SICK_train.txt",
+    "dev": "SICK_trial.txt",
+    "test": "SICK_test_annotated.txt",
+}
+LAYOUT = (
+    "SentEval's data/downstream folder: STS/STS12-en-test/STS.input.*.txt and STS.gs.*.txt (and so "
+    "on to STS16), STS/STSBenchmark/sts-{train,dev,test}.csv, SICK/SICK_test_annotated.txt"
+)
+
+
+@dataclass(frozen=True)
+class StsData:
+    """Test sets by task, in the order asked, each as its subsets; and what looks wrong in them."""
+
+    tasks: dict[str, tuple[GradedPairs, ...]]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """One task: the score over all its pairs at once, and each subset's own."""
+
+    overall: Correlation
+    subsets: dict[str, Correlation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StsScores:
+    """Scores by task. `warnings` are about the data; a score may be None with a reason."""
+
+    tasks: dict[str, TaskScore]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def scores(self) -> dict[str, float | None]:
+        """Spearman ×100 by task, "all" setting."""
+        return {task: score.overall.spearman for task, score in self.tasks.items()}
+
+    @property
+    def average(self) -> float | None:
+        """Mean over the tasks; None when a task has no score, never a mean over the others."""
+        scores = [score for score in self.scores.values() if score is not None]
+        return float(np.mean(scores)) if scores and len(scores) == len(self.tasks) else None
+
+    def to_json(self) -> dict[str, object]:
+        """As a JSON object; an undefined score is null with its reason beside it."""
+        return {
+            "average": self.average,
+            "tasks": {
+                task: {
+                    **score.overall.to_json(),
+                    "subsets": {name: part.to_json() for name, part in score.subsets.items()},
+                }
+                for task, score in self.tasks.items()
+            },
+            "warnings": list(self.warnings),
+        }
+
+
+def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> StsData:
+    """The test sets of `tasks` from SentEval's `downstream` folder.
+
+    Counts of scored pairs are compared with the published ones; a difference is a warning.
+
+    Raises:
+        SightlineError: an unknown task; a missing file (named, with the layout expected); an input
+            and a gold file of different lengths; a bad line (named).
+    """
+    root = Path(folder)
+    loaded: dict[str, tuple[GradedPairs, ...]] = {}
+    for task in tasks:
+        if task not in TASKS:
+            raise SightlineError(f"unknown STS task {task!r}; use some of {', '.join(TASKS)}")
+        if task == "STS-B":
+            loaded[task] = (load_sts_benchmark(root, "test"),)
+        elif task == "SICK-R":
+            loaded[task] = (load_sick(root, "test"),)
+        else:
+            loaded[task] = tuple(_load_subset(root, task, name) for name in SUBSETS[task])
+    warnings = []
+    for task, subsets in loaded.items():
+        found = sum(len(pairs) for pairs in subsets)
+        if found != EXPECTED_PAIRS[task]:
+            warnings.append(
+                f"{task}: {found} scored pairs, the published results have {EXPECTED_PAIRS[task]}; "
+                "scores are not comparable with them"
+            )
+    return StsData(loaded, tuple(warnings))
+
+
+def load_sts_benchmark(folder: str | Path, split: str) -> GradedPairs:
+    """STS Benchmark's `train`, `dev` or `test` split (5749, 1500, 1379 pairs).
+
+    Rows are genre, file, year, id, score, sentence1, sentence2 and up to two licence columns,
+    separated by tabs, without quoting.
+    """
+    file = Path(folder) / "STS" / "STSBenchmark" / _split_file(STS_BENCHMARK_FILES, split)
+    rows = []
+    for number, line in enumerate(_lines(file), start=1):
+        columns = line.split("\t")
+        if len(columns) < 7:
+            raise SightlineError(
+                f"{file}, line {number}: {len(columns)} tab-separated columns, expected at least 7 "
+                "(genre, file, year, id, score, sentence1, sentence2); fetch the file again"
+            )
+        rows.append((parse_score(columns[4], file, number), columns[5], columns[6]))
+    return _graded(f"STS-B {split}", rows)
+
+
+def load_sick(folder: str | Path, split: str) -> GradedPairs:
+    """SICK relatedness, `train`, `dev` (its "trial") or `test` (4500, 500, 4927 pairs)."""
+    file = Path(folder) / "SICK" / _split_file(SICK_FILES, split)
+    lines = _lines(file)
+    header = lines[0].split("\t") if lines else []
+    wanted = ("relatedness_score", "sentence_A", "sentence_B")
+    if any(name not in header for name in wanted):
+        raise SightlineError(
+            f"{file}, line 1: found {' '.join(header)[:80]!r}, expected a header with "
+            f"{', '.join(wanted)}; fetch the file again"
+        )
+    score, first, second = (header.index(name) for name in wanted)
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        columns = line.split("\t")
+        if len(columns) <= max(score, first, second):
+            raise SightlineError(
+                f"{file}, line {number}: {len(columns)} tab-separated columns, expected "
+                f"{len(header)}; fetch the file again"
+            )
+        rows.append((parse_score(columns[score], file, number), columns[first], columns[second]))
+    return _graded(f"SICK-R {split}", rows)
+
+
+def evaluate_sts(encode: Encode, data: StsData) -> StsScores:
+    """Spearman ×100 of every task and subset.
+
+    Every distinct sentence of all tasks together is encoded once, in one call of `encode`.
+
+    Args:
+        encode: sentences → float [n, d], e.g. `Embedder.encode`.
+    """
+    every = [pairs for subsets in data.tasks.values() for pairs in subsets]
+    remaining = iter(pair_cosines(encode, every))
+    scores = {}
+    for task, subsets in data.tasks.items():
+        cosines = [next(remaining) for _ in subsets]
+        overall = correlate(
+            np.concatenate(cosines), np.concatenate([pairs.gold for pairs in subsets])
+        )
+        parts = {
+            pairs.name: correlate(part, pairs.gold)
+            for pairs, part in zip(subsets, cosines, strict=True)
+        }
+        scores[task] = TaskScore(overall, parts if len(parts) > 1 else {})
+    return StsScores(scores, data.warnings)
+
+
+def _load_subset(root: Path, task: str, name: str) -> GradedPairs:
+    folder = root / "STS" / f"{task}-en-test"
+    inputs, gold = folder / f"STS.input.{name}.txt", folder / f"STS.gs.{name}.txt"
+    sentences, scores = _lines(inputs), _lines(gold)
+    # A gold file may end in unscored rows, whose empty lines an editor is prone to strip: then the
+    # rows no longer line up for certain, and guessing would score the wrong pairs.
+    if len(sentences) != len(scores):
+        raise SightlineError(
+            f"{gold}: {len(scores)} lines, but {inputs.name} has {len(sentences)}; expected one "
+            "line of gold per pair, empty where a pair is not scored. Fetch both files again"
+        )
+    rows = []
+    for number, (line, score) in enumerate(zip(sentences, scores, strict=True), start=1):
+        if not score.strip():
+            continue
+        columns = line.split("\t")
+        if len(columns) < 2:
+            raise SightlineError(
+                f"{inputs}, line {number}: one column, expected two sentences separated by a tab; "
+                "fetch the file again"
+            )
+        rows.append((parse_score(score, gold, number), columns[0], columns[1]))
+    return _graded(name, rows)
+
+
+def _split_file(files: dict[str, str], split: str) -> str:
+    if split not in files:
+        raise SightlineError(f"unknown split {split!r}; use one of {', '.join(files)}")
+    return files[split]
+
+
+def _lines(file: Path) -> list[str]:
+    return read_lines(file, LAYOUT)
+
+
+def _graded(name: str, rows: Sequence[tuple[float, str, str]]) -> GradedPairs:
+    return GradedPairs(
+        name,
+        tuple(squeeze(first) for _, first, _ in rows),
+        tuple(squeeze(second) for _, _, second in rows),
+        np.array([score for score, _, _ in rows], dtype=np.float64),
+    )
