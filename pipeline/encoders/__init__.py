@@ -1,0 +1,4 @@
+"""Frozen models behind two small protocols: images → [n, d], texts → [n, d].
+
+Nothing heavy is imported here; take what you need from the modules.
+"""

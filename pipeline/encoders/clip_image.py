@@ -1,0 +1,77 @@
+"""The image tower of an open_clip model, with the preprocessing it was published with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.encoders.base import EncoderError, EncoderIdentity
+from pipeline.encoders.clip_model import ClipModel, load_clip
+from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.device import check_precision, computing
+from pipeline.encoders.preprocessing import ImagePreprocessing
+
+_TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
+
+
+class ClipImageEncoder:
+    """Images → projected CLIP features, not normalised. Build it with `build_image`."""
+
+    def __init__(self, clip: ClipModel, device: torch.device, precision: str) -> None:
+        self.identity: EncoderIdentity = clip.identity
+        self.preprocessing: ImagePreprocessing = preprocessing_of(clip)
+        self.dim: int = clip.dim
+        self._device = device
+        self._precision = precision
+        for name in _TEXT_MODULES:
+            if isinstance(getattr(clip.model, name, None), torch.nn.Module):
+                delattr(clip.model, name)
+        self._model: Any = clip.model.to(device)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """float32 [n, 3, h, w] → float32 [n, dim], both on the CPU."""
+        with computing(self._device, self._precision):
+            batch = images.to(self._device, non_blocking=True)
+            # CoCa's towers normalise unless told otherwise; a stored norm cannot be taken back.
+            return self._model.encode_image(batch, normalize=False).float().cpu()
+
+
+def build_image(config: EncoderConfig, device: torch.device, precision: str) -> ClipImageEncoder:
+    """The image tower that `config` names, on `device`."""
+    return ClipImageEncoder(load_clip(config), device, check_precision(precision))
+
+
+def preprocessing_of(clip: ClipModel) -> ImagePreprocessing:
+    """open_clip's evaluation transform for this model and these weights, on uint8 tensors."""
+    cfg = clip.image_preprocessing
+    size = cfg["size"]
+    height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    interpolation, mode = cfg["interpolation"], cfg["resize_mode"]
+    if interpolation == "random":  # open_clip's name for "whatever"; it evaluates with bicubic
+        interpolation = "bicubic"
+    if interpolation not in ("bilinear", "bicubic"):
+        raise EncoderError(
+            f"{clip.identity.name}: interpolation {interpolation!r} in its preprocess_cfg; "
+            "expected bilinear or bicubic"
+        )
+    if mode not in ("shortest", "longest", "squash"):
+        raise EncoderError(
+            f"{clip.identity.name}: resize_mode {mode!r} in its preprocess_cfg; "
+            "expected shortest, longest or squash"
+        )
+    return ImagePreprocessing(
+        resize=(height, width),
+        crop=(height, width),
+        interpolation=interpolation,
+        mean=_triple(cfg["mean"]),
+        std=_triple(cfg["std"]),
+        resize_mode=mode,
+        fill=int(cfg.get("fill_color", 0)),
+    )
+
+
+def _triple(value: Any) -> tuple[float, float, float]:
+    values = [float(value)] * 3 if isinstance(value, int | float) else [float(v) for v in value]
+    return values[0], values[1], values[2]

@@ -1,0 +1,113 @@
+"""From a decoded image to a model's input: resize, centre crop, normalise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ResizeMode = Literal["shortest", "longest", "squash"]
+Interpolation = Literal["bilinear", "bicubic"]
+
+DECODER = (
+    "torchvision decode_image for JPEG and for PNG without transparency, Pillow for the rest; "
+    "EXIF orientation applied; first frame; 16 bits scaled by 1/257; alpha composited on white"
+)
+"""How pixels come out of a file (`pipeline.extract.decode`). Part of every image fingerprint."""
+
+KERNEL = "torch interpolate on uint8, antialias"
+"""The resize kernel. Within one level of Pillow's; not the same bits."""
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class ImagePreprocessing:
+    """Resize, centre crop and normalisation of one model. Frozen, picklable, holds no model.
+
+    Attributes:
+        resize: (h, w) in pixels that `resize_mode` aims at.
+        resize_mode: ``shortest`` scales until the image covers (h, w) and ``longest`` until it
+            fits inside, both keeping its proportions; ``squash`` makes it exactly (h, w).
+        crop: (h, w) in pixels of the centre crop; where the image is smaller it is padded with
+            `fill` (0–255).
+        interpolation: the resize filter, always with antialiasing.
+        mean, std: per channel, of values in 0–1.
+        decoder: how the pixels were decoded.
+    """
+
+    resize: tuple[int, int]
+    crop: tuple[int, int]
+    interpolation: Interpolation
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    resize_mode: ResizeMode = "shortest"
+    fill: int = 0
+    decoder: str = DECODER
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """(h, w) of an image of `height` × `width` after the resize and before the crop.
+
+        Rounding follows torchvision's ``Resize`` for a square target and open_clip's
+        ``ResizeKeepRatio`` for every other.
+        """
+        target_height, target_width = self.resize
+        if self.resize_mode == "squash":
+            return target_height, target_width
+        if self.resize_mode == "shortest" and target_height == target_width:
+            short, long = min(height, width), max(height, width)
+            scaled = max(1, int(target_height * long / short))
+            return (target_height, scaled) if height <= width else (scaled, target_height)
+        ratios = (height / target_height, width / target_width)
+        ratio = min(ratios) if self.resize_mode == "shortest" else max(ratios)
+        return max(1, round(height / ratio)), max(1, round(width / ratio))
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """uint8 [3, H, W] → float32 [3, h, w] with (h, w) = `crop`."""
+        import torch
+        from torch.nn import functional
+
+        size = self.resized(image.shape[-2], image.shape[-1])
+        if size != tuple(image.shape[-2:]):
+            image = functional.interpolate(
+                image.unsqueeze(0),
+                size=size,
+                mode=self.interpolation,
+                antialias=True,
+                align_corners=False,
+            ).squeeze(0)
+        pixels = self._centre(image).to(torch.float32).div_(255)
+        mean = torch.tensor(self.mean).view(3, 1, 1)
+        std = torch.tensor(self.std).view(3, 1, 1)
+        return pixels.sub_(mean).div_(std).contiguous()
+
+    def _centre(self, image: Tensor) -> Tensor:
+        """The centre [3, h, w] of [3, H, W], padded where it is too small."""
+        from torch.nn import functional
+
+        height, width = self.crop
+        missing_rows = max(0, height - image.shape[-2])
+        missing_columns = max(0, width - image.shape[-1])
+        if missing_rows or missing_columns:
+            left, top = missing_columns // 2, missing_rows // 2
+            padding = [left, missing_columns - left, top, missing_rows - top]
+            image = functional.pad(image, padding, value=self.fill)
+        top = round((image.shape[-2] - height) / 2)
+        left = round((image.shape[-1] - width) / 2)
+        return image[:, top : top + height, left : left + width]
+
+    def describe(self) -> dict[str, object]:
+        """Everything that decides a pixel, as JSON values: part of the fingerprint."""
+        return {
+            "decoder": self.decoder,
+            "resize": list(self.resize),
+            "resize_mode": self.resize_mode,
+            "kernel": f"{self.interpolation}, {KERNEL}",
+            "crop": list(self.crop),
+            "fill": self.fill,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }

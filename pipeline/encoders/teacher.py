@@ -1,0 +1,149 @@
+"""Any Hugging Face text encoder as a frozen teacher: a folder or a hub name, and a pooling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.encoders.base import EncoderError, EncoderIdentity
+from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.device import check_precision, computing
+from pipeline.encoders.teacher_model import load_teacher
+from pipeline.encoders.tokenizers import tokenizer_sha256
+from train.pooling import Pooling, needs_hidden_states, pool
+
+FIRST_BUCKET = 16
+"""The shortest padded length, in tokens; the next ones double it."""
+
+
+class TeacherEncoder:
+    """Texts → pooled vectors of a BERT-like encoder, not normalised. Build it with `build_text`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        identity: EncoderIdentity,
+        pooling: Pooling,
+        max_length: int,
+        device: torch.device,
+        precision: str,
+    ) -> None:
+        self.identity = identity
+        self._model: Any = model.eval().to(device)
+        self.dim = int(self._model.config.hidden_size)
+        self._tokenizer = tokenizer
+        self._pooling: Pooling = pooling
+        self._max_length = max_length
+        self._device = device
+        self._precision = precision
+        self.preprocessing: dict[str, object] = {
+            "tokenizer": type(tokenizer).__name__,
+            "tokenizer_sha256": tokenizer_sha256(tokenizer),
+            "max_length": max_length,
+            "buckets": f"{FIRST_BUCKET} doubled, at most max_length",
+            "pooling": pooling,
+        }
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        """Each text's own padded length: its tokens, rounded up to a bucket."""
+        return [bucket(len(ids), self._max_length) for ids in self._token_ids(texts)]
+
+    def encode(self, texts: Sequence[str], length: int) -> Tensor:
+        """float32 [n, dim] on the CPU, every text padded to `length` tokens.
+
+        Texts are cut to the maximum length, never to `length`.
+
+        Raises:
+            ValueError: a text needs more tokens than `length`.
+        """
+        ids = self._token_ids(texts)
+        longest = max((len(row) for row in ids), default=0)
+        if longest > length:
+            raise ValueError(f"a text has {longest} tokens and the batch only {length}")
+        inputs = self._tokenizer.pad(
+            {"input_ids": ids}, padding="max_length", max_length=length, return_tensors="pt"
+        )
+        with computing(self._device, self._precision):
+            batch = {
+                name: inputs[name].to(self._device, non_blocking=True)
+                for name in ("input_ids", "attention_mask")
+            }
+            output = self._model(
+                **batch, output_hidden_states=needs_hidden_states(self._pooling), return_dict=True
+            )
+            features = pool(
+                output.last_hidden_state,
+                batch["attention_mask"],
+                self._pooling,
+                hidden_states=getattr(output, "hidden_states", None),
+                pooler_output=getattr(output, "pooler_output", None),
+            )
+            return features.float().cpu()
+
+    def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids with [CLS] and [SEP], cut to the maximum length, not padded."""
+        if not texts:
+            return []
+        return self._tokenizer(
+            list(texts),
+            truncation=True,
+            max_length=self._max_length,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )["input_ids"]
+
+
+def build_text(config: EncoderConfig, device: torch.device, precision: str) -> TeacherEncoder:
+    """The teacher that `config` names, on `device`. Its pooling is ``cls`` unless said otherwise.
+
+    Raises:
+        EncoderError: see `pipeline.encoders.teacher_model.load_teacher`; or a tokenizer without
+            padding token, a maximum length beyond the model's positions.
+    """
+    check_precision(precision)
+    pooling: Pooling = config.pooling or "cls"
+    teacher = load_teacher(config, pooling)
+    tokenizer = teacher.tokenizer
+    if tokenizer.pad_token_id is None:
+        raise EncoderError(
+            f"{config.model}: its tokenizer has no padding token, so texts cannot share a batch; "
+            "name an encoder (BERT, RoBERTa, MPNet, …)"
+        )
+    tokenizer.padding_side = "right"  # [CLS] stays the first token
+    max_length = _max_length(config, teacher.positions, tokenizer, teacher.sentence_config)
+    return TeacherEncoder(
+        teacher.model, tokenizer, teacher.identity, pooling, max_length, device, precision
+    )
+
+
+def bucket(tokens: int, max_length: int) -> int:
+    """The padded length of a text of `tokens` tokens: 16, 32, 64, …, at most `max_length`."""
+    length = FIRST_BUCKET
+    while length < tokens:
+        length *= 2
+    return min(length, max_length)
+
+
+def _max_length(
+    config: EncoderConfig, positions: int | None, tokenizer: Any, sentence_config: str | None
+) -> int:
+    """What the user says, else what the sentence encoder says, else what the positions allow."""
+    if config.max_length is not None:
+        if positions is not None and config.max_length > positions:
+            raise EncoderError(
+                f"{config.model}: max_length {config.max_length} is beyond the {positions} "
+                f"positions it was trained with; use at most {positions}"
+            )
+        return config.max_length
+    own = json.loads(sentence_config).get("max_seq_length") if sentence_config else None
+    # Tokenizers that know no limit report an astronomical number.
+    known = [n for n in (own, positions, tokenizer.model_max_length) if n and n < 1 << 20]
+    if not known:
+        raise EncoderError(f"{config.model}: it names no maximum length; give max_length")
+    return int(min(known))

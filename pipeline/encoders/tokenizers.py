@@ -1,0 +1,25 @@
+"""What a Hugging Face tokenizer is, in one digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+
+def tokenizer_sha256(tokenizer: Any) -> str:
+    """SHA-256 (hex) of a Hugging Face tokenizer: vocabulary, merges, rules, special tokens.
+
+    The truncation and padding that happen to be switched on are no part of it.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        content = json.loads(backend.to_str())
+        for state in ("version", "truncation", "padding"):
+            content.pop(state, None)
+    else:
+        content = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    text = json.dumps(
+        [content, sorted(tokenizer.all_special_tokens)], sort_keys=True, ensure_ascii=False
+    )
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,157 @@
+"""Weights: reading a state dict safely, loading it exactly, and the digest that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pipeline.encoders.base import EncoderError
+from pipeline.encoders.config import WeightsSpec
+
+_SHOWN = 3
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from a CPU generator of its own seed; the global random state stays as it was.
+
+    Models are always built on the CPU, so that one seed is one model on every device.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def state_dict_sha256(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) over names in order, data types, shapes and raw little-endian bytes.
+
+    It does not depend on the file format that the tensors came from, nor on their order.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        header = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        digest.update(json.dumps(header).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file or of a state dict that ``torch.save`` wrote.
+
+    A state dict nested under ``state_dict`` is unpacked, and the ``module.`` that data-parallel
+    training leaves on every name is taken off.
+
+    Raises:
+        EncoderError: no such file, not readable, or holding more than tensors. Nothing is
+            unpickled beyond what ``weights_only=True`` allows.
+    """
+    if not path.is_file():
+        raise EncoderError(f"{path}: no such weights file; check the path after 'file:'")
+    if path.suffix == ".safetensors":
+        try:
+            state: object = load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise EncoderError(
+                f"{path}: not a readable safetensors file ({error}); make or fetch it again"
+            ) from error
+    else:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise EncoderError(
+                f"{path}: holds more than tensors, and Sightline never unpickles objects; "
+                "save its state dict as safetensors and name that file"
+            ) from error
+        except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+            first = str(error).splitlines()[0]
+            raise EncoderError(
+                f"{path}: neither safetensors nor a state dict of torch.save ({first})"
+            ) from error
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise EncoderError(f"{path}: expected a state dict (name → tensor), found something else")
+    tensors = {str(name): tensor for name, tensor in state.items()}
+    if tensors and all(name.startswith("module.") for name in tensors):
+        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, model: str) -> None:
+    """Load `state` into `module`: every name and every shape must fit.
+
+    Raises:
+        EncoderError: one message with a few missing and unexpected names and shapes; `source`
+            names the file and `model` the architecture in it.
+    """
+    expected = module.state_dict()
+    # Counters that BatchNorm keeps while it trains; early checkpoints have none, and a frozen
+    # model never reads them.
+    counters = {name for name in expected if name.endswith("num_batches_tracked")}
+    missing = sorted(expected.keys() - state.keys() - counters)
+    unexpected = sorted(state.keys() - expected.keys())
+    unlike = [
+        f"{name} is {list(state[name].shape)}, expected {list(expected[name].shape)}"
+        for name in sorted(expected.keys() & state.keys())
+        if state[name].shape != expected[name].shape
+    ]
+    problems = [
+        f"{len(names)} {what} ({_few(names)})"
+        for what, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", unlike),
+        )
+        if names
+    ]
+    if problems:
+        raise EncoderError(
+            f"{source} does not fit {model}: of {len(expected)} tensors "
+            f"{'; '.join(problems)}. Name the model these weights were made for, or other weights"
+        )
+    module.load_state_dict(dict(state), strict=False)
+
+
+def describe_source(spec: WeightsSpec, tag: str = "", folder: Path | None = None) -> str:
+    """The `source` of an identity: ``random:0``, ``pretrained:TAG`` or ``file:NAME``.
+
+    Args:
+        tag: the resolved tag or revision, where it says more than `spec` does.
+        folder: where published weights lie locally; its provenance is told too.
+    """
+    if spec.kind == "random":
+        return f"random:{spec.value}"
+    if spec.kind == "file":
+        path = Path(spec.value)
+        return f"file:{path.name}{_provenance(path.parent)}"
+    value = tag or spec.value
+    text = f"pretrained:{value}" if value else "pretrained"
+    return text + (_provenance(folder) if folder else "")
+
+
+def _provenance(folder: Path) -> str:
+    """What ``provenance.json`` in `folder` says of the weights: `` (sentence)``, or nothing."""
+    path = folder / "provenance.json"
+    if not path.is_file():
+        return ""
+    try:
+        claim = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise EncoderError(f"{path}: not readable as JSON ({error}); mend or remove it") from error
+    sentence = claim.get("source") if isinstance(claim, dict) else None
+    return f" ({sentence})" if isinstance(sentence, str) and sentence else ""
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown}, …"

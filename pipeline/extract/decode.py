@@ -1,0 +1,285 @@
+"""From files to pixels: every readable image becomes RGB, every other one a reason."""
+
+from __future__ import annotations
+
+import io
+import signal
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from pipeline.cache import SightlineError, key_of_bytes
+from pipeline.encoders.preprocessing import ImagePreprocessing
+
+MAX_PIXELS = 89_478_485
+"""The largest image that is decoded, in pixels: Pillow's own limit, 256 MiB of RGB."""
+
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats that are read. Pillow knows more, some of which run other programs (EPS)."""
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
+
+
+class ImageError(SightlineError):
+    """One image that cannot be used: it costs its own row and nothing else.
+
+    Attributes:
+        code: ``missing``, ``empty``, ``undecodable``, ``truncated``, ``too_many_pixels`` or
+            ``changed`` (its bytes are not those the manifest was made from).
+        reason: what was found, without the path.
+    """
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class Failure(NamedTuple):
+    """An image of a batch that could not be used: its row there, an error code, the reason."""
+
+    row: int
+    code: str
+    reason: str
+
+
+def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """Decode one image file to RGB, by its content, whatever its name says.
+
+    JPEG (grey or colour) and PNG without transparency are decoded by torchvision, everything
+    else by Pillow. EXIF orientation is applied. The first frame of an animation is taken. Grey,
+    palette, 1-bit and CMYK images are converted; 16 bits a channel are scaled by 1/257 (Pillow's
+    readers of 16-bit colour keep the high byte, at most one level away); **alpha is composited
+    on white**. ICC profiles are not applied. These rules are `preprocessing.DECODER`, a part of
+    every image fingerprint: change them together.
+
+    Args:
+        data: the whole file.
+        max_pixels: largest width × height, read from the header before any pixel is decoded.
+            Pillow refuses more than twice `MAX_PIXELS` whatever is given here.
+
+    Returns:
+        uint8 [3, H, W].
+
+    Raises:
+        ImageError: ``empty``, ``undecodable``, ``truncated`` (a file cut short is never half an
+            image) or ``too_many_pixels``.
+    """
+    if not data:
+        raise ImageError("empty", "the file has 0 bytes")
+    with warnings.catch_warnings():
+        # Pillow's about damaged metadata and large sizes, torchvision's about its own future.
+        warnings.simplefilter("ignore")
+        image = _open(data)
+        width, height = image.size
+        if width * height > max_pixels:
+            raise ImageError(
+                "too_many_pixels", f"{width} × {height} pixels, at most {max_pixels:,} are decoded"
+            )
+        try:
+            pixels = _by_torchvision(data) if _torchvision_reads(data, image) else _by_pillow(image)
+        except (ImageError, MemoryError):
+            raise
+        except Exception as error:  # decoders raise anything at all on damaged files
+            raise _failure(error) from error
+    if pixels.dtype == torch.uint16:
+        pixels = _eight_bits(pixels)
+    if pixels.shape[0] == 4:
+        pixels = _on_white(pixels)
+    return pixels if pixels.shape[0] == 3 else pixels.expand(3, -1, -1)
+
+
+def load_image(path: Path, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """Read, check and decode one file of a manifest: uint8 [3, H, W].
+
+    Args:
+        key: SHA-256 of the file's bytes as the manifest has it (32 bytes).
+
+    Raises:
+        ImageError: as `decode_image`; ``missing`` if it cannot be read, ``changed`` if its bytes
+            have another digest.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ImageError("missing", "no such file") from error
+    except OSError as error:
+        raise ImageError("missing", f"cannot be read: {error.strerror or error}") from error
+    if key_of_bytes(data) != key:
+        raise ImageError(
+            "changed",
+            f"the {len(data):,} bytes there now are not those the manifest was made from; "
+            "prepare the data set again",
+        )
+    return decode_image(data, max_pixels)
+
+
+def decode_batch(
+    entries: Sequence[tuple[Path, bytes]],
+    batch_size: int,
+    preprocessing: ImagePreprocessing,
+    max_pixels: int = MAX_PIXELS,
+) -> tuple[Tensor, list[Failure]]:
+    """Load the images of one batch and bring them to the model's input.
+
+    Args:
+        entries: at most `batch_size` pairs of path and key.
+
+    Returns:
+        float32 [batch_size, 3, h, w], zeros where an image failed or there is none; and the
+        failures, in order.
+    """
+    if len(entries) > batch_size:
+        raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
+    height, width = preprocessing.crop
+    batch = torch.zeros(batch_size, 3, height, width)
+    failures: list[Failure] = []
+    for row, (path, key) in enumerate(entries):
+        try:
+            image = load_image(path, key, max_pixels)
+            resized = preprocessing.resized(image.shape[1], image.shape[2])
+            if resized[0] * resized[1] > max_pixels:
+                # A strip one pixel wide grows to billions when its short side is scaled up.
+                raise ImageError(
+                    "too_many_pixels",
+                    f"{image.shape[2]} × {image.shape[1]} pixels would be resized to "
+                    f"{resized[1]} × {resized[0]}, at most {max_pixels:,} are allowed",
+                )
+            batch[row] = preprocessing(image)
+        except ImageError as error:
+            failures.append(Failure(row, error.code, error.reason))
+    return batch, failures
+
+
+class DecodedBatches(Dataset[tuple[Tensor, list[Failure]]]):
+    """The batches of an extraction, in order, for a `DataLoader` with ``batch_size=None``.
+
+    Item ``i`` is `decode_batch` of entries ``[i · batch_size, (i + 1) · batch_size)``: it depends
+    on nothing else, so the number of worker processes changes no byte.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[tuple[Path, bytes]],
+        batch_size: int,
+        preprocessing: ImagePreprocessing,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; expected at least 1")
+        self._entries = entries
+        self._batch_size = batch_size
+        self._preprocessing = preprocessing
+        self._max_pixels = max_pixels
+
+    def __len__(self) -> int:
+        return -(-len(self._entries) // self._batch_size)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, list[Failure]]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        start = index * self._batch_size
+        entries = self._entries[start : start + self._batch_size]
+        return decode_batch(entries, self._batch_size, self._preprocessing, self._max_pixels)
+
+
+def decode_worker_init(worker_id: int) -> None:
+    """`worker_init_fn` of the decoding processes: one thread each, and Ctrl-C left to the parent.
+
+    Several workers with a thread pool each would fight over the cores that the encoder needs.
+    """
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _open(data: bytes) -> Image.Image:
+    """The header of an image file; no pixel is decoded."""
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise ImageError(
+            "undecodable", f"not an image of a known format ({', '.join(FORMATS)})"
+        ) from error
+    except Image.DecompressionBombError as error:
+        raise ImageError("too_many_pixels", str(error)) from error
+    except Exception as error:  # header parsers raise anything at all on damaged files
+        raise _failure(error) from error
+
+
+def _torchvision_reads(data: bytes, image: Image.Image) -> bool:
+    """Whether torchvision gives this image's pixels, by what its header says."""
+    if image.format in ("JPEG", "MPO"):
+        return image.mode in ("L", "RGB")
+    if not data.startswith(_PNG):
+        return False
+    # torchvision takes a colour key (tRNS of a grey or RGB image) for opaque; of 16 bits Pillow
+    # keeps only the high byte, or clips them.
+    keyed = "transparency" in image.info
+    return not keyed and (_png_depth(data) == 16 or not image.has_transparency_data)
+
+
+def _png_depth(data: bytes) -> int:
+    """Bits per channel: byte 8 of IHDR, which must be a PNG's first chunk (length, name, data)."""
+    return data[24]
+
+
+def _by_torchvision(data: bytes) -> Tensor:
+    """uint8 or uint16 [3 or 4, H, W] of a JPEG or a PNG."""
+    from torchvision.io import ImageReadMode
+    from torchvision.io import decode_image as torchvision_decode
+
+    png_with_alpha = data.startswith(_PNG) and _png_depth(data) == 16 and data[25] in (4, 6)
+    return torchvision_decode(
+        torch.frombuffer(bytearray(data), dtype=torch.uint8),
+        mode=ImageReadMode.RGB_ALPHA if png_with_alpha else ImageReadMode.RGB,
+        apply_exif_orientation=True,
+    )
+
+
+def _by_pillow(image: Image.Image) -> Tensor:
+    """uint8 or uint16 [1, 3 or 4, H, W] of anything else, first frame, upright."""
+    import numpy as np
+
+    image.load()
+    upright = ImageOps.exif_transpose(image)
+    sixteen = upright.mode in _SIXTEEN_BITS or (upright.mode == "I" and image.format == "PPM")
+    if sixteen:
+        values = np.array(upright).astype(np.uint16)
+        return torch.from_numpy(values).unsqueeze(0)
+    if upright.mode in ("I", "F"):
+        raise ImageError(
+            "undecodable", f"32-bit values (mode {upright.mode}) have no range to scale from"
+        )
+    converted = upright.convert("RGBA" if upright.has_transparency_data else "RGB")
+    return torch.from_numpy(np.array(converted)).permute(2, 0, 1).contiguous()
+
+
+def _eight_bits(pixels: Tensor) -> Tensor:
+    """uint16 → uint8, 0–65535 to 0–255, rounded to the nearest."""
+    return ((pixels.to(torch.int32) + 128) // 257).to(torch.uint8)
+
+
+def _on_white(pixels: Tensor) -> Tensor:
+    """uint8 [4, H, W] → [3, H, W]: alpha · colour + (1 − alpha) · white, rounded."""
+    colour, alpha = pixels[:3].to(torch.int32), pixels[3:].to(torch.int32)
+    return ((colour * alpha + 255 * (255 - alpha) + 127) // 255).to(torch.uint8)
+
+
+def _failure(error: Exception) -> ImageError:
+    """The code and reason for what a decoder raised."""
+    lines = str(error).strip().splitlines()
+    text = (lines[0] if lines else type(error).__name__).rstrip(".")
+    lowered = text.lower()
+    cut = ("truncated", "incomplete", "out of bound read", "unexpected end", "broken data stream")
+    if any(word in lowered for word in cut):
+        return ImageError("truncated", "the file ends before the image does")
+    # torchvision begins its messages with functions and files of its own.
+    reason = text.rpartition(".cpp:")[2].partition(", ")[2] or text
+    return ImageError("undecodable", reason)
