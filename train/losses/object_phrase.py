@@ -64,5 +64,5 @@ def _check_pairs(phrases: Tensor, objects: Tensor, owners: Tensor) -> None:
             f"{_LOSS}: owners has shape {list(owners.shape)} for {len(phrases)} pairs; "
             f"give [{len(phrases)}], the row of each pair's caption"
         )
-    if owners.dtype.is_floating_point or owners.dtype in (torch.bool, torch.complex64):
+    if owners.is_floating_point() or owners.is_complex() or owners.dtype == torch.bool:
         raise LossError(f"{_LOSS}: owners is {owners.dtype}; give integers, such as torch.int64")

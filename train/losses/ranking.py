@@ -1,4 +1,4 @@
-"""ListMLE: a student's row of similarities is asked to be in the teacher's order (DALR, RankCSE)."""
+"""ListMLE: a student's row of similarities is asked to be in the teacher's order (DALR)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,164 @@
+"""A loss refuses what has no meaning, and its message names the argument and what was found."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pipeline.cache import SightlineError
+from train.losses import (
+    LossError,
+    adaptive_margin_nce,
+    consistency_loss,
+    cross_modal_alignment,
+    info_nce,
+    kl_alignment,
+    list_mle,
+    object_phrase_nce,
+    removed_share,
+)
+
+ROWS = torch.eye(4, 6)
+SQUARE = torch.eye(4)
+OWNERS = torch.tensor([0, 0, 1, 1])
+
+WITH_TEMPERATURE = {
+    "info_nce": lambda t: info_nce(ROWS, ROWS, t),
+    "adaptive_margin_nce": lambda t: adaptive_margin_nce(ROWS, ROWS, SQUARE, temperature=t),
+    "object_phrase_nce": lambda t: object_phrase_nce(ROWS, ROWS, OWNERS, t),
+    "kl_alignment: target_": lambda t: kl_alignment(SQUARE, SQUARE, t, 1.0),
+    "kl_alignment: student_": lambda t: kl_alignment(SQUARE, SQUARE, 1.0, t),
+    "cross_modal_alignment: target_": lambda t: cross_modal_alignment(
+        ROWS, ROWS, ROWS, ROWS, t, 1.0
+    ),
+    "cross_modal_alignment: student_": lambda t: cross_modal_alignment(
+        ROWS, ROWS, ROWS, ROWS, 1.0, t
+    ),
+}
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, -0.05, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", WITH_TEMPERATURE)
+def test_temperature_must_be_above_zero(name, temperature):
+    with pytest.raises(LossError) as caught:
+        WITH_TEMPERATURE[name](temperature)
+    assert f"temperature is {temperature}; give a finite number above 0" in str(caught.value)
+    assert str(caught.value).startswith(name)
+    assert isinstance(caught.value, SightlineError)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: info_nce(ROWS, ROWS[:3]), r"queries \[4, 6\], keys \[3, 6\]"),
+        (lambda: info_nce(ROWS, ROWS[:, :5]), r"queries \[4, 6\], keys \[4, 5\]"),
+        (lambda: info_nce(ROWS[0], ROWS[0]), r"queries has shape \[6\]; give \[rows, columns\]"),
+        (lambda: info_nce(ROWS[:0], ROWS[:0]), r"queries has shape \[0, 6\]; a mean over no rows"),
+        (
+            lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE[:3]),
+            r"soft_labels has shape \[3, 4\]; give \[4, 4\]",
+        ),
+        (
+            lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE[0]),
+            r"soft_labels has shape \[4\]; give \[4, 4\]",
+        ),
+        (
+            lambda: adaptive_margin_nce(
+                ROWS, ROWS, SQUARE, threshold=0.9, filter_scores=SQUARE[:, :2]
+            ),
+            r"filter_scores has shape \[4, 2\]; give \[4, 4\]",
+        ),
+        (
+            lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE, filter_scores=SQUARE),
+            "threshold is None",
+        ),
+        (
+            lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE, margin=-0.1),
+            r"margin is -0.1; give a number from 0 to 3.14",
+        ),
+        (
+            lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE, margin=float("nan")),
+            "margin is nan; give a finite number",
+        ),
+        (
+            lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE, threshold=float("nan")),
+            "threshold is nan; give a finite number",
+        ),
+        (lambda: removed_share(ROWS, 0.9), r"scores has shape \[4, 6\]; give \[4, 4\]"),
+        (
+            lambda: consistency_loss(ROWS, ROWS, ROWS[:3]),
+            r"mismatched_image \[3, 6\]",
+        ),
+        (
+            lambda: consistency_loss(ROWS, ROWS, ROWS, margin=1.01),
+            r"margin is 1.01; give a number from -1 to 1",
+        ),
+        (
+            lambda: consistency_loss(ROWS, ROWS, ROWS, margin=-1.01),
+            r"margin is -1.01; give a number from -1 to 1",
+        ),
+        (
+            lambda: cross_modal_alignment(ROWS, ROWS, ROWS[:2], ROWS, 1.0, 1.0),
+            r"numbers of rows differ .*teacher_text \[2, 6\]",
+        ),
+        (
+            lambda: cross_modal_alignment(ROWS, ROWS[:, :2], ROWS, ROWS, 1.0, 1.0),
+            r"text \[4, 6\], image \[4, 2\]",
+        ),
+        (
+            lambda: kl_alignment(SQUARE, ROWS, 1.0, 1.0),
+            r"target_scores \[4, 4\], student_scores \[4, 6\]",
+        ),
+        (lambda: list_mle(SQUARE, ROWS), r"student_scores \[4, 4\], teacher_scores \[4, 6\]"),
+        (lambda: list_mle(SQUARE[:, :0], SQUARE[:, :0]), r"student_scores has shape \[4, 0\]"),
+        (
+            lambda: object_phrase_nce(ROWS, ROWS[:3], OWNERS),
+            r"phrases \[4, 6\], objects \[3, 6\]",
+        ),
+        (
+            lambda: object_phrase_nce(ROWS, ROWS, OWNERS[:3]),
+            r"owners has shape \[3\] for 4 pairs; give \[4\]",
+        ),
+        (
+            lambda: object_phrase_nce(ROWS, ROWS, OWNERS.float()),
+            "owners is torch.float32; give integers",
+        ),
+        (lambda: object_phrase_nce(ROWS[0], ROWS[0], OWNERS), r"phrases has shape \[6\]"),
+    ],
+)
+def test_message_has_what_was_found_and_what_to_give(call, message):
+    with pytest.raises(LossError, match=message):
+        call()
+
+
+def test_margins_on_their_bounds_are_allowed():
+    assert torch.isfinite(consistency_loss(ROWS, ROWS, ROWS, margin=1))
+    assert torch.isfinite(consistency_loss(ROWS, ROWS, ROWS, margin=-1))
+    assert torch.isfinite(adaptive_margin_nce(ROWS, ROWS, SQUARE, margin=0))
+
+
+def test_a_nan_in_the_rows_reaches_the_value():
+    """The trainer stops on a loss that is not a number; no loss may hide one behind a mask."""
+    broken = ROWS.clone()
+    broken[1, 2] = float("nan")
+    for value in (
+        info_nce(broken, ROWS),
+        adaptive_margin_nce(broken, ROWS, SQUARE, threshold=-1.0),
+        consistency_loss(broken, ROWS, ROWS),
+        cross_modal_alignment(broken, ROWS, ROWS, ROWS, 1.0, 1.0),
+        kl_alignment(ROWS, broken, 1.0, 1.0),
+        list_mle(broken, ROWS),
+        object_phrase_nce(broken, ROWS, OWNERS),
+    ):
+        assert torch.isnan(value)
+
+
+def test_losses_need_neither_torchvision_nor_open_clip_nor_sam2():
+    program = (
+        "import sys\n"
+        "for name in ('torchvision', 'open_clip', 'sam2'): sys.modules[name] = None\n"
+        "import train.losses"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
