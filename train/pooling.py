@@ -6,14 +6,14 @@ The four names are those of the field. SimCSE calls `cls` "cls_before_pooler".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from pipeline.cache import SightlineError
+from train.names import Pooling
 
-Pooling = Literal["cls", "pooler", "mean", "first_last_mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -137,7 +138,8 @@ def correlate(cosines: np.ndarray, gold: np.ndarray) -> Correlation:
         reason = "every pair has the same gold score"
     if reason is not None:
         return Correlation(None, len(gold), reason)
-    return Correlation(100.0 * float(spearmanr(cosines, gold)[0]), len(gold))
+    result: Any = spearmanr(cosines, gold)
+    return Correlation(100.0 * float(result.statistic), len(gold))
 
 
 def squeeze(sentence: str) -> str:

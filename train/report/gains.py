@@ -1,0 +1,129 @@
+"""What a system gains over a baseline, and how much of it a control recovers.
+
+The control of MCSE (table 2) trains with shuffled images: what it recovers of the gain does not
+come from what the pictures show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scipy.stats import ttest_ind
+
+from pipeline.cache import SightlineError
+from train.report.table import LOWER_IS_BETTER, Cell, Row, Table
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Three runs by name: how much `treatment` gains over `baseline`, and `control` with it."""
+
+    baseline: str
+    treatment: str
+    control: str | None = None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A comparison on one task, in the task's unit; positive is better.
+
+    Attributes:
+        gain: mean of the treatment − mean of the baseline (the other way round where lower is
+            better).
+        control_gain: the same for the control.
+        share: control_gain / gain: 0 when the control recovers nothing, 1 when it recovers all.
+        p_value: independent two-sided t-test of treatment against baseline; needs two seeds each.
+        reason: why a figure is None.
+    """
+
+    task: str
+    comparison: Comparison
+    gain: float | None
+    control_gain: float | None = None
+    share: float | None = None
+    p_value: float | None = None
+    reason: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The gain in words, for a terminal or a report."""
+        names = self.comparison
+        if self.gain is None:
+            return f"{self.task}: no gain of {names.treatment} to tell: {self.reason}."
+        text = f"{self.task}: {names.treatment} {self.gain:+.2f} over {names.baseline}"
+        if self.p_value is not None:
+            text += f" (p {'< 0.001' if self.p_value < 0.001 else f'= {self.p_value:.3f}'})"
+        if self.share is not None:
+            text += (
+                f"; {names.control} {self.control_gain:+.2f}, "
+                f"which is {100 * self.share:.0f} % of that gain"
+            )
+        elif names.control is not None:
+            text += f"; the share of {names.control} is not defined: {self.reason}"
+        return text + "."
+
+    def to_json(self) -> dict[str, Any]:
+        """As a flat JSON object."""
+        body = asdict(self)
+        return {"task": body.pop("task"), **body.pop("comparison"), **body}
+
+
+def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> list[Gain]:
+    """Every comparison on every task that its baseline and treatment have.
+
+    Raises:
+        SightlineError: a comparison names a run that the table does not have.
+    """
+    rows = {row.name: row for row in table.rows if not row.published}
+    for comparison in comparisons:
+        for name in (comparison.baseline, comparison.treatment, comparison.control):
+            if name is not None and name not in rows:
+                raise SightlineError(
+                    f"a comparison names the run {name!r}, which has no result; "
+                    f"there are {', '.join(rows)}"
+                )
+    return [
+        _gain(task, comparison, rows)
+        for comparison in comparisons
+        for task in table.tasks
+        if task in rows[comparison.baseline].cells and task in rows[comparison.treatment].cells
+    ]
+
+
+def _gain(task: str, comparison: Comparison, rows: dict[str, Row]) -> Gain:
+    baseline, treatment = (
+        rows[name].cells[task] for name in (comparison.baseline, comparison.treatment)
+    )
+    gain = _difference(task, treatment, baseline)
+    if gain is None:
+        unscored = comparison.baseline if baseline.mean is None else comparison.treatment
+        return Gain(task, comparison, None, reason=f"{unscored} has no score")
+    p_value = _p_value(treatment, baseline)
+    if comparison.control is None:
+        return Gain(task, comparison, gain, p_value=p_value)
+    control = rows[comparison.control].cells.get(task)
+    control_gain = None if control is None else _difference(task, control, baseline)
+    if control_gain is None:
+        reason = f"{comparison.control} has no score"
+    elif gain <= 0:
+        reason = "there is no gain to recover"
+    else:
+        return Gain(task, comparison, gain, control_gain, control_gain / gain, p_value)
+    return Gain(task, comparison, gain, control_gain, None, p_value, reason)
+
+
+def _difference(task: str, one: Cell, other: Cell) -> float | None:
+    if one.mean is None or other.mean is None:
+        return None
+    difference = one.mean - other.mean
+    return -difference if task in LOWER_IS_BETTER else difference
+
+
+def _p_value(one: Cell, other: Cell) -> float | None:
+    # Without any spread the t statistic is 0/0 or infinite: no test can be made of that.
+    if not one.sd or not other.sd:
+        return None
+    result: Any = ttest_ind(one.seeds, other.seeds)
+    return float(result.pvalue)

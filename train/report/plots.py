@@ -1,0 +1,177 @@
+"""The two figures of a report: final scores with their seed spread, and dev curves."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from train.report.results import RunResult
+from train.report.table import Row, Table
+
+INK, FAINT, PLAIN = "#1f2933", "#9aa5b1", "#e4e7eb"
+COLOURS = ("#2f6f9f", "#d9773f", "#3f8f6b", "#8a63b0", "#b8495c", "#8c7a2b", "#3d9aa8", "#5b6770")
+PUBLISHED = "#cbd2d9"
+
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.color": INK,
+    "text.parse_math": False,  # a run may be called "$x$"
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "svg.hashsalt": "sightline",  # the same figure gives the same bytes
+}
+
+
+def score_chart(table: Table) -> Figure:
+    """One panel per task, one bar per row; a whisker of ± one sample sd, a dot per seed."""
+    columns = min(4, len(table.tasks))
+    lines = -(-len(table.tasks) // columns)
+    labels = [_wrapped(row) for row in table.rows]
+    margin = 0.4 + 0.075 * max(len(line) for label in labels for line in label.split("\n"))
+    panel = max(2.3, 6.4 - margin) if columns == 1 else 2.3
+    height = 0.75 + 0.46 * len(table.rows)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(margin + panel * columns, height * lines), layout="constrained")
+        axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
+        for index, axis in enumerate(axes.flat):
+            if index >= len(table.tasks):
+                axis.set_visible(False)
+                continue
+            _score_panel(axis, table, table.tasks[index])
+            axis.set_yticks(range(len(labels)), labels)
+            axis.tick_params(axis="y", length=0, labelleft=index % columns == 0)
+    return figure
+
+
+def dev_chart(results: Sequence[RunResult]) -> Figure | None:
+    """Dev score against step: one line per seed, one colour per run, best checkpoints marked.
+
+    None when no run has a dev curve.
+    """
+    drawn = [result for result in results if result.training and result.training.dev_curve]
+    if not drawn:
+        return None
+    runs = list(dict.fromkeys(result.run for result in results))
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        axis = figure.subplots()
+        ends: dict[str, tuple[float, list[float]]] = {}
+        for result in drawn:
+            assert result.training is not None
+            points = sorted(result.training.dev_curve, key=lambda point: point.step)
+            steps, scores = [p.step for p in points], [p.score for p in points]
+            colour = _colour(runs.index(result.run))
+            axis.plot(steps, scores, color=colour, linewidth=1.6, alpha=0.9)
+            best = [p for p in points if p.step == result.training.best_step]
+            axis.plot([p.step for p in best], [p.score for p in best], "o", color=colour, ms=4.5)
+            last, values = ends.get(result.run, (0.0, []))
+            ends[result.run] = (max(last, steps[-1]), [*values, scores[-1]])
+        _label_ends(axis, ends, runs)
+        metrics = {result.training.dev_metric for result in drawn if result.training} - {""}
+        axis.set_xlabel("step")
+        axis.set_ylabel(metrics.pop() if len(metrics) == 1 else "dev score")
+        axis.margins(x=0.02)
+        _clean(axis)
+        axis.grid(axis="y", color=PLAIN, linewidth=0.8)
+    return figure
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as SVG text that holds no date."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a PNG at 180 dots per inch."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format="png", dpi=180, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _score_panel(axis: Axes, table: Table, task: str) -> None:
+    low, high = 0.0, 0.0
+    for position, row in enumerate(table.rows):
+        cell = row.cells.get(task)
+        if cell is None or cell.mean is None:
+            axis.text(
+                0, position, " –" if cell is None else " not defined", va="center", color=FAINT
+            )
+            continue
+        colour = PUBLISHED if row.published else _colour(position)
+        axis.barh(position, cell.mean, height=0.56, color=colour, alpha=0.9)
+        spread = cell.sd or 0.0
+        if cell.sd is not None:
+            axis.errorbar(
+                cell.mean, position, xerr=cell.sd, color=INK, elinewidth=1, capsize=2.5, capthick=1
+            )
+        if len(cell.seeds) > 1:
+            axis.plot(cell.seeds, [position] * len(cell.seeds), "o", color=INK, ms=2.2, alpha=0.7)
+        reach = max(cell.mean + spread, *cell.seeds, 0.0) if cell.seeds else cell.mean + spread
+        axis.annotate(
+            cell.text,
+            (max(reach, 0.0), position),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            fontweight="bold" if cell.mean == table.best(task) else None,
+        )
+        low, high = min(low, cell.mean - spread), max(high, reach)
+    span = (high - low) or 1.0
+    # Room on the right for the figures behind the bars.
+    axis.set_xlim(low - 0.03 * span if low < 0 else 0.0, high + 0.62 * span)
+    axis.set_ylim(len(table.rows) - 0.5, -0.5)
+    axis.set_title(task, loc="left", fontsize=10, fontweight="bold")
+    axis.set_xticks([])
+    _clean(axis, keep=("left",))
+
+
+def _label_ends(
+    axis: Axes, ends: dict[str, tuple[float, list[float]]], runs: Sequence[str]
+) -> None:
+    """A run's name in its colour where its lines end, pushed apart where names would overlap."""
+    low, high = axis.get_ylim()
+    gap = 0.065 * (high - low)
+    ordered = sorted(ends, key=lambda run: sum(ends[run][1]) / len(ends[run][1]))
+    height = -float("inf")
+    right = max(step for step, _ in ends.values())
+    for run in ordered:
+        scores = ends[run][1]
+        height = max(sum(scores) / len(scores), height + gap)
+        axis.annotate(
+            run,
+            (right, height),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=_colour(runs.index(run)),
+            fontweight="bold",
+            fontsize=9,
+            annotation_clip=False,
+        )
+
+
+def _clean(axis: Axes, keep: Sequence[str] = ("left", "bottom")) -> None:
+    for side in ("top", "right", "left", "bottom"):
+        axis.spines[side].set_visible(side in keep)
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def _wrapped(row: Row) -> str:
+    return "\n".join([row.name, *row.marks])

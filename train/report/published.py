@@ -1,0 +1,58 @@
+"""Rows copied from papers, to stand beside measured ones; always marked as published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pipeline.cache import SightlineError
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class PublishedRow(BaseModel):
+    """A row of a paper's table.
+
+    Attributes:
+        model: the system's name in the paper; `data`: what it was trained on.
+        source: paper and table, such as "MCSE table 1".
+        scores: task → mean, named as the measured tasks are; `std`: task → its spread.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    data: str = ""
+    source: Annotated[str, Field(min_length=1)]
+    scores: dict[str, _Finite]
+    std: dict[str, _Finite] = {}
+
+
+def load_published(path: str | Path) -> list[PublishedRow]:
+    """Rows from a JSON file: a list of {model, data, source, scores: {task: mean}, std: {…}}.
+
+    Raises:
+        SightlineError: missing, not JSON, or a row with a field that is unknown, missing or of the
+            wrong type (row and field named).
+    """
+    file = Path(path)
+    try:
+        return TypeAdapter(list[PublishedRow]).validate_python(
+            json.loads(file.read_text(encoding="utf-8"))
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise SightlineError(
+            f"{file}: {where}: {first['msg']}; expected a list of rows with model, source and "
+            "scores {task: mean}"
+        ) from error
+    except ValueError as error:
+        raise SightlineError(f"{file}: not JSON in UTF-8 ({error}); mend the file") from error
+    except OSError as error:
+        raise SightlineError(
+            f"{file}: cannot be read ({error.strerror}); expected a JSON file of published rows"
+        ) from error

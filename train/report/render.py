@@ -1,0 +1,103 @@
+"""The table on a terminal, in Markdown and in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from train.report.gains import Gain
+from train.report.table import Row, Table
+
+
+def to_terminal(table: Table, title: str | None = None) -> RichTable:
+    """A rich table; the best measured mean of a task is bold, published rows are dim."""
+    grid = RichTable(title=None if title is None else Text(title), title_justify="left")
+    grid.add_column("run", overflow="fold")
+    grid.add_column("seeds")
+    for task in table.tasks:
+        grid.add_column(Text(task), justify="right", no_wrap=True)
+    for row in table.rows:
+        style = "dim" if row.published else ""
+        name = Text(row.name)
+        if row.marks:
+            name.append(f"\n{'; '.join(row.marks)}", style="yellow" if row.untrained else "dim")
+        cells = [
+            Text(text, style="bold" if best else "")
+            for text, best in (cell_text(table, row, task) for task in table.tasks)
+        ]
+        grid.add_row(name, Text(seeds_text(row)), *cells, style=style)
+    return grid
+
+
+def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:
+    """A GitHub table, then one line per gain and per note."""
+    lines = [
+        _markdown_row(["run", "seeds", *map(_escape, table.tasks)]),
+        _markdown_row(["---", "---", *["---:"] * len(table.tasks)]),
+    ]
+    for row in table.rows:
+        cells = []
+        for task in table.tasks:
+            text, best = cell_text(table, row, task)
+            cells.append(f"**{text}**" if best else text)
+        label = _escape(row.label)
+        lines.append(
+            _markdown_row([f"*{label}*" if row.published else label, seeds_text(row), *cells])
+        )
+    lines += ["", "Mean ± sample standard deviation over seeds."]
+    lines += [*_bullets([gain.sentence for gain in gains])]
+    lines += [*_bullets([f"Note: {note}." for note in table.notes])]
+    return "\n".join(lines) + "\n"
+
+
+def to_json(table: Table, gains: Sequence[Gain] = ()) -> dict[str, Any]:
+    """Everything the table says, unrounded."""
+    return {
+        "tasks": list(table.tasks),
+        "rows": [
+            {
+                "run": row.name,
+                "objective": row.objective,
+                "seeds": list(row.seeds),
+                "untrained_weights": list(row.untrained),
+                "published": row.published or None,
+                "scores": {task: asdict(cell) for task, cell in row.cells.items()},
+            }
+            for row in table.rows
+        ],
+        "gains": [gain.to_json() for gain in gains],
+        "notes": list(table.notes),
+    }
+
+
+def cell_text(table: Table, row: Row, task: str) -> tuple[str, bool]:
+    """What stands in a cell, and whether it is the best of the measured ones."""
+    cell = row.cells.get(task)
+    if cell is None:
+        return "–", False
+    best = not row.published and cell.mean is not None and cell.mean == table.best(task)
+    return cell.text, best
+
+
+def seeds_text(row: Row) -> str:
+    """Such as "0, 1, 2"; a dash for a published row."""
+    return ", ".join(map(str, row.seeds)) or "–"
+
+
+def _bullets(lines: Sequence[str]) -> list[str]:
+    return ["", *(f"- {_escape(line)}" for line in lines)] if lines else []
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape(text: str) -> str:
+    text = " ".join(text.split())
+    for character in "\\`*_|[]":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,176 @@
+"""result.json of one run: its scores, and everything needed to say where they came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline.cache import FeatureSetRecord, SightlineError
+
+FILE_NAME = "result.json"
+SCHEMA = "sightline.run_result/1"
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FeatureUse(_Strict):
+    """A feature set that a run learned from.
+
+    Attributes:
+        name: `<dataset>/<kind>/<encoder>`, as under data/features.
+        encoder: architecture; `source`: where its weights came from.
+        untrained: its weights are random; every table says so.
+    """
+
+    name: str
+    encoder: str
+    source: str
+    revision: str = ""
+    weights_sha256: str
+    fingerprint: str
+    content_digest: str = ""
+    dim: int
+    rows: int
+    untrained: bool
+
+    @classmethod
+    def of(cls, name: str, record: FeatureSetRecord) -> FeatureUse:
+        """From an open feature set: `FeatureUse.of("scenes/image/clip", feature_set.record)`."""
+        encoder = record.spec.encoder
+        return cls(
+            name=name,
+            encoder=encoder.name,
+            source=encoder.source,
+            revision=encoder.revision,
+            weights_sha256=encoder.weights_sha256,
+            fingerprint=record.fingerprint,
+            content_digest=record.content_digest,
+            dim=record.spec.dim,
+            rows=record.rows,
+            untrained=encoder.untrained,
+        )
+
+
+class DevPoint(_Strict):
+    """The dev score after `step` optimiser steps."""
+
+    step: Annotated[int, Field(ge=0)]
+    score: _Finite
+
+
+class TrainingSummary(_Strict):
+    """How the training went. Times in seconds, memory in bytes; None where not measured."""
+
+    steps: int
+    epochs: _Finite | None = None
+    seconds: _Finite | None = None
+    sentences_per_second: _Finite | None = None
+    peak_memory_bytes: int | None = None
+    device: str = ""
+    precision: str = ""
+    dev_metric: str = ""
+    best_step: int | None = None
+    best_dev: _Finite | None = None
+    dev_curve: tuple[DevPoint, ...] = ()
+
+
+class RunResult(_Strict):
+    """One run with one seed.
+
+    Attributes:
+        run: name of the system, the same for all its seeds.
+        parameters: every parameter of the run, nested as in params.yaml.
+        scores: task → score (Spearman ×100, or what the task's name says); None = not defined.
+        reasons: task → why its score is not defined.
+        features: every feature set that the run learned from; empty for a text-only run.
+    """
+
+    schema_: Annotated[Literal["sightline.run_result/1"], Field(alias="schema")] = SCHEMA
+    run: Annotated[str, Field(min_length=1)]
+    objective: Annotated[str, Field(min_length=1)]
+    seed: int
+    parameters: dict[str, Any] = {}
+    scores: dict[str, _Finite | None]
+    reasons: dict[str, str] = {}
+    features: tuple[FeatureUse, ...] = ()
+    training: TrainingSummary | None = None
+
+    @model_validator(mode="after")
+    def _undefined_scores_have_a_reason(self) -> RunResult:
+        silent = [task for task, score in self.scores.items() if score is None]
+        silent = [task for task in silent if task not in self.reasons]
+        if silent:
+            raise ValueError(f"scores.{silent[0]} is null and reasons does not say why")
+        return self
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Names of the feature sets that came from encoders with random weights."""
+        return tuple(feature.name for feature in self.features if feature.untrained)
+
+
+def save_result(result: RunResult, path: str | Path) -> Path:
+    """Write `result` to the file `path` (or to result.json in the folder `path`), atomically."""
+    file = _result_file(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    body = result.model_dump(mode="json", by_alias=True)
+    partial = file.with_name(f"{file.name}.tmp")
+    partial.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(file)
+    return file
+
+
+def load_result(path: str | Path) -> RunResult:
+    """Read one result from a file, or from result.json in a folder.
+
+    Raises:
+        SightlineError: missing, not JSON, another schema, or a field that is unknown, missing or
+            of the wrong type (named).
+    """
+    file = _result_file(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SightlineError(
+            f"{file}: no such file; expected the result of a finished run. Run its train and "
+            "evaluate stages first"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SightlineError(f"{file}: cannot be read ({error}); run the stage again") from error
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise SightlineError(
+            f"{file}: cut short or not JSON ({error}); run its evaluate stage again"
+        ) from error
+    found = body.get("schema") if isinstance(body, dict) else type(body).__name__
+    if found != SCHEMA:
+        raise SightlineError(
+            f"{file}: schema {found!r}, expected {SCHEMA!r}; run its evaluate stage again"
+        )
+    try:
+        return RunResult.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the result"
+        raise SightlineError(
+            f"{file}: {where}: {first['msg']}; run its evaluate stage again"
+        ) from error
+
+
+def load_results(paths: Iterable[str | Path]) -> list[RunResult]:
+    """Results of several files or folders, in the order given."""
+    return [load_result(path) for path in paths]
+
+
+def _result_file(path: str | Path) -> Path:
+    path = Path(path)
+    return path if path.suffix == ".json" else path / FILE_NAME

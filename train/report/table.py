@@ -1,0 +1,169 @@
+"""The table of a report: one row per run, mean ± sample standard deviation over its seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.cache import SightlineError
+from train.report.published import PublishedRow
+from train.report.results import RunResult
+
+# Of these a lower value is the better one; of every other task the higher.
+LOWER_IS_BETTER = frozenset({"alignment", "uniformity"})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A score over seeds. `sd` (n − 1 in the denominator) is None for one seed.
+
+    `mean` is None where a seed's score is not defined: never a mean over the others.
+    """
+
+    mean: float | None
+    sd: float | None
+    seeds: tuple[float, ...] = ()
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """Such as "84.12 ± 0.31"."""
+        if self.mean is None:
+            return "not defined"
+        return f"{self.mean:.2f}" if self.sd is None else f"{self.mean:.2f} ± {self.sd:.2f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run over its seeds, or one published row (`published` then names the paper)."""
+
+    name: str
+    objective: str
+    seeds: tuple[int, ...]
+    cells: Mapping[str, Cell]
+    untrained: tuple[str, ...] = ()
+    published: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader must know before comparing this row with another."""
+        marks = []
+        if self.untrained:
+            marks.append("untrained weights")
+        if self.published:
+            marks.append(f"published: {self.published}")
+        return tuple(marks)
+
+    @property
+    def label(self) -> str:
+        """The name with its marks in brackets."""
+        return f"{self.name} ({'; '.join(self.marks)})" if self.marks else self.name
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in the order of the runs' first results; `notes` are doubts about a row."""
+
+    tasks: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def best(self, task: str) -> float | None:
+        """The best mean among the measured rows, or None where there is nothing to compare."""
+        means = [
+            cell.mean
+            for row in self.rows
+            if not row.published and (cell := row.cells.get(task)) and cell.mean is not None
+        ]
+        if len(means) < 2:
+            return None
+        return min(means) if task in LOWER_IS_BETTER else max(means)
+
+
+def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] = ()) -> Table:
+    """The table of `results`, measured rows first, then published ones.
+
+    Raises:
+        SightlineError: no result, or one seed of a run twice.
+    """
+    if not results:
+        raise SightlineError("no results to report; run the train and evaluate stages first")
+    tasks = tuple(dict.fromkeys(task for result in results for task in result.scores))
+    runs: dict[str, list[RunResult]] = {}
+    for result in results:
+        runs.setdefault(result.run, []).append(result)
+    rows = [_measured(name, members, tasks) for name, members in runs.items()]
+    rows += [_published(row, tasks) for row in published]
+    notes = [note for name, members in runs.items() for note in _doubts(name, members)]
+    return Table(tasks, tuple(rows), tuple(notes))
+
+
+def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested parameters as {"train.learning_rate": 3e-5, …}."""
+    flat: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _measured(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
+    members = sorted(members, key=lambda result: result.seed)
+    seeds = tuple(result.seed for result in members)
+    if len(set(seeds)) < len(seeds):
+        twice = next(seed for seed in seeds if seeds.count(seed) > 1)
+        raise SightlineError(
+            f"run {name!r} has two results of seed {twice}; give each run and seed once"
+        )
+    untrained = dict.fromkeys(feature for result in members for feature in result.untrained)
+    cells = {
+        task: _cell(task, members)
+        for task in tasks
+        if any(task in result.scores for result in members)
+    }
+    return Row(name, members[0].objective, seeds, cells, tuple(untrained))
+
+
+def _cell(task: str, members: list[RunResult]) -> Cell:
+    scores = []
+    for result in members:
+        score = result.scores.get(task)
+        if score is None:
+            why = result.reasons.get(task, "it was not evaluated")
+            return Cell(None, None, reason=f"seed {result.seed}: {why}")
+        scores.append(score)
+    sd = statistics.stdev(scores) if len(scores) > 1 else None
+    return Cell(statistics.fmean(scores), sd, tuple(scores))
+
+
+def _published(row: PublishedRow, tasks: Sequence[str]) -> Row:
+    name = f"{row.model}, {row.data}" if row.data else row.model
+    cells = {
+        task: Cell(row.scores[task], row.std.get(task)) for task in tasks if task in row.scores
+    }
+    return Row(name, "", (), cells, published=row.source)
+
+
+def _doubts(name: str, members: list[RunResult]) -> list[str]:
+    """A mean over seeds says something only when the seeds differ in nothing else."""
+    notes = []
+    flat = [flatten(result.parameters) for result in members]
+    differing = sorted(
+        key
+        for key in set().union(*flat)
+        if key.rsplit(".", 1)[-1] != "seed"
+        and any(each.get(key) != flat[0].get(key) for each in flat)
+    )
+    if differing:
+        notes.append(f"the seeds of {name} differ in parameters: {', '.join(differing)}")
+    used = {
+        tuple(sorted((feature.name, feature.fingerprint) for feature in result.features))
+        for result in members
+    }
+    if len(used) > 1:
+        notes.append(f"the seeds of {name} learned from different feature sets")
+    return notes
