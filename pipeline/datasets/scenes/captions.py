@@ -1,0 +1,135 @@
+"""Words for scenes: what a caption says, and the sentence that says it, with its phrase spans."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+from pipeline.datasets.scenes.scene import Scene, Thing, relation
+from pipeline.datasets.scenes.vocabulary import (
+    ATTRIBUTES,
+    CONVERSE,
+    FRAMES,
+    NOUN_PHRASES,
+    RELATIONS,
+)
+
+_UNSAID = 0.25  # how often a caption leaves out a size or a texture
+
+
+class Mention(NamedTuple):
+    """A thing as a caption tells it.
+
+    Attributes:
+        thing: the whole thing, said or not.
+        said: the attributes that the caption tells; shape and colour always.
+    """
+
+    thing: Thing
+    said: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Description:
+    """The meaning of a caption.
+
+    Attributes:
+        mentions: the things, in the order of the sentence.
+        relation: where the first is as seen from the second; None for a single thing.
+    """
+
+    mentions: tuple[Mention, ...]
+    relation: str | None
+
+    def turned(self) -> Description:
+        """The same meaning told from the second thing: left of becomes right of."""
+        if self.relation is None:
+            return self
+        one, other, *rest = self.mentions
+        return Description((other, one, *rest), CONVERSE[self.relation])
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A sentence and where it tells of each thing.
+
+    Attributes:
+        text: the sentence.
+        spans: characters [start, end) of each mention's noun phrase, in the mentions' order.
+        words: the words chosen for attributes and relations.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    words: frozenset[str]
+
+
+def describe(scene: Scene, random: Random) -> tuple[Description, list[int]]:
+    """One way to tell a scene: what is said, and which thing of the scene each mention is."""
+    order = list(range(len(scene.things)))
+    random.shuffle(order)
+    placed = [scene.things[i] for i in order]
+    mentions = tuple(Mention(there.thing, random_said(random)) for there in placed)
+    where = relation(placed[0], placed[1]) if len(placed) > 1 else None
+    return Description(mentions, where), order
+
+
+def random_said(random: Random) -> frozenset[str]:
+    """The attributes that a mention tells."""
+    return frozenset(
+        name for name in Thing._fields if name in ("shape", "colour") or random.random() > _UNSAID
+    )
+
+
+def write(description: Description, random: Random, avoid: Collection[str] = ()) -> Caption:
+    """Write a caption: every word is chosen among its synonyms at random, except for ``avoid``.
+
+    One caption never uses two words for one value. A relation may be told from either side.
+    """
+    if random.random() < 0.5:
+        swapped = True
+        told = description.turned()
+    else:
+        swapped = False
+        told = description
+    chosen: dict[tuple[str, str], str] = {}
+
+    def word(attribute: str, name: str) -> str:
+        key = (attribute, name)
+        if key not in chosen:
+            values = RELATIONS if attribute == "relation" else ATTRIBUTES[attribute]
+            words = next(value.words for value in values if value.name == name)
+            chosen[key] = random.choice([w for w in words if w not in avoid] or list(words))
+        return chosen[key]
+
+    phrases = [_noun_phrase(mention, word, random) for mention in told.mentions]
+    frame = random.choice(FRAMES[len(phrases)])
+    if told.relation is not None:
+        frame = frame.replace("{rel}", word("relation", told.relation))
+    text, spans = _fill(frame, phrases)
+    if swapped and description.relation is not None:
+        spans = [spans[1], spans[0], *spans[2:]]
+    return Caption(text, tuple(spans), frozenset(chosen.values()))
+
+
+def _noun_phrase(mention: Mention, word, random: Random) -> str:
+    parts = {
+        name: word(name, value) if name in mention.said else ""
+        for name, value in mention.thing._asdict().items()
+    }
+    return " ".join(random.choice(NOUN_PHRASES).format(**parts).split())
+
+
+def _fill(frame: str, phrases: list[str]) -> tuple[str, list[tuple[int, int]]]:
+    spans = [(0, 0)] * len(phrases)
+    text = ""
+    for piece in frame.replace("}", "{").split("{"):
+        if piece.isdigit():
+            start = len(text)
+            text += phrases[int(piece)]
+            spans[int(piece)] = (start, len(text))
+        else:
+            text += piece
+    return text, spans

@@ -1,0 +1,133 @@
+"""Graded similarity (0–5) of two captions by what they mean, and balanced sets of such pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import permutations
+from random import Random
+from typing import NamedTuple
+
+from pipeline.datasets.scenes.captions import Description, Mention, describe, random_said, write
+from pipeline.datasets.scenes.scene import Thing, owner, random_scene
+from pipeline.datasets.scenes.vocabulary import ATTRIBUTES, RELATIONS, WEIGHTS
+
+HIGHEST = 5.0
+_RELATION_SHARE = 0.1  # of the similarity of two captions that tell a relation
+_LEVELS = 11  # grades aimed at in turn: 0, 0.5, … 5
+_CANDIDATES = 12
+
+
+class GradedPair(NamedTuple):
+    """Two sentences and how much they mean the same, 0–5."""
+
+    score: float
+    sentence1: str
+    sentence2: str
+
+
+def similarity(one: Description, other: Description) -> float:
+    """How much two captions mean the same: 0–5, symmetric, 5 for the same meaning.
+
+    The things are matched one to one in the best way. Each attribute that both tell counts 1 or
+    0 by `WEIGHTS`, one that only one of them tells counts half, one that neither tells is left
+    out. The relation, where there is one, takes a tenth.
+    """
+    if len(one.mentions) > len(other.mentions):
+        one, other = other, one
+    longest = len(other.mentions)
+    best = 0.0
+    for match in permutations(range(longest), len(one.mentions)):
+        things = sum(
+            _thing_similarity(mention, other.mentions[j])
+            for mention, j in zip(one.mentions, match, strict=True)
+        )
+        total = things / longest
+        if one.relation is not None or other.relation is not None:
+            total *= 1 - _RELATION_SHARE
+            total += _RELATION_SHARE * _relation_similarity(one, other, match)
+        best = max(best, total)
+    return HIGHEST * best
+
+
+def _thing_similarity(one: Mention, other: Mention) -> float:
+    got = possible = 0.0
+    for name, weight in WEIGHTS.items():
+        told = (name in one.said) + (name in other.said)
+        if not told:
+            continue
+        possible += weight
+        if told == 1:
+            got += weight / 2
+        elif getattr(one.thing, name) == getattr(other.thing, name):
+            got += weight
+    return got / possible
+
+
+def _relation_similarity(one: Description, other: Description, match: tuple[int, ...]) -> float:
+    if one.relation is None or other.relation is None:
+        return 0.5
+    if set(match[:2]) != {0, 1}:
+        return 0.5  # they tell of other couples, which says nothing about this one
+    told = other if match[0] == 0 else other.turned()
+    return float(one.relation == told.relation)
+
+
+def graded_pairs(
+    count: int, split: str, random: Random, taken: Collection[str]
+) -> list[GradedPair]:
+    """Pairs of captions whose grades are spread evenly from 0 to 5.
+
+    The things of both sentences belong to ``split`` (see `scene.owner`). The two sentences of a
+    pair share no word for an attribute or a relation, whatever their grade: where they mean the
+    same they use the synonyms. Thus the words in common say nothing about the grade.
+
+    Args:
+        taken: sentences that may not be used (of pictures, and of the other splits).
+    """
+    pairs: list[GradedPair] = []
+    seen = set(taken)
+    while len(pairs) < count:
+        pair = _pair(HIGHEST * (len(pairs) % _LEVELS) / (_LEVELS - 1), split, random)
+        if pair.sentence1 in seen or pair.sentence2 in seen or pair.sentence1 == pair.sentence2:
+            continue
+        seen.update(pair[1:])
+        pairs.append(pair)
+    return pairs
+
+
+def _pair(target: float, split: str, random: Random) -> GradedPair:
+    first, _ = describe(random_scene(random, split), random)
+    candidates = [first] if target == HIGHEST else []
+    while len(candidates) < (1 if target == HIGHEST else _CANDIDATES):
+        changed = _changed(first, 1 - target / HIGHEST, random)
+        if owner(tuple(mention.thing for mention in changed.mentions)) == split:
+            candidates.append(changed)
+    scores = [similarity(first, candidate) for candidate in candidates]
+    nearest = min(range(len(scores)), key=lambda i: abs(scores[i] - target))
+    one = write(first, random)
+    other = write(candidates[nearest], random, avoid=one.words)
+    return GradedPair(scores[nearest], one.text, other.text)
+
+
+def _changed(description: Description, share: float, random: Random) -> Description:
+    """A copy with about ``share`` of its attributes changed, told in another order."""
+    mentions = [
+        Mention(
+            Thing(
+                *(
+                    _another(name, value, random) if random.random() < share else value
+                    for name, value in mention.thing._asdict().items()
+                )
+            ),
+            random_said(random) if random.random() < share else mention.said,
+        )
+        for mention in description.mentions
+    ]
+    where = description.relation
+    if where is not None and random.random() < share:
+        where = random.choice([value.name for value in RELATIONS if value.name != where])
+    return Description(tuple(mentions), where)
+
+
+def _another(attribute: str, value: str, random: Random) -> str:
+    return random.choice([v.name for v in ATTRIBUTES[attribute] if v.name != value])
