@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -73,3 +73,24 @@ def _lines(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[i
         )
 
     yield advance
+
+
+class PhaseProgress:
+    """`progress` for code that reports ``(what, done, total)``: a new bar for each ``what``."""
+
+    def __init__(self, unit: str = "rows") -> None:
+        self._unit = unit
+        self._stack = ExitStack()
+        self._what = ""
+        self._done = 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what != self._what:
+            self._stack.close()
+            self._what, self._done = what, 0
+            self._advance = self._stack.enter_context(progress(what, total, self._unit))
+        self._advance(done - self._done)
+        self._done = done
+        if done >= total:
+            self._stack.close()
+            self._what = ""

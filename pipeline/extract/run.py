@@ -260,7 +260,8 @@ def _decoded(
 
     from pipeline.extract.decode import DecodedBatches, decode_worker_init
 
-    entries = [[(paths[key.tobytes()], key.tobytes()) for key in batch.keys] for batch in batches]
+    # only the last batch of a plan is short, so the batches follow each other without a gap
+    entries = [(paths[key.tobytes()], key.tobytes()) for batch in batches for key in batch.keys]
     dataset = DecodedBatches(entries, batch_size, encoder.preprocessing, settings.max_pixels)
     workers = min(settings.workers, len(batches))
     return DataLoader(

@@ -1,0 +1,65 @@
+"""The `sightline` command: parse, call one function, print. Heavy imports wait for the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from pipeline.cli import cache, doctor, evaluate, extract, prepare, stage, tokens, train
+
+app = typer.Typer(
+    name="sightline",
+    help="Train sentence encoders that have seen what sentences talk about.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(prepare.app, name="prepare")
+app.add_typer(extract.app, name="extract")
+app.command("tokens")(tokens.tokens)
+app.command("train")(train.train)
+app.add_typer(evaluate.app, name="evaluate")
+app.add_typer(cache.app, name="cache")
+app.add_typer(stage.app, name="stage")
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 misuse, 130 interrupted."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except KeyboardInterrupt:
+        _fail("interrupted: what was finished is kept; run the same command again to go on", 130)
+    except Exception as error:
+        message = _message(error)
+        if message is None:
+            raise  # our own mistake: the traceback is what a report of it needs
+        _fail(f"error: {message}", 1)
+
+
+def _message(error: Exception) -> str | None:
+    """What a user is told about an error of theirs or of the system; None for any other."""
+    from pipeline.cache.errors import SightlineError  # not above: `--help` needs none of it
+
+    if isinstance(error, SightlineError):
+        return str(error)
+    if isinstance(error, OSError):
+        # disk full, no permission, a device that went away: the system's reason says it all
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}; what was published before is intact"
+    return None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, code: int) -> None:
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(code)

@@ -1,0 +1,167 @@
+"""`sightline extract`: run one frozen model over images or texts, on explicit paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.options import DEVICE, JSON, OUT, print_json
+
+if TYPE_CHECKING:
+    pass
+
+app = typer.Typer(help="Run one frozen model into a feature set.", no_args_is_help=True)
+
+_WEIGHTS = Annotated[
+    str, typer.Option(help="pretrained:TAG, file:PATH or random:SEED.", show_default=False)
+]
+_TEXTS = Annotated[
+    Path,
+    typer.Option(help="A text file, one a line, or a captions or sentences manifest (Parquet)."),
+]
+_PRECISION = Annotated[str, typer.Option(help="fp32, bf16 or fp16: the arithmetic.")]
+_DTYPE = Annotated[str, typer.Option(help="float16 or float32: what is stored.")]
+_BATCH = Annotated[int, typer.Option(min=1, help="Rows of a batch; part of the plan.")]
+_WORKERS = Annotated[int, typer.Option(min=0, help="Decode processes.")]
+_MAX_FAILED = Annotated[float, typer.Option(min=0, max=1, help="Share of rows that may fail.")]
+
+
+@app.command()
+def image(
+    images: Annotated[
+        Path, typer.Option(help="A folder of images, or an images manifest (Parquet).")
+    ],
+    encoder: Annotated[str, typer.Option(help="resnet50, ViT-B-32, … or a model config (JSON).")],
+    weights: _WEIGHTS,
+    out: OUT,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that the manifest's paths are relative to.")
+    ] = None,
+    device: DEVICE = "auto",
+    precision: _PRECISION = "fp32",
+    dtype: _DTYPE = "float16",
+    batch_size: _BATCH = 64,
+    workers: _WORKERS = 2,
+    max_failed: _MAX_FAILED = 0.01,
+    as_json: JSON = False,
+) -> None:
+    """Encode images with a ResNet or a CLIP.
+
+    Example: sightline extract image --images photos --encoder resnet50 --weights random:0
+    --out features/resnet50
+    """
+    from pipeline.encoders.registry import build_image_encoder, named_encoder
+    from pipeline.extract.inputs import image_entries_of
+    from pipeline.extract.run import extract_images
+
+    config = named_encoder(encoder, weights, "image")
+    entries = image_entries_of(images, root)
+    settings, where = _settings(
+        device, precision, dtype, batch_size, workers=workers, max_failed=max_failed
+    )
+    summary = extract_images(entries, build_image_encoder(config, where, precision), out, settings)
+    _print(summary, out, as_json)
+
+
+@app.command()
+def text(
+    texts: _TEXTS,
+    encoder: Annotated[str, typer.Option(help="An open_clip model, or its config (JSON).")],
+    weights: _WEIGHTS,
+    out: OUT,
+    device: DEVICE = "auto",
+    precision: _PRECISION = "fp32",
+    dtype: _DTYPE = "float16",
+    batch_size: _BATCH = 64,
+    as_json: JSON = False,
+) -> None:
+    """Encode texts with a CLIP's text tower.
+
+    Example: sightline extract text --texts captions.txt --encoder ViT-B-32 --weights random:0
+    --out features/clip-text
+    """
+    from pipeline.encoders.registry import build_text_encoder, named_encoder
+    from pipeline.extract.inputs import texts_in
+    from pipeline.extract.run import extract_texts
+
+    config = named_encoder(encoder, weights, "text")
+    settings, where = _settings(device, precision, dtype, batch_size)
+    model = build_text_encoder(config, where, precision)
+    _print(extract_texts(texts_in(texts), model, out, settings, "text"), out, as_json)
+
+
+@app.command()
+def teacher(
+    texts: _TEXTS,
+    encoder: Annotated[str, typer.Option(help="Folder of a Hugging Face encoder, or a hub name.")],
+    out: OUT,
+    weights: Annotated[
+        str, typer.Option(help="pretrained[:REVISION], file:PATH or random:SEED.")
+    ] = "pretrained",
+    pooling: Annotated[
+        str, typer.Option(help="cls (raw last layer), pooler, mean or first_last_mean.")
+    ] = "cls",
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens at most; default: the encoder's own.")
+    ] = None,
+    device: DEVICE = "auto",
+    precision: _PRECISION = "fp32",
+    dtype: _DTYPE = "float16",
+    batch_size: _BATCH = 64,
+    as_json: JSON = False,
+) -> None:
+    """Encode texts with a teacher: any Hugging Face encoder.
+
+    Example: sightline extract teacher --texts captions.txt --encoder princeton-nlp/sup-simcse-bert
+    --out features/simcse
+    """
+    from pipeline.encoders.registry import build_text_encoder, named_encoder
+    from pipeline.extract.inputs import texts_in
+    from pipeline.extract.run import extract_texts
+
+    config = named_encoder(encoder, weights, "teacher", pooling=pooling, max_length=max_length)
+    settings, where = _settings(device, precision, dtype, batch_size)
+    model = build_text_encoder(config, where, precision)
+    _print(extract_texts(texts_in(texts), model, out, settings, "teacher"), out, as_json)
+
+
+def _settings(device: str, precision: str, dtype: str, batch_size: int, **others):
+    from pipeline.encoders.device import check_precision, resolve_device
+    from pipeline.extract.run import ExtractSettings
+
+    if dtype not in ("float16", "float32"):
+        raise typer.BadParameter(
+            f"found {dtype!r}, expected float16 or float32", param_hint="dtype"
+        )
+    where = resolve_device(device)
+    settings = ExtractSettings(
+        batch_size=batch_size,
+        dtype=dtype,  # pyright: ignore[reportArgumentType]
+        precision=check_precision(precision),
+        device=str(where),
+        **others,
+    )
+    return settings, where
+
+
+def _print(summary, out: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "out": out.as_posix(),
+                "rows": summary.record.rows,
+                "computed": summary.computed,
+                "resumed": summary.resumed,
+                "failed": summary.failed,
+                "seconds": round(summary.seconds, 3),
+                "untrained": summary.record.spec.encoder.untrained,
+                "fingerprint": summary.record.fingerprint,
+                "content_digest": summary.record.content_digest,
+            }
+        )
+        return
+    for line in summary.replaced:
+        print(f"  computed anew, since {line}")
+    print(f"{out}: {summary}")

@@ -1,0 +1,30 @@
+"""Options that several commands share, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
+DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+PARAMS = Annotated[Path, typer.Option("--params", help="Parameter file of the graph.")]
+
+
+def print_json(value: Any) -> None:
+    """Print ``value`` as indented JSON on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False))
+
+
+def pairs_of(given: list[str], option: str) -> dict[str, str]:
+    """``NAME=VALUE`` options as a dictionary; misuse (exit code 2) for anything else."""
+    pairs: dict[str, str] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not (name and equals and value):
+            raise typer.BadParameter(f"found {each!r}, expected NAME=VALUE", param_hint=option)
+        pairs[name] = value
+    return pairs

@@ -1,0 +1,136 @@
+"""`sightline prepare`: turn a data set into manifests, on explicit paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.cli.options import JSON, OUT, pairs_of, print_json
+
+app = typer.Typer(help="Turn a data set into manifests.", no_args_is_help=True)
+
+_IMAGES = Annotated[Path, typer.Option(help="Folder of images.")]
+_STRICT = Annotated[bool, typer.Option("--strict", help="Make every problem an error.")]
+_SPLITS = Annotated[
+    list[str], typer.Option("--split", help="NAME=FILE with the image names of a split; repeat.")
+]
+
+
+@app.command()
+def pairs(
+    images: _IMAGES,
+    captions: Annotated[
+        Path, typer.Option(help="name.jpg#k<TAB>caption, or CSV, TSV or JSONL with a header.")
+    ],
+    out: OUT,
+    split: _SPLITS = [],  # noqa: B006
+    strict: _STRICT = False,
+    as_json: JSON = False,
+) -> None:
+    """Any folder of images with a captions file.
+
+    Example: sightline prepare pairs --images photos --captions captions.csv --out data/mine
+    """
+    splits = pairs_of(split, "--split") or None
+    given = {"images": images, "captions": captions, "splits": splits, "strict": strict}
+    _prepare("pairs", given, out, as_json)
+
+
+@app.command()
+def flickr30k(
+    images: _IMAGES,
+    out: OUT,
+    captions: Annotated[Path | None, typer.Option(help="results_20130124.token")] = None,
+    split: _SPLITS = [],  # noqa: B006
+    karpathy: Annotated[Path | None, typer.Option(help="dataset_flickr30k.json")] = None,
+    strict: _STRICT = False,
+    as_json: JSON = False,
+) -> None:
+    """Flickr30k, with the split lists of Entities or Karpathy's JSON.
+
+    Example: sightline prepare flickr30k --images flickr30k-images
+    --captions results_20130124.token --split train=train.txt --split dev=val.txt
+    --split test=test.txt --out data/flickr30k
+    """
+    given = {
+        "images": images,
+        "captions": captions,
+        "splits": pairs_of(split, "--split") or None,
+        "karpathy": karpathy,
+        "strict": strict,
+    }
+    _prepare("flickr30k", given, out, as_json)
+
+
+@app.command()
+def coco(
+    images: _IMAGES,
+    captions: Annotated[
+        list[str], typer.Option(help="SPLIT=FILE, as train=captions_train2017.json; repeat.")
+    ],
+    out: OUT,
+    strict: _STRICT = False,
+    as_json: JSON = False,
+) -> None:
+    """MS COCO captions.
+
+    Example: sightline prepare coco --images coco --captions train=captions_train2017.json
+    --out data/coco
+    """
+    given = {"images": images, "captions": pairs_of(captions, "--captions"), "strict": strict}
+    _prepare("coco", given, out, as_json)
+
+
+@app.command()
+def sentences(
+    path: Annotated[Path, typer.Option(help="A UTF-8 text file, one sentence a line.")],
+    out: OUT,
+    as_json: JSON = False,
+) -> None:
+    """Plain sentences, one a line: Wiki1M and the like.
+
+    Example: sightline prepare sentences --path wiki1m_for_simcse.txt --out data/wiki
+    """
+    _prepare("sentences", {"path": path}, out, as_json)
+
+
+@app.command()
+def scenes(
+    out: OUT,
+    count: Annotated[
+        int | None, typer.Option("--scenes", min=1, help="Pictures to draw; default: the demo's.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: JSON = False,
+) -> None:
+    """Draw the built-in demo data and train its small encoders on it.
+
+    Example: sightline prepare scenes --scenes 200 --out data/scenes
+    """
+    given = {"seed": seed} if count is None else {"scenes": count, "seed": seed}
+    _prepare("scenes", given, out, as_json)
+
+
+def _prepare(kind: str, given: dict[str, Any], out: Path, as_json: bool) -> None:
+    from pydantic import ValidationError
+
+    from pipeline.datasets.base import DatasetError
+    from pipeline.datasets.registry import prepare, source_type
+    from pipeline.progress import PhaseProgress
+
+    try:
+        source = source_type(kind).model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"--{part}: " for part in first["loc"][:1])
+        message = first["msg"].removeprefix("Value error, ")
+        raise DatasetError(f"{kind}: {where}{message}") from error
+    report = prepare(kind, source, out, PhaseProgress())
+    if as_json:
+        print_json({"counts": report.counts, "problem_counts": report.problem_counts})
+        return
+    print(f"{out}: {report.summary()}")
+    if report.problems:
+        print(f"  each of them is named in {out / 'report.json'}")

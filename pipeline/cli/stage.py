@@ -1,0 +1,129 @@
+"""`sightline stage`: the stages of dvc.yaml, which read params.yaml and write where DVC looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.options import PARAMS
+
+if TYPE_CHECKING:
+    from pipeline.params import Params
+
+app = typer.Typer(help="One stage of the graph, as `dvc repro` runs it.", no_args_is_help=True)
+
+_DATASET = Annotated[str, typer.Argument(help="Name under `datasets`.")]
+_ENCODER = Annotated[str, typer.Argument(help="Name under `encoders`.")]
+_RUN = Annotated[str, typer.Argument(help="Name under `runs`.")]
+_SEED = Annotated[int, typer.Argument(min=0)]
+_FILE: Path = Path("params.yaml")
+
+
+@app.command()
+def prepare(dataset: _DATASET, params: PARAMS = _FILE) -> None:
+    """Manifests of one data set.
+
+    Example: sightline stage prepare scenes
+    """
+    from pipeline import stages
+
+    print(stages.prepare(_load(params), dataset))
+
+
+@app.command("image-features")
+def image_features(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE) -> None:
+    """Features of every image, by one image encoder.
+
+    Example: sightline stage image-features scenes clip
+    """
+    from pipeline import stages
+
+    print(f"{dataset}/image/{encoder}: {stages.image_features(_load(params), dataset, encoder)}")
+
+
+@app.command("text-features")
+def text_features(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE) -> None:
+    """Features of every caption, by a CLIP's text tower.
+
+    Example: sightline stage text-features scenes clip
+    """
+    from pipeline import stages
+
+    summary = stages.text_features(_load(params), dataset, encoder, "text")
+    print(f"{dataset}/text/{encoder}: {summary}")
+
+
+@app.command()
+def teachers(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE) -> None:
+    """Features of every caption, by one teacher.
+
+    Example: sightline stage teachers scenes similarity
+    """
+    from pipeline import stages
+
+    summary = stages.text_features(_load(params), dataset, encoder, "teacher")
+    print(f"{dataset}/teacher/{encoder}: {summary}")
+
+
+@app.command()
+def tokens(params: PARAMS = _FILE) -> None:
+    """Every training text in the student's tokens.
+
+    Example: sightline stage tokens
+    """
+    from pipeline import stages
+
+    print(stages.tokens(_load(params)))
+
+
+@app.command()
+def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
+    """Train one run with one seed.
+
+    Example: sightline stage train mcse-clip 0
+    """
+    from pipeline import stages
+
+    print(stages.train(_load(params), run, seed))
+
+
+@app.command()
+def evaluate(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
+    """Score one trained run.
+
+    Example: sightline stage evaluate mcse-clip 0
+    """
+    from pipeline import stages
+
+    print(stages.evaluate(_load(params), run, seed))
+
+
+@app.command()
+def report(
+    params: PARAMS = _FILE,
+    seed: Annotated[int | None, typer.Option(help="Only this seed; default: all.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the report.")] = Path("report"),
+) -> None:
+    """Compare every run in tables, plots and one HTML page.
+
+    Example: sightline stage report --seed 0
+    """
+    from pipeline import stages
+
+    stages.report(_load(params), seed, out)
+
+
+def _load(path: Path) -> Params:
+    """The parameters, once it is clear that this is the root of a DVC repository."""
+    from pipeline.params import ParamsError, load_params
+
+    params = load_params(path)
+    if not Path(".dvc").is_dir():
+        raise ParamsError(
+            f"{Path.cwd()}: not a DVC repository (no .dvc here). Run stages in the root of a clone "
+            "of Sightline, or make one with `git init && dvc init`; the commands that take "
+            "explicit paths work anywhere (`sightline --help`)."
+        )
+    return params

@@ -1,0 +1,33 @@
+"""`sightline tokens`: tokenise texts for one student, on explicit paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import OUT
+
+
+def tokens(
+    texts: Annotated[
+        list[Path],
+        typer.Option(help="A captions or sentences manifest, or a text file; repeat."),
+    ],
+    student: Annotated[str, typer.Option(help="Folder of an encoder, or its name on the hub.")],
+    out: OUT,
+    max_length: Annotated[
+        int, typer.Option(min=3, help="Tokens of a training text, special tokens included.")
+    ] = 32,
+) -> None:
+    """Tokenise training texts, once.
+
+    Example: sightline tokens --texts data/mine/captions.parquet --student bert-base-uncased
+    --out data/tokens/bert
+    """
+    from pipeline.extract.inputs import texts_in
+    from pipeline.tokens import tokenize
+
+    every = [text for path in texts for text in texts_in(path)]
+    print(f"{out}: {tokenize(every, student, max_length, out):,} distinct texts")

@@ -1,0 +1,99 @@
+"""`sightline train`: one training run on explicit paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.cli.options import DEVICE, JSON, OUT, pairs_of, print_json
+
+
+def train(
+    objective: Annotated[str, typer.Option(help="Name of an objective, such as simcse or mcse.")],
+    student: Annotated[str, typer.Option(help="Folder of an encoder, or its name on the hub.")],
+    tokens: Annotated[Path, typer.Option(help="Token set of every training text.")],
+    out: OUT,
+    captions: Annotated[Path | None, typer.Option(help="Captions manifest.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Images manifest.")] = None,
+    sentences: Annotated[Path | None, typer.Option(help="Sentences manifest.")] = None,
+    features: Annotated[
+        list[str], typer.Option(help="SLOT=FOLDER of a feature set that it needs; repeat.")
+    ] = [],  # noqa: B006
+    dev: Annotated[
+        Path | None, typer.Option(help="Similarity TSV or SentEval folder that selects the best.")
+    ] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="NAME=VALUE of an objective's parameter; repeat.")
+    ] = [],  # noqa: B006
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    pooling: Annotated[str, typer.Option(help="cls, pooler, mean or first_last_mean.")] = "cls",
+    max_length: Annotated[int, typer.Option(min=3, help="Tokens of a training text.")] = 32,
+    layers: Annotated[int | None, typer.Option(min=1, help="Keep the first N layers.")] = None,
+    batch_size: Annotated[int, typer.Option(min=2)] = 64,
+    learning_rate: Annotated[float, typer.Option(min=0)] = 3e-5,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1)] = None,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    eval_steps: Annotated[int, typer.Option(min=1)] = 125,
+    device: DEVICE = "auto",
+    as_json: JSON = False,
+) -> None:
+    """Fine-tune a student from cached features. Killed halfway, the same command goes on.
+
+    Example: sightline train --objective mcse --set image=clip --features image=features/clip
+    --captions data/mine/captions.parquet --images data/mine/images.parquet --tokens tokens
+    --student bert-base-uncased --epochs 3 --out runs/mcse
+    """
+    import yaml
+    from pydantic import ValidationError
+
+    from pipeline.cache import SightlineError
+    from train.config import PairSource, RunSpec, StudentConfig, TextSource, TrainConfig
+    from train.run import train_run
+
+    if (captions is None) != (images is None):
+        raise typer.BadParameter("--captions and --images go together", param_hint="--captions")
+    optimisation: dict[str, Any] = {
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "max_steps": max_steps,
+        "epochs": epochs if epochs or max_steps else 3,
+        "precision": precision,
+        "eval_steps": eval_steps,
+        "device": device,
+    }
+    try:
+        spec = RunSpec(
+            run=out.name,
+            student=StudentConfig.model_validate(
+                {
+                    "name": Path(student).name,
+                    "model": student,
+                    "pooling": pooling,
+                    "max_length": max_length,
+                    "layers": layers,
+                }
+            ),
+            train=TrainConfig.model_validate(optimisation),
+            objective=objective,
+            parameters={k: yaml.safe_load(v) for k, v in pairs_of(set_, "--set").items()},
+            seed=seed,
+            pairs=PairSource(captions=captions, images=images, tokens=tokens)
+            if captions and images
+            else None,
+            text=TextSource(sentences=sentences, tokens=tokens) if sentences else None,
+            features={k: Path(v) for k, v in pairs_of(features, "--features").items()},
+            dev=dev,
+            out=out,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"][-1:])
+        raise SightlineError(where + first["msg"].removeprefix("Value error, ")) from error
+    summary = train_run(spec)
+    if as_json:
+        print_json(summary.to_json())
+    else:
+        print(summary)

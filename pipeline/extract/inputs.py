@@ -1,0 +1,72 @@
+"""What to extract from: folders, text files and manifests, as commands name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.cache import IMAGES, SightlineError, read_manifest
+from pipeline.extract.run import ImageEntry
+
+
+def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]:
+    """The images of a folder and its subfolders, or of a manifest.
+
+    Args:
+        images: a folder, or an images manifest (Parquet).
+        root: folder that a manifest's paths are relative to.
+
+    Raises:
+        SightlineError: nothing there, no image in the folder, or a manifest without a root.
+    """
+    if images.is_dir():
+        from pipeline.datasets.base import PrepareReport
+        from pipeline.datasets.images import scan_images
+
+        found = scan_images(images, PrepareReport("images"))
+        keys = [key.tobytes() for key in found.keys]
+        return [ImageEntry(images / path, key) for path, key in zip(found.paths, keys, strict=True)]
+    if not images.exists():
+        raise SightlineError(f"{images}: no such folder or manifest")
+    if root is None:
+        raise SightlineError(
+            f"{images}: a manifest's paths are relative to its image folder; name it with --root"
+        )
+    return entries_of_manifest(images, root)
+
+
+def entries_of_manifest(manifest: Path, root: Path) -> list[ImageEntry]:
+    """The images of a manifest, with their paths below ``root``.
+
+    Raises:
+        SightlineError: the manifest is missing or of another kind, or ``root`` is no folder.
+    """
+    if not root.is_dir():
+        raise SightlineError(f"{root}: no such image folder; check where the images are")
+    table = read_manifest(manifest, IMAGES)
+    paths, keys = table["path"].to_pylist(), table["key"].to_pylist()
+    return [ImageEntry(root / path, key) for path, key in zip(paths, keys, strict=True)]
+
+
+def texts_in(path: Path) -> list[str]:
+    """The texts of a file: a Parquet table with a column ``text``, or one text a line (UTF-8).
+
+    Raises:
+        SightlineError: no such file, no column ``text``, not UTF-8, or no text in it.
+    """
+    if not path.is_file():
+        raise SightlineError(f"{path}: no such file; expected texts, one a line, or a manifest")
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        columns = pq.read_schema(path).names
+        if "text" not in columns:
+            raise SightlineError(f"{path}: has columns {', '.join(columns)}, expected `text`")
+        texts = pq.read_table(path, columns=["text"])["text"].to_pylist()
+    else:
+        from pipeline.datasets.base import read_lines
+
+        texts = [line.strip() for line in read_lines(path)]
+    texts = [text for text in texts if text]
+    if not texts:
+        raise SightlineError(f"{path}: holds no text")
+    return texts

@@ -1,0 +1,38 @@
+"""Where the graph keeps its files, relative to the root of the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.datasets.base import Source
+
+
+def dataset_folder(dataset: str) -> Path:
+    """Manifests of a data set, and what a generated one consists of."""
+    return Path("data/datasets") / dataset
+
+
+def image_root(dataset: str, source: Source) -> Path:
+    """The folder that the paths of a data set's image manifest are relative to."""
+    root = getattr(source, "images", None)
+    return Path(root) if root is not None else dataset_folder(dataset) / "images"
+
+
+def features_folder(dataset: str, kind: str, encoder: str) -> Path:
+    """One feature set."""
+    return Path("data/features") / dataset / kind / encoder
+
+
+def tokens_folder(student: str) -> Path:
+    """Every training text, tokenised for one student."""
+    return Path("data/tokens") / student
+
+
+def run_folder(run: str, seed: int) -> Path:
+    """One training run: checkpoints, log and the finished model."""
+    return Path("runs") / run / f"seed-{seed}"
+
+
+def result_file(run: str, seed: int) -> Path:
+    """The scores of one training run."""
+    return Path("results") / run / f"seed-{seed}.json"

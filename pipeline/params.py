@@ -1,0 +1,267 @@
+"""params.yaml: one pydantic model for everything that a run of the graph is told."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from pipeline.cache.errors import SightlineError
+from pipeline.cache.record import DTypeName
+from pipeline.datasets.base import Source
+from pipeline.datasets.registry import KINDS, source_type
+from pipeline.encoders.config import EncoderConfig
+from train.config import Precision, StudentConfig, TrainConfig
+
+FILE_NAME = "params.yaml"
+
+
+class ParamsError(SightlineError):
+    """params.yaml is missing, not YAML, or says something that it cannot say."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Graph(_Strict):
+    """What `dvc repro` runs.
+
+    Attributes:
+        pairs: data set whose images and captions the paired batches come from.
+        text: data set whose sentences the text-only batches come from.
+        image_encoders, text_encoders, teachers: names under `encoders` to run over `pairs`.
+        seeds: one training of every run for each.
+        demo_seed: the one whose results `make demo` shows.
+    """
+
+    pairs: str
+    text: str
+    image_encoders: list[str] = []
+    text_encoders: list[str] = []
+    teachers: list[str] = []
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    demo_seed: int = 0
+
+
+class Encoders(_Strict):
+    """The frozen models, by the names that runs and folders call them."""
+
+    image: dict[str, EncoderConfig] = {}
+    text: dict[str, EncoderConfig] = {}
+    teacher: dict[str, EncoderConfig] = {}
+
+
+class Extract(_Strict):
+    """How the frozen models are run; see `pipeline.extract.run.ExtractSettings`."""
+
+    device: str = "auto"
+    precision: Precision = "fp32"
+    dtype: DTypeName = "float16"
+    batch_size: int = Field(default=64, ge=1, le=4096)
+    workers: int = Field(default=2, ge=0, le=256)
+    max_failed: float = Field(default=0.01, ge=0, le=1)
+
+
+class Evaluation(_Strict):
+    """What runs are selected and scored on.
+
+    Each is a graded similarity file (``score<TAB>sentence1<TAB>sentence2``) or a folder in
+    SentEval's layout (``downstream/STS/…``).
+    """
+
+    dev: Path
+    test: Path
+
+
+class Run(_Strict):
+    """One system: an objective and its parameters.
+
+    Attributes:
+        label: how reports call it; default: its name.
+        objective: name in the registry of `train.objectives`.
+        parameters: the objective's own, the names of its encoders among them; it checks them.
+        train: parameters of `train` that this run has its own values for.
+    """
+
+    label: str | None = None
+    objective: str
+    parameters: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+
+
+class Report(_Strict):
+    """What the report compares.
+
+    Attributes:
+        title: its heading.
+        baseline: run that gains are measured from.
+        control: run that has lost its signal on purpose, if there is one.
+        gain: run whose gain over the baseline `control` should not reach.
+    """
+
+    title: str
+    baseline: str
+    gain: str | None = None
+    control: str | None = None
+
+
+class Params(_Strict):
+    """The whole of params.yaml."""
+
+    datasets: dict[str, dict[str, Any]]
+    graph: Graph
+    encoders: Encoders
+    extract: Extract = Extract()
+    student: StudentConfig
+    train: TrainConfig
+    evaluation: Evaluation
+    runs: dict[str, Run]
+    report: Report
+
+    @field_validator("datasets")
+    @classmethod
+    def _known_sources(cls, datasets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Source]]:
+        for kind in datasets:
+            if kind not in KINDS:
+                raise ValueError(_unknown(kind, KINDS, "kind of data set"))
+        return {
+            kind: {name: source_type(kind).model_validate(given) for name, given in some.items()}
+            for kind, some in datasets.items()
+        }
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Params:
+        datasets = {name for some in self.datasets.values() for name in some}
+        graph = self.graph
+        for where, wanted, known in [
+            ("graph.pairs", [graph.pairs], datasets),
+            ("graph.text", [graph.text], datasets),
+            ("graph.image_encoders", graph.image_encoders, self.encoders.image),
+            ("graph.text_encoders", graph.text_encoders, self.encoders.text),
+            ("graph.teachers", graph.teachers, self.encoders.teacher),
+            ("report.baseline", [self.report.baseline], self.runs),
+            ("report.gain", [self.report.gain] if self.report.gain else [], self.runs),
+            ("report.control", [self.report.control] if self.report.control else [], self.runs),
+        ]:
+            for name in wanted:
+                if name not in known:
+                    raise ValueError(f"{where}: {_unknown(name, known, 'name')}")
+        if graph.demo_seed not in graph.seeds:
+            raise ValueError(f"graph.demo_seed: {graph.demo_seed} is none of graph.seeds")
+        for name, run in self.runs.items():
+            for key in run.train.keys() - TrainConfig.model_fields.keys():
+                unknown = _unknown(key, TrainConfig.model_fields, "key")
+                raise ValueError(f"runs.{name}.train: {unknown}")
+            self.train_of(name)
+        return self
+
+    def source(self, dataset: str) -> tuple[str, Source]:
+        """Kind and source of a data set.
+
+        Raises:
+            ParamsError: there is no such data set.
+        """
+        for kind, some in self.datasets.items():
+            if dataset in some:
+                return kind, some[dataset]  # pyright: ignore[reportReturnType]
+        names = [name for some in self.datasets.values() for name in some]
+        raise ParamsError(f"{FILE_NAME}: datasets: {_unknown(dataset, names, 'data set')}")
+
+    def encoder(self, kind: Literal["image", "text", "teacher"], name: str) -> EncoderConfig:
+        """Configuration of an encoder.
+
+        Raises:
+            ParamsError: there is no encoder of that name and kind.
+        """
+        known: dict[str, EncoderConfig] = getattr(self.encoders, kind)
+        if name not in known:
+            raise ParamsError(f"{FILE_NAME}: encoders.{kind}: {_unknown(name, known, 'encoder')}")
+        return known[name]
+
+    def run(self, name: str) -> Run:
+        """Configuration of a run.
+
+        Raises:
+            ParamsError: there is no run of that name.
+        """
+        if name not in self.runs:
+            raise ParamsError(f"{FILE_NAME}: runs: {_unknown(name, self.runs, 'run')}")
+        return self.runs[name]
+
+    def train_of(self, run: str) -> TrainConfig:
+        """`train` with the values that the run has of its own."""
+        own = self.runs[run].train
+        common = self.train.model_dump()
+        if own.keys() & {"epochs", "max_steps"}:
+            common["epochs"] = common["max_steps"] = None
+        return TrainConfig.model_validate({**common, **own})
+
+
+def load_params(path: Path | str = FILE_NAME) -> Params:
+    """Read and check ``path``.
+
+    Raises:
+        ParamsError: no such file, not YAML, an unknown key (names the nearest), or a value that
+            is not allowed (names the key, what was found and what is).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ParamsError(
+            f"{path}: no such file; stages read it from the root of a Sightline repository. "
+            "Change to that folder, or use the commands that take explicit paths "
+            "(`sightline --help`)."
+        )
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ParamsError(f"{path}: not YAML: {error}") from error
+    if not isinstance(given, dict):
+        raise ParamsError(f"{path}: found {type(given).__name__}, expected a mapping of sections")
+    try:
+        return Params.model_validate(given)
+    except ValidationError as error:
+        lines = [line for each in error.errors() for line in _explain(dict(each))]
+        raise ParamsError(f"{path}: " + f"\n{path}: ".join(lines)) from error
+
+
+def _explain(error: dict[str, Any]) -> Iterator[str]:
+    where = ".".join(str(part) for part in error["loc"]) or "the file"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        *above, key = error["loc"]
+        section = ".".join(map(str, above)) or "top level"
+        yield f"{section}: {_unknown(str(key), _fields(above), 'key')}"
+    elif error["type"] == "missing":
+        yield f"{where}: is missing; it has no default"
+    elif error["type"] == "value_error":
+        yield f"{where}: {message}"
+    else:
+        yield f"{where}: {message}; found {error['input']!r}"
+
+
+def _fields(location: list[Any]) -> list[str]:
+    """The keys that are allowed at a place in the file."""
+    model: Any = Params
+    for part in location:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            found = model.model_fields.get(str(part))
+            model = found.annotation if found else None
+        elif get_origin(model) is dict:
+            model = get_args(model)[1]
+        if model is None:
+            return []
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return list(model.model_fields)
+    return []
+
+
+def _unknown(name: str, known: Any, what: str) -> str:
+    near = difflib.get_close_matches(name, [str(each) for each in known], n=1, cutoff=0.5)
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    there = ", ".join(sorted(str(each) for each in known)) or "none"
+    return f"unknown {what} {name!r}{guess} (there are: {there})"

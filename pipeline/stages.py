@@ -1,0 +1,125 @@
+"""One function per stage of dvc.yaml: parameters in, files of the graph's layout out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pipeline import layout
+from pipeline.cache import CAPTIONS, read_manifest
+from pipeline.extract.inputs import entries_of_manifest
+from pipeline.extract.run import (
+    ExtractSettings,
+    ExtractSummary,
+    extract_images,
+    extract_texts,
+)
+from pipeline.params import Params
+from pipeline.progress import PhaseProgress
+
+if TYPE_CHECKING:
+    import torch
+
+    from train.config import RunSpec
+
+
+def prepare(params: Params, dataset: str) -> str:
+    """Manifests of one data set; returns a one-line summary."""
+    from pipeline.datasets.registry import prepare as prepare_source
+
+    kind, source = params.source(dataset)
+    report = prepare_source(kind, source, layout.dataset_folder(dataset), PhaseProgress())
+    return report.summary()
+
+
+def image_features(params: Params, dataset: str, encoder: str) -> ExtractSummary:
+    """Features of every image of ``dataset`` by one image encoder."""
+    from pipeline.encoders.registry import build_image_encoder
+
+    _, source = params.source(dataset)
+    entries = entries_of_manifest(
+        layout.dataset_folder(dataset) / "images.parquet", layout.image_root(dataset, source)
+    )
+    settings, device = settings_of(params)
+    model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
+    out = layout.features_folder(dataset, "image", encoder)
+    return extract_images(entries, model, out, settings)
+
+
+def text_features(
+    params: Params, dataset: str, encoder: str, kind: Literal["text", "teacher"]
+) -> ExtractSummary:
+    """Features of every caption of ``dataset``, by a CLIP's text tower or by a teacher."""
+    from pipeline.encoders.registry import build_text_encoder
+
+    captions = read_manifest(layout.dataset_folder(dataset) / "captions.parquet", CAPTIONS)
+    settings, device = settings_of(params)
+    model = build_text_encoder(params.encoder(kind, encoder), device, settings.precision)
+    out = layout.features_folder(dataset, kind, encoder)
+    return extract_texts(captions["text"].to_pylist(), model, out, settings, kind)
+
+
+def tokens(params: Params) -> str:
+    """Every training text in the student's tokens; returns a one-line summary."""
+    from pipeline.extract.inputs import texts_in
+    from pipeline.tokens import tokenize
+
+    student, graph = params.student, params.graph
+    texts = texts_in(layout.dataset_folder(graph.pairs) / "captions.parquet")
+    texts += texts_in(layout.dataset_folder(graph.text) / "sentences.parquet")
+    out = layout.tokens_folder(student.name)
+    count = tokenize(texts, student.model, student.max_length, out)
+    return f"{out}: {count:,} distinct texts"
+
+
+def run_spec(params: Params, run: str, seed: int) -> RunSpec:
+    """Everything that the training of ``run`` with ``seed`` is told, as explicit paths."""
+    from train.config import PairSource, RunSpec, TextSource
+    from train.objectives import make_objective
+
+    config = params.run(run)
+    objective = make_objective(config.objective, config.parameters)
+    pairs, text, student = params.graph.pairs, params.graph.text, params.student
+    return RunSpec(
+        run=run,
+        student=student,
+        train=params.train_of(run),
+        objective=config.objective,
+        parameters=config.parameters,
+        seed=seed,
+        pairs=PairSource(
+            captions=layout.dataset_folder(pairs) / "captions.parquet",
+            images=layout.dataset_folder(pairs) / "images.parquet",
+            tokens=layout.tokens_folder(student.name),
+        ),
+        text=TextSource(
+            sentences=layout.dataset_folder(text) / "sentences.parquet",
+            tokens=layout.tokens_folder(student.name),
+        ),
+        features={
+            slot: layout.features_folder(pairs, need.kind, need.encoder)
+            for slot, need in objective.features(objective.params).items()
+        },
+        dev=params.evaluation.dev,
+        out=layout.run_folder(run, seed),
+    )
+
+
+def train(params: Params, run: str, seed: int) -> str:
+    """One training run; returns a one-line summary."""
+    from train.run import train_run
+
+    return str(train_run(run_spec(params, run, seed)))
+
+
+def settings_of(params: Params) -> tuple[ExtractSettings, torch.device]:
+    """Settings of an extraction, and the device it runs on.
+
+    Raises:
+        SightlineError: the device is not there.
+    """
+    from pipeline.encoders.device import resolve_device
+
+    given = params.extract
+    device = resolve_device(given.device)
+    settings = ExtractSettings(**{**given.model_dump(), "device": str(device)})
+    return settings, device

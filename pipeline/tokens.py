@@ -1,0 +1,81 @@
+"""Tokenise training texts once, for one student."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.cache import SightlineError, TokenHeader, keys_of_texts, write_tokens
+from pipeline.cache.atomic import write_bytes
+from pipeline.cache.keys import key_of_file
+from pipeline.progress import progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CHUNK = 10_000
+
+
+def tokenize(texts: Sequence[str], student: str, max_length: int, out: Path) -> int:
+    """Write the token set of ``texts`` for ``student`` to ``out``; repeated texts count once.
+
+    Args:
+        student: folder of a Hugging Face encoder or its name on the hub.
+        max_length: tokens of a row at most, special tokens included; longer texts are cut.
+
+    Returns:
+        The number of distinct texts.
+
+    Raises:
+        SightlineError: the tokenizer cannot be loaded, or has no padding token.
+    """
+    from train.encoder_folder import load_tokenizer, read_recipe
+
+    tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
+    pad = tokenizer.pad_token_id
+    if not isinstance(pad, int):
+        raise SightlineError(f"{student}: its tokenizer has no padding token; use BERT or RoBERTa")
+    texts = list(dict.fromkeys(texts))
+    input_ids: list[list[int]] = []
+    with progress(f"tokens for {Path(student).name}", len(texts), "texts") as advance:
+        for start in range(0, len(texts), _CHUNK):
+            part = list(texts[start : start + _CHUNK])
+            encoded = tokenizer(part, truncation=True, max_length=max_length, padding=False)
+            input_ids += encoded["input_ids"]
+            advance(len(part))
+    header = TokenHeader(
+        student=Path(student).name,
+        tokenizer_sha256=tokenizer_sha256(tokenizer),
+        max_length=max_length,
+        pad_token_id=pad,
+        vocabulary_size=len(tokenizer),
+    )
+    count = write_tokens(out, header, keys_of_texts(texts), input_ids)
+    # a training run depends on this folder, so other weights under the same name reach it
+    about = {"student": Path(student).name, "weights": weights_identity(student)}
+    write_bytes(out / "student.json", (json.dumps(about, indent=1) + "\n").encode())
+    return count
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 (hex) of what decides the ids: the fast tokenizer's own serialised form."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise SightlineError(f"{tokenizer.name_or_path}: only fast tokenizers are supported")
+    body = json.loads(backend.to_str())
+    body["truncation"] = body["padding"] = None  # left over from the last call
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def weights_identity(student: str) -> str:
+    """What the student starts from: SHA-256 of a folder's weights, or a hub commit."""
+    folder = Path(student)
+    if folder.is_dir():
+        files = sorted(folder.rglob("*.safetensors"))
+        return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
+    from transformers import AutoConfig
+
+    return f"hub:{getattr(AutoConfig.from_pretrained(student), '_commit_hash', None)}"

@@ -1,0 +1,88 @@
+"""params.yaml: what is committed is valid, and a mistake is named with its remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.params import ParamsError, load_params
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "params.yaml", *sorted((ROOT / "configs").glob("*.yaml"))], ids=lambda p: p.name
+)
+def test_committed_parameters_are_valid_and_of_one_shape(path):
+    params = load_params(path)
+    assert params.runs.keys() == load_params(ROOT / "params.yaml").runs.keys()
+    assert params.graph.demo_seed in params.graph.seeds
+
+
+def changed(tmp_path: Path, keys: str, value: object) -> Path:
+    """The demo's parameters with one entry changed (``None`` deletes it)."""
+    given = yaml.safe_load((ROOT / "params.yaml").read_text())
+    *above, last = keys.split(".")
+    place = given
+    for key in above:
+        place = place[key]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(given))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        ("trian", {}, "unknown key 'trian'; did you mean 'train'"),
+        ("train.batchsize", 3, "train: unknown key 'batchsize'; did you mean 'batch_size'"),
+        ("extract.percision", "fp32", "did you mean 'precision'"),
+        ("encoders.image.clip.modle", "x", "did you mean 'model'"),
+        ("datasets.scense", {}, "unknown kind of data set 'scense'; did you mean 'scenes'"),
+        ("datasets.scenes.scenes", {"scnes": 3}, "scnes"),
+        ("graph.image_encoders", ["clp"], "unknown name 'clp'; did you mean 'clip'"),
+        ("graph.pairs", "flickr", "graph.pairs: unknown name 'flickr'"),
+        ("graph.demo_seed", 9, "9 is none of graph.seeds"),
+        ("report.baseline", "simsce", "did you mean 'simcse'"),
+        ("runs.simcse.train", {"lerning_rate": 1}, "did you mean 'learning_rate'"),
+        ("train.learning_rate", "fast", "found 'fast'"),
+        ("train.max_steps", None, "neither of epochs and max_steps"),
+        ("student", None, "student: is missing"),
+        ("extract.dtype", "float64", "found 'float64'"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path, keys, value, message):
+    with pytest.raises(ParamsError) as caught:
+        load_params(changed(tmp_path, keys, value))
+    assert message in str(caught.value)
+
+
+def test_every_mistake_is_told_at_once(tmp_path):
+    path = changed(tmp_path, "trian", {})
+    path.write_text(path.read_text().replace("batch_size: 64", "batch_sise: 64"))
+    with pytest.raises(ParamsError, match=r"(?s)trian.*batch_sise|batch_sise.*trian"):
+        load_params(path)
+
+
+def test_no_file_no_yaml_no_mapping(tmp_path):
+    with pytest.raises(ParamsError, match="no such file"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("a: [")
+    with pytest.raises(ParamsError, match="not YAML"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("- a")
+    with pytest.raises(ParamsError, match="found list"):
+        load_params(tmp_path / "params.yaml")
+
+
+def test_a_run_may_have_its_own_training(tmp_path):
+    params = load_params(changed(tmp_path, "runs.simcse.train", {"epochs": 2, "batch_size": 8}))
+    own = params.train_of("simcse")
+    assert (own.epochs, own.max_steps, own.batch_size) == (2, None, 8)
+    assert params.train_of("mcse-clip").batch_size == 64
