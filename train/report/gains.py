@@ -15,6 +15,9 @@ from scipy.stats import ttest_ind
 from pipeline.cache import SightlineError
 from train.report.table import LOWER_IS_BETTER, Cell, Row, Table
 
+AVERAGE = "Avg"
+"""Name of the task that is a mean over others; `StsScores.average` fills it."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -36,6 +39,7 @@ class Gain:
         share: control_gain / gain: 0 when the control recovers nothing, 1 when it recovers all.
         p_value: independent two-sided t-test of treatment against baseline; needs two seeds each.
         reason: why a figure is None.
+        untrained: those of the three runs whose features came from encoders with random weights.
     """
 
     task: str
@@ -45,6 +49,7 @@ class Gain:
     share: float | None = None
     p_value: float | None = None
     reason: str = ""
+    untrained: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -52,17 +57,20 @@ class Gain:
         names = self.comparison
         if self.gain is None:
             return f"{self.task}: no gain of {names.treatment} to tell: {self.reason}."
-        text = f"{self.task}: {names.treatment} {self.gain:+.2f} over {names.baseline}"
+        text = f"{self.task}: {self.named(names.treatment)} {self.gain:+.2f} over {names.baseline}"
         if self.p_value is not None:
             text += f" (p {'< 0.001' if self.p_value < 0.001 else f'= {self.p_value:.3f}'})"
-        if self.share is not None:
-            text += (
-                f"; {names.control} {self.control_gain:+.2f}, "
-                f"which is {100 * self.share:.0f} % of that gain"
-            )
-        elif names.control is not None:
-            text += f"; the share of {names.control} is not defined: {self.reason}"
+        if names.control is not None:
+            control = self.named(names.control)
+            if self.share is not None:
+                text += f"; {control} {self.control_gain:+.2f}, {100 * self.share:.0f} % of it"
+            else:
+                text += f"; the share of {control} is not defined: {self.reason}"
         return text + "."
+
+    def named(self, run: str) -> str:
+        """The run's name, marked where it learned from untrained encoders."""
+        return f"{run} (untrained weights)" if run in self.untrained else run
 
     def to_json(self) -> dict[str, Any]:
         """As a flat JSON object."""
@@ -92,26 +100,33 @@ def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> list[Gain]
     ]
 
 
+def headline(gains: Sequence[Gain]) -> list[Gain]:
+    """The gains to tell first: those of the average where there is one, else all."""
+    return [gain for gain in gains if gain.task == AVERAGE] or list(gains)
+
+
 def _gain(task: str, comparison: Comparison, rows: dict[str, Row]) -> Gain:
-    baseline, treatment = (
-        rows[name].cells[task] for name in (comparison.baseline, comparison.treatment)
-    )
+    names = (comparison.baseline, comparison.treatment, comparison.control)
+    untrained = tuple(name for name in names if name is not None and rows[name].untrained)
+    baseline = rows[comparison.baseline].cells[task]
+    treatment = rows[comparison.treatment].cells[task]
     gain = _difference(task, treatment, baseline)
     if gain is None:
         unscored = comparison.baseline if baseline.mean is None else comparison.treatment
-        return Gain(task, comparison, None, reason=f"{unscored} has no score")
+        reason = f"{unscored} has no score"
+        return Gain(task, comparison, None, reason=reason, untrained=untrained)
+    control_gain, share, reason = None, None, ""
+    if comparison.control is not None:
+        control = rows[comparison.control].cells.get(task)
+        control_gain = None if control is None else _difference(task, control, baseline)
+        if control_gain is None:
+            reason = f"{comparison.control} has no score"
+        elif gain <= 0:
+            reason = "there is no gain to recover"
+        else:
+            share = control_gain / gain
     p_value = _p_value(treatment, baseline)
-    if comparison.control is None:
-        return Gain(task, comparison, gain, p_value=p_value)
-    control = rows[comparison.control].cells.get(task)
-    control_gain = None if control is None else _difference(task, control, baseline)
-    if control_gain is None:
-        reason = f"{comparison.control} has no score"
-    elif gain <= 0:
-        reason = "there is no gain to recover"
-    else:
-        return Gain(task, comparison, gain, control_gain, control_gain / gain, p_value)
-    return Gain(task, comparison, gain, control_gain, None, p_value, reason)
+    return Gain(task, comparison, gain, control_gain, share, p_value, reason, untrained)
 
 
 def _difference(task: str, one: Cell, other: Cell) -> float | None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from train.report.gains import Gain
+from train.report.gains import Gain, headline
 from train.report.render import cell_text, seeds_text
 from train.report.results import FeatureUse, RunResult
 from train.report.table import Table, flatten
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of the report: `svg` as `plots.to_svg` gives it; `note` says how to read it."""
+
+    caption: str
+    note: str
+    svg: str
 
 
 def to_html(
@@ -20,12 +30,12 @@ def to_html(
     table: Table,
     results: Sequence[RunResult],
     gains: Sequence[Gain] = (),
-    figures: Mapping[str, str] | None = None,
+    figures: Sequence[Drawing] = (),
 ) -> str:
     """The report as one HTML document.
 
     Args:
-        figures: caption → SVG text, as `plots.to_svg` gives it; the one input that is not escaped.
+        figures: their SVG text is the one input that is not escaped.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -41,9 +51,10 @@ def to_html(
             (row, seeds_text(row), [cell_text(table, row, task) for task in table.tasks])
             for row in table.rows
         ],
-        gains=[gain.sentence for gain in gains],
+        headline=[gain.sentence for gain in headline(gains)],
+        gains=gains,
         reasons=_reasons(table),
-        figures={caption: Markup(svg) for caption, svg in (figures or {}).items()},
+        figures=[(figure.caption, figure.note, Markup(figure.svg)) for figure in figures],
         features=feature_uses(results),
         parameters=parameter_rows(results),
         runs=list(dict.fromkeys(result.run for result in results)),

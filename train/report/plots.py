@@ -36,16 +36,17 @@ def score_chart(table: Table) -> Figure:
     lines = -(-len(table.tasks) // columns)
     labels = [_wrapped(row) for row in table.rows]
     margin = 0.4 + 0.075 * max(len(line) for label in labels for line in label.split("\n"))
-    panel = max(2.3, 6.4 - margin) if columns == 1 else 2.3
+    panel = max(2.3, 7.2 - margin) if columns == 1 else 2.3
     height = 0.75 + 0.46 * len(table.rows)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(margin + panel * columns, height * lines), layout="constrained")
+        figure.get_layout_engine().set(hspace=0.08)  # pyright: ignore[reportOptionalMemberAccess]
         axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
         for index, axis in enumerate(axes.flat):
             if index >= len(table.tasks):
                 axis.set_visible(False)
                 continue
-            _score_panel(axis, table, table.tasks[index])
+            _score_panel(axis, table, table.tasks[index], panel)
             axis.set_yticks(range(len(labels)), labels)
             axis.tick_params(axis="y", length=0, labelleft=index % columns == 0)
     return figure
@@ -101,7 +102,7 @@ def to_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _score_panel(axis: Axes, table: Table, task: str) -> None:
+def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
     low, high = 0.0, 0.0
     for position, row in enumerate(table.rows):
         cell = row.cells.get(task)
@@ -114,11 +115,9 @@ def _score_panel(axis: Axes, table: Table, task: str) -> None:
         axis.barh(position, cell.mean, height=0.56, color=colour, alpha=0.9)
         spread = cell.sd or 0.0
         if cell.sd is not None:
-            axis.errorbar(
-                cell.mean, position, xerr=cell.sd, color=INK, elinewidth=1, capsize=2.5, capthick=1
-            )
+            axis.errorbar(cell.mean, position, xerr=cell.sd, color=INK, elinewidth=1, capsize=4)
         if len(cell.seeds) > 1:
-            axis.plot(cell.seeds, [position] * len(cell.seeds), "o", color=INK, ms=2.2, alpha=0.7)
+            axis.plot(cell.seeds, [position] * len(cell.seeds), "o", color="white", mec=INK, ms=3.4)
         reach = max(cell.mean + spread, *cell.seeds, 0.0) if cell.seeds else cell.mean + spread
         axis.annotate(
             cell.text,
@@ -131,8 +130,9 @@ def _score_panel(axis: Axes, table: Table, task: str) -> None:
         )
         low, high = min(low, cell.mean - spread), max(high, reach)
     span = (high - low) or 1.0
-    # Room on the right for the figures behind the bars.
-    axis.set_xlim(low - 0.03 * span if low < 0 else 0.0, high + 0.62 * span)
+    # The text behind the longest bar takes 0.95 of the panel's `width` inches.
+    room = 0.95 / (width - 0.95) * span
+    axis.set_xlim(low - 0.03 * span if low < 0 else 0.0, high + room)
     axis.set_ylim(len(table.rows) - 0.5, -0.5)
     axis.set_title(task, loc="left", fontsize=10, fontweight="bold")
     axis.set_xticks([])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.report.gains import Comparison, compute_gains
-from train.report.html import feature_uses, to_html
+from train.report.html import Drawing, feature_uses, to_html
 from train.report.plots import dev_chart, score_chart, to_png, to_svg
 from train.report.published import PublishedRow
 from train.report.render import to_json, to_markdown
@@ -15,6 +15,11 @@ from train.report.results import RunResult
 from train.report.table import make_table
 
 SCHEMA = "sightline.report/1"
+
+_CAPTIONS = {
+    "scores.png": ("Final scores", "Whisker: ± one sample standard deviation. Dots: the seeds."),
+    "dev.png": ("Dev score during training", "One line per seed. Dots: the checkpoint kept."),
+}
 
 
 def write_report(
@@ -40,11 +45,11 @@ def write_report(
     """
     table = make_table(results, published)
     gains = compute_gains(table, comparisons)
-    charts = {"Final scores": ("scores.png", score_chart(table))}
+    charts = {"scores.png": score_chart(table)}
     curves = dev_chart(results)
     if curves is not None:
-        charts["Dev score during training"] = ("dev.png", curves)
-    figures = {caption: to_svg(figure) for caption, (_, figure) in charts.items()}
+        charts["dev.png"] = curves
+    drawings = [Drawing(*_CAPTIONS[name], to_svg(figure)) for name, figure in charts.items()]
     body = {
         "schema": SCHEMA,
         "title": title,
@@ -55,12 +60,12 @@ def write_report(
         ],
         "results": [result.model_dump(mode="json", by_alias=True) for result in results],
     }
-    images = "".join(f"\n![{caption}]({name})\n" for caption, (name, _) in charts.items())
+    images = "".join(f"\n![{_CAPTIONS[name][0]}]({name})\n" for name in charts)
     contents = {
-        "report.html": to_html(title, table, results, gains, figures).encode(),
+        "report.html": to_html(title, table, results, gains, drawings).encode(),
         "report.md": f"# {' '.join(title.split())}\n\n{to_markdown(table, gains)}{images}".encode(),
         "report.json": (json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode(),
-        **{name: to_png(figure) for name, figure in charts.values()},
+        **{name: to_png(figure) for name, figure in charts.items()},
     }
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
