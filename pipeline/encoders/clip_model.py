@@ -62,6 +62,7 @@ def load_clip(config: EncoderConfig) -> ClipModel:
     seed = spec.seed if spec.kind == "random" else 0
     path = Path(config.model) if config.model.endswith(".json") else None
     tag = revision = ""
+    downloaded = Path()
     published: dict[str, Any] = {}
     if path is None:
         name = config.model.replace("/", "-")
@@ -74,6 +75,8 @@ def load_clip(config: EncoderConfig) -> ClipModel:
         preprocessing: dict[str, Any] = {}
         if spec.kind == "pretrained":
             tag, published = _published(open_clip, name, spec.value, architecture)
+            with quiet(), reaching(config.model, f"weights {tag!r}"):
+                downloaded = Path(open_clip.download_pretrained(published))
         with seeded(seed), quiet(), reaching(config.model, "model configuration"):
             model = _untrained(open_clip, name)
     else:
@@ -101,10 +104,8 @@ def load_clip(config: EncoderConfig) -> ClipModel:
         weights = Path(spec.value)
         _load(open_clip, model, read_state_dict(weights), str(weights), config.model)
     elif spec.kind == "pretrained":
-        with quiet(), reaching(config.model, f"weights {tag!r}"):
-            file = Path(open_clip.download_pretrained(published))
-        revision = str(published.get("hf_hub") or file.stem).rstrip("/")
-        _load(open_clip, model, read_state_dict(file), f"pretrained:{tag}", config.model)
+        revision = str(published.get("hf_hub") or downloaded.stem).rstrip("/")
+        _load(open_clip, model, read_state_dict(downloaded), f"pretrained:{tag}", config.model)
 
     identity = EncoderIdentity(
         name=f"open_clip/{name}",

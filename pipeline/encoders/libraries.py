@@ -47,10 +47,10 @@ def reaching(model: str, what: str) -> Iterator[None]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
         raise EncoderError(
-            f"{model}: its {what} cannot be had: they are not cached here, and fetching them "
-            f"failed ({type(error).__name__}: {reason.rstrip('.')}). Run once where the network "
-            "reaches the host, copy the files here and name them with file:PATH, or correct "
-            "the name. Nothing was put in their place"
+            f"{model}: its {what} cannot be had: not cached here, and fetching failed "
+            f"({type(error).__name__}: {reason.rstrip('.')}). Run this once where the network "
+            "reaches the host, name files that you copied here, or correct the name. "
+            "Nothing was put in its place"
         ) from error
 
 

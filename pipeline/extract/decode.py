@@ -20,7 +20,7 @@ from pipeline.encoders.preprocessing import ImagePreprocessing
 MAX_PIXELS = 89_478_485
 """The largest image that is decoded, in pixels: Pillow's own limit, 256 MiB of RGB."""
 
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are read. Pillow knows more, some of which run other programs (EPS)."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -54,10 +54,11 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Decode one image file to RGB, by its content, whatever its name says.
 
     JPEG (grey or colour) and PNG without transparency are decoded by torchvision, everything
-    else by Pillow. EXIF orientation is applied. The first frame of an animation is taken. Grey,
+    else, and what torchvision turns out not to support, by Pillow. EXIF orientation is applied. The first frame of an animation is taken. Grey,
     palette, 1-bit and CMYK images are converted; 16 bits a channel are scaled by 1/257 (Pillow's
     readers of 16-bit colour keep the high byte, at most one level away); **alpha is composited
-    on white**. ICC profiles are not applied. These rules are `preprocessing.DECODER`, a part of
+    on white**. ICC profiles are not applied. A JPEG whose middle was damaged but which reads to
+    its end cannot be told from a good one; the manifest's key can. These rules are `preprocessing.DECODER`, a part of
     every image fingerprint: change them together.
 
     Args:
@@ -84,15 +85,15 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
                 "too_many_pixels", f"{width} × {height} pixels, at most {max_pixels:,} are decoded"
             )
         try:
-            pixels = _by_torchvision(data) if _torchvision_reads(data, image) else _by_pillow(image)
+            pixels = _pixels(data, image)
         except (ImageError, MemoryError):
             raise
         except Exception as error:  # decoders raise anything at all on damaged files
             raise _failure(error) from error
-    if pixels.dtype == torch.uint16:
-        pixels = _eight_bits(pixels)
     if pixels.shape[0] == 4:
         pixels = _on_white(pixels)
+    if pixels.dtype == torch.uint16:
+        pixels = _eight_bits(pixels)
     return pixels if pixels.shape[0] == 3 else pixels.expand(3, -1, -1)
 
 
@@ -199,6 +200,19 @@ def decode_worker_init(worker_id: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def _pixels(data: bytes, image: Image.Image) -> Tensor:
+    """uint8 or uint16 [1, 3 or 4, H, W] by the decoder whose turn it is."""
+    if _torchvision_reads(data, image):
+        try:
+            return _by_torchvision(data)
+        except RuntimeError as error:
+            failure = _failure(error)
+            # Pillow accepts some files that end too early; what torchvision misses stays missed.
+            if failure.code == "truncated":
+                raise failure from error
+    return _by_pillow(image)
+
+
 def _open(data: bytes) -> Image.Image:
     """The header of an image file; no pixel is decoded."""
     try:
@@ -267,9 +281,13 @@ def _eight_bits(pixels: Tensor) -> Tensor:
 
 
 def _on_white(pixels: Tensor) -> Tensor:
-    """uint8 [4, H, W] → [3, H, W]: alpha · colour + (1 − alpha) · white, rounded."""
-    colour, alpha = pixels[:3].to(torch.int32), pixels[3:].to(torch.int32)
-    return ((colour * alpha + 255 * (255 - alpha) + 127) // 255).to(torch.uint8)
+    """uint8 or uint16 [4, H, W] → [3, H, W]: alpha · colour + (1 − alpha) · white, rounded."""
+    white = torch.iinfo(pixels.dtype).max
+    # 65535² needs more than 31 bits.
+    wide = pixels.to(torch.int64 if white > 255 else torch.int32)
+    colour, alpha = wide[:3], wide[3:]
+    blended = (colour * alpha + white * (white - alpha) + white // 2) // white
+    return blended.to(pixels.dtype)
 
 
 def _failure(error: Exception) -> ImageError:

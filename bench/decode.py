@@ -1,0 +1,98 @@
+"""Decoding: images per second of our path beside Pillow's, on real photographs, in one run.
+
+    python bench/decode.py [--images DIR] [--repeats 5]
+
+One process, one thread, files in the page cache. Both sides read the bytes, check the key and
+bring each image to ResNet's input (resize 256, centre crop 224, normalised float32): ours with
+`pipeline.extract.decode.decode_batch`, the other one as torchvision's transforms do on Pillow
+images. "decode" is the first step alone. The two sides take turns, and the ratio of the medians
+is printed. Skips where there are no photographs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+DEFAULT = Path(__file__).parents[2] / "shared" / "data" / "flickr8k" / "images_full"
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description="Images per second beside Pillow.")
+    parser.add_argument("--images", type=Path, default=DEFAULT)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    paths = sorted(options.images.glob("*.jpg"))[:300]
+    if not paths:
+        print(f"skipped: no photographs in {options.images}")
+        return
+
+    import numpy as np
+    import torch
+    from PIL import Image
+    from torchvision.models import ResNet50_Weights
+
+    from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
+    from pipeline.extract.decode import decode_batch, decode_image
+
+    torch.set_num_threads(1)
+    entries = [(path, hashlib.sha256(path.read_bytes()).digest()) for path in paths]
+    contents = [path.read_bytes() for path in paths]
+    ours = ImagePreprocessing((256, 256), (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
+    transform = ResNet50_Weights.IMAGENET1K_V1.transforms()
+
+    def ours_decode() -> None:
+        for data in contents:
+            decode_image(data)
+
+    def pillow_decode() -> None:
+        for data in contents:
+            np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+    def ours_batch() -> None:
+        for start in range(0, len(entries), 64):
+            _, failures = decode_batch(entries[start : start + 64], 64, ours)
+            assert not failures
+
+    def pillow_batch() -> None:
+        for start in range(0, len(entries), 64):
+            rows = []
+            for path, key in entries[start : start + 64]:
+                data = path.read_bytes()
+                assert hashlib.sha256(data).digest() == key
+                rows.append(transform(Image.open(io.BytesIO(data)).convert("RGB")))
+            torch.stack(rows)
+
+    print(f"{len(paths)} photographs, 1 thread, median of {options.repeats}, images/s")
+    print(f"{'':<22}{'Pillow':>9}{'ours':>9}{'ratio':>8}")
+    for name, pillow, mine in (
+        ("decode", pillow_decode, ours_decode),
+        ("file → model's input", pillow_batch, ours_batch),
+    ):
+        theirs, own = in_turns(pillow, mine, options.repeats)
+        rate = len(paths) / statistics.median(theirs), len(paths) / statistics.median(own)
+        print(f"{name:<22}{rate[0]:>9.0f}{rate[1]:>9.0f}{rate[1] / rate[0]:>8.2f}")
+
+
+def in_turns(
+    first: Callable[[], None], second: Callable[[], None], repeats: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of each of `repeats` runs of both, after one run to warm up."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(repeats + 1):
+        for side, run in enumerate((first, second)):
+            start = time.perf_counter()
+            run()
+            if repeat:
+                seconds[side].append(time.perf_counter() - start)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
