@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from train.report.results import RunResult
 from train.report.table import Row, Table
@@ -39,8 +40,8 @@ def score_chart(table: Table) -> Figure:
     panel = max(2.3, 7.2 - margin) if columns == 1 else 2.3
     height = 0.75 + 0.46 * len(table.rows)
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(margin + panel * columns, height * lines), layout="constrained")
-        figure.get_layout_engine().set(hspace=0.08)  # pyright: ignore[reportOptionalMemberAccess]
+        spaced = ConstrainedLayoutEngine(hspace=0.08)
+        figure = Figure(figsize=(margin + panel * columns, height * lines), layout=spaced)
         axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
         for index, axis in enumerate(axes.flat):
             if index >= len(table.tasks):

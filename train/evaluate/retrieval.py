@@ -1,0 +1,91 @@
+"""Cross-modal retrieval: R@1, R@5 and R@10 from image to text and from text to image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from pipeline.cache import SightlineError
+
+_CHUNK = 1024  # queries whose similarities are held at once
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Recall ×100 by K in each direction; `images` and `captions` are what was searched."""
+
+    image_to_text: dict[int, float]
+    text_to_image: dict[int, float]
+    images: int
+    captions: int
+
+    def to_json(self) -> dict[str, object]:
+        """As a JSON object, recalls keyed "R@1" and so on."""
+        body = asdict(self)
+        for direction in ("image_to_text", "text_to_image"):
+            body[direction] = {f"R@{k}": value for k, value in body[direction].items()}
+        return body
+
+
+def evaluate_retrieval(
+    images: np.ndarray, captions: np.ndarray, image_of: np.ndarray, ks: Sequence[int] = (1, 5, 10)
+) -> Retrieval:
+    """Recall of the matching image among all images, and of any matching caption among all.
+
+    An image counts as found at K when any of its captions is among the K nearest (as the papers
+    count it). A tie is a miss: what scores as high as the match is ranked before it, so that
+    constant embeddings recall nothing.
+
+    Args:
+        images: float [n, d], in the grounded space; any norm.
+        captions: float [m, d], in the same space.
+        image_of: int [m], the row of each caption's image.
+
+    Raises:
+        SightlineError: sizes that do not fit, an image without a caption, or a zero embedding.
+    """
+    if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
+        raise SightlineError(
+            f"retrieval needs images [n, d] and captions [m, d] of one space; found "
+            f"{images.shape} and {captions.shape}"
+        )
+    if image_of.shape != (len(captions),) or set(image_of.tolist()) != set(range(len(images))):
+        raise SightlineError(
+            f"retrieval needs every one of {len(captions)} captions to name one of {len(images)} "
+            "images, and every image to have a caption; check that the captions and the images "
+            "are of one split"
+        )
+    pictures, texts = _normalised(images, "image"), _normalised(captions, "caption")
+    text_ranks = np.empty(len(texts), dtype=np.int64)
+    for start in range(0, len(texts), _CHUNK):
+        similarity = texts[start : start + _CHUNK] @ pictures.T
+        rows = np.arange(len(similarity))
+        match = similarity[rows, image_of[start : start + _CHUNK]]
+        text_ranks[start : start + _CHUNK] = (similarity >= match[:, None]).sum(axis=1)
+    image_ranks = np.empty(len(pictures), dtype=np.int64)
+    for start in range(0, len(pictures), _CHUNK):
+        similarity = pictures[start : start + _CHUNK] @ texts.T
+        own = image_of[None, :] == np.arange(start, start + len(similarity))[:, None]
+        match = np.where(own, similarity, -np.inf).max(axis=1)
+        before = ((similarity >= match[:, None]) & ~own).sum(axis=1)
+        image_ranks[start : start + _CHUNK] = before + 1
+    return Retrieval(
+        {k: 100.0 * float((image_ranks <= k).mean()) for k in ks},
+        {k: 100.0 * float((text_ranks <= k).mean()) for k in ks},
+        len(images),
+        len(captions),
+    )
+
+
+def _normalised(rows: np.ndarray, what: str) -> np.ndarray:
+    rows = rows.astype(np.float64)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    broken = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
+    if len(broken):
+        raise SightlineError(
+            f"the embedding of {what} {broken[0]} is zero or not finite; "
+            "check the encoder and its head"
+        )
+    return rows / norms
