@@ -217,16 +217,23 @@ def _check_failures(
     out: Path,
     max_failed: float,
 ) -> None:
-    total = summary.record.rows + summary.failed
-    if not summary.failed or summary.failed <= max_failed * total:
+    good, failed = summary.record.rows, summary.failed
+    total = good + failed
+    if good and failed <= max_failed * total:
         return
+    found = (
+        f"{failed:,} of {total:,} rows failed, more than max_failed = {max_failed:g} allows; "
+        f"the {good:,} good rows are published"
+        if good
+        else f"none of the {failed:,} {summary.unit} could be encoded"
+    )
     example = failures[0] if failures else {"path": "", "reason": "unknown"}
     raise SightlineError(
-        f"{out}: {summary.failed:,} of {total:,} rows failed, more than max_failed = "
-        f"{max_failed:g} allows; the {summary.record.rows:,} good rows are published.\n"
+        f"{out}: {found}.\n"
         f"  for example: {example['path']}: {example['reason']}\n"
         f"  all of them: {listed}\n"
-        "  Mend or remove these images and run `sightline prepare` again, or raise max_failed."
+        "  Mend or remove these files and run `sightline prepare` again"
+        + (", or raise max_failed." if good else ".")
     )
 
 

@@ -1,0 +1,92 @@
+"""The command line itself: it starts fast, explains itself, and never shows a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from pipeline.cli import app, main
+
+ROOT = Path(__file__).parents[2]
+
+
+def sightline(monkeypatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def commands(group=None, path=()):
+    """Every command below the app, with the words that call it."""
+    group = group or typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys, pipeline.cli\n"
+        "heavy = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'transformers', 'h5py'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=[n for n, _ in commands()])
+def test_every_command_has_help_with_an_example(name, command):
+    assert f"Example: sightline {name}" in (command.help or "")
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden and option.name != "help":
+            assert option.help or option.name == "seed", f"{name} {option.name}"
+
+
+def test_misuse_exits_with_2(monkeypatch):
+    assert sightline(monkeypatch, "cache", "info") == 2
+    assert sightline(monkeypatch, "no-such-command") == 2
+
+
+def test_a_stage_outside_a_dvc_repository(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert sightline(monkeypatch, "stage", "prepare", "scenes") == 1
+    assert "params.yaml: no such file" in capsys.readouterr().err
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    assert sightline(monkeypatch, "stage", "prepare", "scenes") == 1
+    said = capsys.readouterr().err
+    assert "not a DVC repository" in said
+    assert "dvc init" in said
+
+
+def test_cache_commands_on_nothing(monkeypatch, capsys, tmp_path):
+    for command in ("list", "verify"):
+        assert sightline(monkeypatch, "cache", command, tmp_path) == 1
+        assert "no feature set here or below" in capsys.readouterr().err
+    assert sightline(monkeypatch, "cache", "info", tmp_path) == 1
+    assert "no feature set here" in capsys.readouterr().err
+
+
+def test_doctor_says_what_there_is(monkeypatch, capsys):
+    assert sightline(monkeypatch, "doctor", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["packages"]["torch"] != "not installed"
+    assert "cpu" in report["devices"]
+    assert "HF_HUB_OFFLINE" in report["model hub"]
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.cli.app", interrupted)
+    assert sightline(monkeypatch) == 130
+    assert "run the same command again" in capsys.readouterr().err

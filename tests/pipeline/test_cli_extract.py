@@ -1,0 +1,212 @@
+"""`sightline extract` on explicit paths: what a user sees, and what is on the disk afterwards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.cache import FeatureSet, key_of_file, key_of_text, verify
+from pipeline.cli import main
+
+CLIP = {
+    "embed_dim": 8,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
+    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+
+
+def sightline(monkeypatch, *words: object) -> int:
+    """Run the command in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i in range(7):
+        pixels = rng.integers(0, 256, (40 + i, 50, 3), dtype=np.uint8)
+        name = folder / ("more" if i % 2 else "") / f"photo {i}.png"
+        Image.fromarray(pixels).save(name)
+    return folder
+
+
+@pytest.fixture
+def clip(tmp_path) -> Path:
+    path = tmp_path / "clip.json"
+    path.write_text(json.dumps(CLIP))
+    return path
+
+
+def image_words(photos: Path, clip: Path, out: Path, **options: object) -> list[object]:
+    words: list[object] = ["extract", "image", "--images", photos, "--encoder", clip]
+    words += ["--weights", "random:0", "--out", out, "--batch-size", 4, "--workers", 0]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", value]
+    return words
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_images_of_a_folder(monkeypatch, capsys, photos, clip, tmp_path):
+    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 0
+    said = capsys.readouterr().out
+    assert "7 rows" in said
+    assert "untrained weights" in said
+    features = FeatureSet.open(tmp_path / "out")
+    assert (len(features), features.dim) == (7, 8)
+    assert features.record.spec.encoder.untrained
+    rows = features.take([key_of_file(path) for path in sorted(photos.rglob("*.png"))])
+    assert np.isfinite(rows).all()
+    assert len(np.unique(rows, axis=0)) == 7
+    assert verify(tmp_path / "out") == []
+
+
+def test_the_number_of_decode_workers_changes_no_byte(monkeypatch, photos, clip, tmp_path):
+    for workers in (0, 1, 2):
+        out = tmp_path / str(workers)
+        assert sightline(monkeypatch, *image_words(photos, clip, out, workers=workers)) == 0
+    assert files(tmp_path / "0") == files(tmp_path / "1") == files(tmp_path / "2")
+
+
+def test_a_second_run_computes_nothing_and_a_new_image_computes_one(
+    monkeypatch, capsys, photos, clip, tmp_path
+):
+    words = [*image_words(photos, clip, tmp_path / "out"), "--json"]
+    computed = []
+    for step in range(3):
+        if step == 2:
+            Image.new("RGB", (30, 30), "red").save(photos / "new.png")
+        assert sightline(monkeypatch, *words) == 0
+        computed.append(json.loads(capsys.readouterr().out)["computed"])
+    assert computed == [7, 0, 1]
+
+
+def test_renaming_and_copying_recompute_nothing(monkeypatch, capsys, photos, clip, tmp_path):
+    words = [*image_words(photos, clip, tmp_path / "out"), "--json"]
+    assert sightline(monkeypatch, *words) == 0
+    first = json.loads(capsys.readouterr().out)
+    (photos / "photo 0.png").rename(photos / "naïve 名.png")
+    shutil.copy(photos / "naïve 名.png", photos / "again.png")
+    assert sightline(monkeypatch, *words) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert second["computed"] == 0
+    assert second["content_digest"] == first["content_digest"]
+
+
+def test_other_weights_compute_everything_and_say_why(monkeypatch, capsys, photos, clip, tmp_path):
+    words = image_words(photos, clip, tmp_path / "out")
+    assert sightline(monkeypatch, *words) == 0
+    words[words.index("random:0")] = "random:1"
+    assert sightline(monkeypatch, *words) == 0
+    said = capsys.readouterr().out
+    assert "since encoder.source: random:0 → random:1" in said
+    assert "7 computed" in said
+
+
+def test_one_bad_image_costs_one_row(monkeypatch, capsys, photos, clip, tmp_path):
+    (photos / "broken.jpg").write_bytes(b"not an image at all")
+    words = image_words(photos, clip, tmp_path / "out", max_failed=0.5)
+    assert sightline(monkeypatch, *words) == 0
+    assert "7 rows · 8 computed" in (said := capsys.readouterr().out)
+    assert "1 failed" in said
+    assert len(FeatureSet.open(tmp_path / "out")) == 7
+    (line,) = (tmp_path / "out.run" / "failures.jsonl").read_text().splitlines()
+    assert json.loads(line)["code"] == "undecodable"
+    assert json.loads(line)["path"].endswith("broken.jpg")
+
+
+def test_too_many_bad_images_end_it_after_the_good_ones_are_published(
+    monkeypatch, capsys, photos, clip, tmp_path
+):
+    for i in range(2):
+        (photos / f"broken {i}.jpg").write_bytes(b"nothing" * (i + 1))
+    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
+    said = capsys.readouterr().err
+    assert "2 of 9 rows failed, more than max_failed = 0.01" in said
+    assert "failures.jsonl" in said
+    assert len(FeatureSet.open(tmp_path / "out")) == 7
+
+
+def test_nothing_but_bad_images_is_an_error(monkeypatch, capsys, photos, clip, tmp_path):
+    for path in photos.rglob("*.png"):
+        path.write_bytes(path.read_bytes()[:60])
+    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out", max_failed=1)) == 1
+    assert "none of the 7 images could be encoded" in capsys.readouterr().err
+
+
+def test_a_bad_image_that_was_mended_is_another_image(monkeypatch, capsys, photos, clip, tmp_path):
+    (photos / "broken.png").write_bytes(b"nothing")
+    words = image_words(photos, clip, tmp_path / "out", max_failed=1)
+    assert sightline(monkeypatch, *words) == 0
+    Image.new("RGB", (30, 30), "red").save(photos / "broken.png")
+    assert sightline(monkeypatch, *words) == 0
+    features = FeatureSet.open(tmp_path / "out")
+    assert (len(features), features.failed) == (8, {})
+    assert (tmp_path / "out.run" / "failures.jsonl").read_text() == ""
+
+
+def test_texts_of_a_file(monkeypatch, clip, tmp_path):
+    (tmp_path / "texts.txt").write_text("a red bird\n\na boat\na red bird\n")
+    words = ["extract", "text", "--texts", tmp_path / "texts.txt", "--encoder", clip]
+    words += ["--weights", "random:0", "--out", tmp_path / "out", "--dtype", "float32"]
+    assert sightline(monkeypatch, *words) == 0
+    features = FeatureSet.open(tmp_path / "out")
+    assert features.take([key_of_text("a boat"), key_of_text("a red bird")]).shape == (2, 8)
+    assert features.dtype == np.float32
+
+
+def test_a_full_disk_is_said_before_anything_starts(monkeypatch, capsys, photos, clip, tmp_path):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
+    said = capsys.readouterr().err
+    assert "Nothing was started" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--encoder": "resnet5"}, "did you mean resnet50"),
+        ({"--encoder": "resnet5"}, "ViT-B-32"),
+        ({"--weights": "lucky:7"}, "random:SEED"),
+        ({"--images": "nowhere"}, "nowhere: no such folder or manifest"),
+        ({"--device": "cuda"}, "'cuda' was asked for"),
+        ({"--precision": "fp8"}, "unknown precision 'fp8'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_error(
+    monkeypatch, capsys, photos, clip, tmp_path, change, message
+):
+    import torch
+
+    if "--device" in change and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    words = image_words(photos, clip, tmp_path / "out")
+    for option, value in change.items():
+        if option in words:
+            words[words.index(option) + 1] = value
+        else:
+            words += [option, value]
+    assert sightline(monkeypatch, *words) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_an_empty_folder_is_an_error(monkeypatch, capsys, clip, tmp_path):
+    (tmp_path / "none").mkdir()
+    assert sightline(monkeypatch, *image_words(tmp_path / "none", clip, tmp_path / "out")) == 1
+    assert "no images in this folder" in capsys.readouterr().err
