@@ -140,6 +140,11 @@ class TrainingData(Dataset[Batch]):
         return {slot: features.dim for slot, features in self.feature_sets.items()}
 
     @property
+    def token_files(self) -> dict[str, Path]:
+        """Stream → the file of its token set."""
+        return {stream: rows.tokens.path for stream, rows in self._streams.items()}
+
+    @property
     def vocabulary_size(self) -> int:
         """Number of token ids that the token sets may hold."""
         return max(rows.tokens.header.vocabulary_size for rows in self._streams.values())

@@ -1,0 +1,132 @@
+"""Checkpoints that appear whole, belong to one run specification, and are found again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from pipeline.cache.atomic import fsync_file, fsync_folder, write_bytes
+
+PROGRESS_FILE = "sightline.json"
+_PREFIX = "checkpoint-"
+_PART = ".part"
+
+
+@dataclass
+class Progress:
+    """What a checkpoint knows beside what transformers' Trainer stores.
+
+    Attributes:
+        digest: of the run specification (see `train.run.spec_digest`).
+        seconds: spent in training steps so far, dev scores and checkpoints left out.
+        sentences: rows trained on so far.
+        stopped_early: the early stop ended the run here.
+    """
+
+    digest: str
+    seconds: float = 0.0
+    sentences: int = 0
+    stopped_early: bool = False
+
+
+class Checkpoints:
+    """The folder of one run's checkpoints: the newest whole one is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def part(self) -> Path:
+        """Where the next checkpoint is written before it gets its name."""
+        return self.folder / _PART
+
+    def publish(self, step: int, progress: Progress) -> Path:
+        """Give the checkpoint written under `part` its name, durably; drop the older ones."""
+        made = self.part / f"{_PREFIX}{step}"
+        write_bytes(made / PROGRESS_FILE, json.dumps(asdict(progress)).encode())
+        for path in made.iterdir():
+            fsync_file(path)
+        fsync_folder(made)
+        final = self.folder / made.name
+        shutil.rmtree(final, ignore_errors=True)
+        made.rename(final)
+        fsync_folder(self.folder)
+        for other in self.folder.glob(f"{_PREFIX}*"):
+            if other != final:
+                shutil.rmtree(other, ignore_errors=True)
+        return final
+
+    def newest(self) -> tuple[Path, Progress] | None:
+        """The last whole checkpoint and its progress, or None."""
+        found = []
+        for path in self.folder.glob(f"{_PREFIX}*"):
+            progress = _read_progress(path / PROGRESS_FILE)
+            if progress is not None and (path / "trainer_state.json").is_file():
+                found.append((int(path.name.removeprefix(_PREFIX)), path, progress))
+        if not found:
+            return None
+        _, path, progress = max(found, key=lambda entry: entry[0])
+        return path, progress
+
+    def clear(self) -> None:
+        """Remove every checkpoint."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best weights so far: one file, replaced at once."""
+
+    path: Path
+
+    def keep(self, state: dict[str, Tensor], step: int, score: float) -> None:
+        """Make ``state`` the best weights."""
+        cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        metadata = {"step": str(step), "score": repr(score)}
+        write_bytes(self.path, save(cpu, metadata))
+
+    def load(self) -> tuple[dict[str, Tensor], int] | None:
+        """The weights and the step they are from, or None where there are none."""
+        if not self.path.is_file():
+            return None
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                step = int(file.metadata()["step"])
+                return {name: file.get_tensor(name) for name in file.keys()}, step  # noqa: SIM118
+        except (SafetensorError, KeyError, TypeError, ValueError):
+            return None
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.path.unlink(missing_ok=True)
+
+
+def random_state() -> dict[str, Any]:
+    """torch's random state on the CPU and, where there is one, the CUDA device."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put back what `random_state` returned."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _read_progress(path: Path) -> Progress | None:
+    try:
+        body = json.loads(path.read_bytes())
+        return Progress(**{field.name: body[field.name] for field in fields(Progress)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,177 @@
+"""The student and its heads: both dropout views of a batch in one pass, with little padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.cache import SightlineError
+from train.config import StudentConfig
+from train.data import Batch
+from train.encoder_folder import load_model, load_tokenizer, read_recipe
+from train.length_groups import GROUP_OVERHEAD, length_groups
+from train.objectives.base import Objective, Views
+from train.pooling import Pooling, needs_hidden_states, pool
+
+TOTAL = "total"
+"""Name under which the weighted sum of the terms is returned."""
+
+
+class GroundedModel(nn.Module):
+    """A student encoder with the heads of one objective; its forward pass gives the loss terms."""
+
+    accepts_loss_kwargs = False  # transformers' Trainer: a term is a mean over its own batch
+
+    def __init__(
+        self,
+        encoder: PreTrainedModel,
+        objective: Objective,
+        pooling: Pooling,
+        dims: Mapping[str, int],
+        group_overhead: int | None = None,
+    ) -> None:
+        """
+        Args:
+            encoder: any encoder of transformers.
+            dims: slot → width of the objective's cached features.
+            group_overhead: what another length group costs, in tokens; None takes what was
+                measured for the device that a batch is on (see `length_groups`).
+        """
+        super().__init__()
+        self.encoder = encoder
+        self.heads = objective.heads(int(encoder.config.hidden_size), dims)
+        self.objective = objective
+        self.pooling: Pooling = pooling
+        self.group_overhead = group_overhead
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`."""
+        views = self.views(batch)
+        terms = self.objective.terms(batch, views, self.heads)
+        return {**terms, TOTAL: self.objective.total(terms)}
+
+    def views(self, batch: Batch) -> Views:
+        """Two dropout views of every row of ``batch``, in its order.
+
+        Each length group holds both views of its rows, so one pass draws independent dropout for
+        them. A row's embedding does not depend on which rows it is padded with, so the grouping
+        changes the time and nothing else.
+        """
+        overhead = self.group_overhead
+        if overhead is None:
+            overhead = GROUP_OVERHEAD.get(batch.input_ids.device.type)
+        total, widest = batch.input_ids.shape
+        # one group needs no lengths on the host, and so no wait for the accelerator
+        lengths = [widest] * total if overhead is None else batch.lengths.tolist()
+        groups = length_groups(lengths, overhead)
+        pooled, tokens = [], []
+        for rows in groups:
+            longest = max(lengths[row] for row in rows)
+            whole = len(groups) == 1
+            ids = batch.input_ids if whole else batch.input_ids[rows, :longest]
+            row_lengths = batch.lengths if whole else batch.lengths[rows]
+            mask = torch.arange(longest, device=ids.device) < row_lengths[:, None]  # (n, L)
+            vectors, states = self._encode(torch.cat([ids, ids]), torch.cat([mask, mask]))
+            pooled.append(vectors.unflatten(0, (2, len(rows))))  # (2, n, d)
+            if self.objective.needs_tokens:
+                states = states.masked_fill(~torch.cat([mask, mask])[..., None], 0.0)
+                states = nn.functional.pad(states, (0, 0, 0, widest - longest))
+                tokens.append(states.unflatten(0, (2, len(rows))))
+        order = torch.tensor([row for rows in groups for row in rows], device=batch.lengths.device)
+        back = torch.argsort(order)
+        first, second = torch.cat(pooled, dim=1)[:, back]
+        joined = torch.cat(tokens, dim=1)[:, back] if tokens else None
+        return Views(first, second, batch.lengths, joined)
+
+    def _encode(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Sentence embeddings [n, d] and last hidden states [n, L, d] of one padded group."""
+        output: Any = self.encoder(
+            input_ids=ids,
+            attention_mask=mask.to(torch.int64),
+            output_hidden_states=needs_hidden_states(self.pooling),
+        )
+        last = output.last_hidden_state
+        vectors = pool(
+            last,
+            mask,
+            self.pooling,
+            hidden_states=output.hidden_states,
+            pooler_output=output.get("pooler_output"),
+        )
+        return vectors, last
+
+
+def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The encoder to fine-tune, in float32, and its tokenizer.
+
+    The pooler is left out unless the pooling is `pooler`: it would be trained by nothing.
+
+    Raises:
+        SightlineError: no such folder or hub model, an incomplete or unsafe folder, fewer layers
+            than asked for, or `pooler` without a pooler.
+    """
+    recipe = read_recipe(config.model, bare=True)
+    encoder = load_model(config.model, recipe)
+    tokenizer = load_tokenizer(config.model, recipe)
+    if config.pooling == "pooler":
+        if getattr(encoder, "pooler", None) is None:
+            raise SightlineError(
+                f"{config.model}: pooling 'pooler' was asked of an encoder without pooler weights; "
+                "use cls or mean"
+            )
+    elif getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    if config.layers is not None:
+        _keep_first_layers(encoder, config)
+    return encoder, tokenizer
+
+
+def _keep_first_layers(encoder: PreTrainedModel, config: StudentConfig) -> None:
+    """Drop the layers above ``config.layers``, as if they had never been there."""
+    stack: Any = getattr(encoder, "encoder", None)
+    layers = getattr(stack, "layer", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise SightlineError(
+            f"{config.model}: `layers` is understood for BERT and RoBERTa encoders, not for "
+            f"{encoder.config.model_type}; leave it out"
+        )
+    assert config.layers is not None
+    if config.layers > len(layers):
+        raise SightlineError(
+            f"{config.model}: layers is {config.layers}, but the encoder has {len(layers)}"
+        )
+    stack.layer = layers[: config.layers]
+    encoder.config.num_hidden_layers = config.layers
+
+
+def check_tokenizer(
+    tokenizer: PreTrainedTokenizerBase,
+    encoder: PreTrainedModel,
+    samples: Mapping[str, list[tuple[str, list[int]]]],
+    max_length: int,
+    vocabulary_size: int,
+) -> None:
+    """Refuse token sets that another tokenizer made, by tokenising a few of their texts again.
+
+    Raises:
+        SightlineError: ids differ, or the token sets hold ids that the encoder has no row for.
+    """
+    rows = int(encoder.config.vocab_size)
+    if vocabulary_size > rows:
+        raise SightlineError(
+            f"the token sets are of a vocabulary of {vocabulary_size}, but the student has "
+            f"embeddings for {rows}; run `sightline tokens` with this student"
+        )
+    for stream, texts in samples.items():
+        for text, ids in texts:
+            found: Any = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
+            if list(found) != ids:
+                raise SightlineError(
+                    f"the token set of the {stream} stream was not made with the student's "
+                    f"tokenizer: {text[:60]!r} is {ids[:8]} … there and {list(found)[:8]} … here; "
+                    "run `sightline tokens` with this student"
+                )

@@ -1,0 +1,216 @@
+"""One training run, from explicit paths to an exported model; goes on where it was stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerState, set_seed
+
+from pipeline.cache import SightlineError
+from pipeline.cache.keys import key_of_file
+from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
+from train.card import model_card
+from train.checkpoints import Best, Checkpoints, Progress
+from train.config import RunSpec
+from train.data import TrainingData
+from train.embed import Embedder, pick_device
+from train.export import HEADS_FILE, MODEL_FOLDER, check_exportable, export_heads, export_model
+from train.model import GroundedModel, check_tokenizer, load_student
+from train.objectives import Objective, make_objective
+from train.quiet import quiet_transformers
+from train.selection import dev_score, load_dev_set
+from train.summary import FILE_NAME, RunSummary, UsedFeatures
+from train.trainer import SightlineTrainer
+
+
+def train_run(
+    spec: RunSpec, *, say: Say | None = None, callbacks: list[TrainerCallback] | None = None
+) -> RunSummary:
+    """Train one objective with one seed and export the best weights.
+
+    ``spec.out`` then holds ``model/`` (a sentence-transformers folder), ``heads.safetensors``,
+    ``run.json`` and ``dvclive/``. While it trains, ``checkpoints/`` holds the newest checkpoint and
+    ``best.safetensors`` the best weights; both go when the run is done.
+
+    A run that was stopped goes on from its checkpoint, with the weights that an unbroken run would
+    have (bit for bit on a CPU). A finished run of the same specification and inputs is returned as
+    it is; one of another is replaced.
+
+    Args:
+        say: takes lines of progress; without it they go to stderr, or a bar on a terminal.
+        callbacks: further callbacks for transformers' Trainer.
+
+    Raises:
+        SightlineError: an input is missing or does not fit; said before the model is loaded.
+        NonFiniteLoss: a loss or gradient became NaN or infinite.
+    """
+    tell = say or to_stderr
+    objective = make_objective(spec.objective, spec.parameters)
+    check_exportable(spec.student.pooling)
+    device = pick_device(spec.train.device)
+    if spec.train.precision == "fp16" and device.type == "cpu":
+        raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
+    data = TrainingData(spec, objective)
+    dev = None if spec.dev is None else load_dev_set(spec.dev)
+    digest = spec_digest(spec, objective, data)
+    finished = RunSummary.load(spec.out)
+    if finished is not None and finished.spec_digest == digest and _exported(spec.out):
+        tell(f"{spec.run}: already trained, nothing to do ({spec.out})")
+        return finished
+    checkpoints, best = Checkpoints(spec.out / "checkpoints"), Best(spec.out / "best.safetensors")
+    resume, progress = _checkpoint_to_resume(checkpoints, digest, spec.run, tell)
+    if resume is None:
+        _clear(spec.out, checkpoints, best)
+    if data.dropped_pairs:
+        tell(f"{spec.run}: {data.dropped_pairs} pairs left out: their images were not extracted")
+
+    set_seed(spec.seed)  # before the heads are drawn
+    with quiet_transformers():
+        encoder, tokenizer = load_student(spec.student)
+    check_tokenizer(tokenizer, encoder, data.samples, spec.student.max_length, data.vocabulary_size)
+    model = GroundedModel(encoder, objective, spec.student.pooling, data.dims)
+    embedder = Embedder(encoder, tokenizer, spec.student.pooling)
+    size = spec.train.eval_batch_size
+    report, live = ProgressReport(spec.run, say), DVCLiveCallback(spec.out / "dvclive")
+    trainer = SightlineTrainer(
+        model,
+        data,
+        spec.train,
+        seed=spec.seed,
+        device=device,
+        checkpoints=checkpoints,
+        best=best,
+        progress=progress,
+        dev_score=None if dev is None else lambda: dev_score(embedder, dev, size),
+        callbacks=[live, report, *(callbacks or [])],
+    )
+    try:
+        state = _train(trainer, resume)
+    finally:
+        report.close()
+        live.close()
+    best_step = _load_best(model, best) if dev is not None else None
+    summary = _summarise(
+        spec, objective, data, dev.name if dev else None, state, progress, best_step, digest
+    )
+    card = model_card(summary, objective.source, spec.student.pooling)
+    with quiet_transformers():
+        export_model(spec.out / MODEL_FOLDER, encoder, tokenizer, spec.student.pooling, card)
+    export_heads(spec.out / HEADS_FILE, model.heads)
+    summary.save(spec.out)
+    checkpoints.clear()
+    best.clear()
+    return summary
+
+
+def spec_digest(spec: RunSpec, objective: Objective, data: TrainingData) -> str:
+    """SHA-256 (hex) over what decides the result: parameters and the content of every input.
+
+    Where the inputs lie, where the result goes and what is logged how often leave it as it is.
+    """
+    body: dict[str, Any] = spec.model_dump(
+        mode="json", exclude={"out", "pairs", "text", "features", "dev", "parameters", "run"}
+    )
+    body["parameters"] = objective.describe()
+    for name in ("logging_steps", "save_steps"):
+        body["train"].pop(name)
+    files: dict[str, Path] = {}
+    if spec.pairs is not None:
+        files |= {"captions": spec.pairs.captions, "images": spec.pairs.images}
+    if spec.text is not None:
+        files["sentences"] = spec.text.sentences
+    files |= {f"tokens of {name}": path for name, path in data.token_files.items()}
+    if spec.dev is not None and spec.dev.is_file():
+        files["dev"] = spec.dev
+    student = Path(spec.student.model)
+    if student.is_dir():
+        files |= {f"student {path.name}": path for path in sorted(student.rglob("*.safetensors"))}
+    body["files"] = {name: key_of_file(path).hex() for name, path in files.items()}
+    body["features"] = {
+        slot: [features.fingerprint, features.record.content_digest]
+        for slot, features in data.feature_sets.items()
+    }
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _checkpoint_to_resume(
+    checkpoints: Checkpoints, digest: str, run: str, tell: Say
+) -> tuple[Path | None, Progress]:
+    found = checkpoints.newest()
+    if found is None:
+        return None, Progress(digest)
+    path, progress = found
+    if progress.digest != digest:
+        tell(f"{run}: {path} is of other parameters or inputs; starting anew")
+        return None, Progress(digest)
+    tell(f"{run}: going on from {path.name}")
+    return path, progress
+
+
+def _train(trainer: SightlineTrainer, resume: Path | None) -> TrainerState:
+    if resume is not None and trainer.progress.stopped_early:
+        # killed between the early stop and the export: there is no step left to do
+        return TrainerState.load_from_json(str(resume / "trainer_state.json"))
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    return trainer.state
+
+
+def _load_best(model: GroundedModel, best: Best) -> int:
+    found = best.load()
+    if found is None:
+        raise SightlineError(f"{best.path}: the best weights are gone; train anew")
+    weights, step = found
+    model.load_state_dict(weights)
+    return step
+
+
+def _exported(out: Path) -> bool:
+    return (out / MODEL_FOLDER / "modules.json").is_file() and (out / HEADS_FILE).is_file()
+
+
+def _clear(out: Path, checkpoints: Checkpoints, best: Best) -> None:
+    """Take away what another run left, so that nothing stale can be read beside the new."""
+    checkpoints.clear()
+    best.clear()
+    for name in (FILE_NAME, HEADS_FILE, "failure.json"):
+        (out / name).unlink(missing_ok=True)
+    for name in (MODEL_FOLDER, "dvclive"):
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def _summarise(
+    spec: RunSpec,
+    objective: Objective,
+    data: TrainingData,
+    dev: str | None,
+    state: TrainerState,
+    progress: Progress,
+    best_step: int | None,
+    digest: str,
+) -> RunSummary:
+    history = [(int(entry["step"]), entry[DEV]) for entry in state.log_history if DEV in entry]
+    seconds = progress.seconds
+    return RunSummary(
+        run=spec.run,
+        objective=spec.objective,
+        seed=spec.seed,
+        parameters=objective.describe(),
+        student=spec.student.model_dump(mode="json"),
+        train=spec.train.model_dump(mode="json"),
+        data=data.source,
+        dropped_pairs=data.dropped_pairs,
+        features={slot: UsedFeatures.of(used) for slot, used in data.feature_sets.items()},
+        dev=dev,
+        dev_history=history,
+        best_step=best_step,
+        steps=state.global_step,
+        stopped_early=progress.stopped_early,
+        sentences=progress.sentences,
+        seconds=seconds,
+        sentences_per_second=progress.sentences / seconds if seconds else 0.0,
+        spec_digest=digest,
+    )

@@ -1,0 +1,95 @@
+"""run.json: everything that a report needs to know about a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipeline.cache import FeatureSet
+from pipeline.cache.atomic import write_bytes
+
+FILE_NAME = "run.json"
+
+
+class UsedFeatures(BaseModel):
+    """A feature set that a run was trained with.
+
+    Attributes:
+        path: folder name.
+        encoder, source: what computed it, and where its weights came from.
+        fingerprint, content_digest: which set it was, exactly.
+        untrained: the encoder's weights were random.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    encoder: str
+    source: str
+    fingerprint: str
+    content_digest: str
+    untrained: bool
+
+    @classmethod
+    def of(cls, features: FeatureSet) -> UsedFeatures:
+        """What ``features`` says about itself."""
+        encoder = features.record.spec.encoder
+        return cls(
+            path=features.path.name,
+            encoder=encoder.name,
+            source=encoder.source,
+            fingerprint=features.fingerprint,
+            content_digest=features.record.content_digest,
+            untrained=encoder.untrained,
+        )
+
+
+class RunSummary(BaseModel):
+    """One finished run.
+
+    Attributes:
+        spec_digest: SHA-256 over the specification and the content of every input.
+        data: stream → where it was read from.
+        dropped_pairs: pairs left out because their image could not be extracted.
+        dev: name of the dev set, or None.
+        dev_history: (step, Spearman × 100).
+        best_step: step whose weights were exported; None without a dev set (the last ones).
+        steps: optimiser steps done; fewer than planned after an early stop.
+        sentences, seconds: rows trained on, and the time of the training steps alone.
+        sentences_per_second: their ratio.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    objective: str
+    seed: int
+    parameters: dict[str, Any]
+    student: dict[str, Any]
+    train: dict[str, Any]
+    data: dict[str, str]
+    dropped_pairs: int
+    features: dict[str, UsedFeatures]
+    dev: str | None
+    dev_history: list[tuple[int, float]]
+    best_step: int | None
+    steps: int
+    stopped_early: bool
+    sentences: int
+    seconds: float
+    sentences_per_second: float
+    spec_digest: str
+
+    def save(self, folder: Path) -> None:
+        """Write ``folder/run.json``, at once."""
+        write_bytes(folder / FILE_NAME, (self.model_dump_json(indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> RunSummary | None:
+        """The finished run in ``folder``, or None when there is none that this version reads."""
+        try:
+            return cls.model_validate_json((folder / FILE_NAME).read_bytes())
+        except (OSError, ValidationError):
+            return None
