@@ -1,0 +1,162 @@
+"""Batches from the cache, and the one clear error for each thing that can be missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from conftest import IMAGE_DIM, World, make_world
+from pydantic import ValidationError
+
+from pipeline.cache import (
+    CAPTIONS,
+    FeatureSet,
+    SightlineError,
+    TokenSet,
+    key_of_text,
+    read_manifest,
+    write_manifest,
+)
+from train.config import TrainConfig
+from train.data import TrainingData
+from train.objectives import make_objective
+from train.pairs import choose_captions, read_pairs
+
+
+def load(world: World, objective: str = "mcse", **changes: Any) -> TrainingData:
+    spec = world.spec(world.root / "unused", objective, **changes)
+    return TrainingData(spec, make_objective(spec.objective, spec.parameters))
+
+
+def test_features_and_ids_of_a_batch_belong_to_its_texts(world: World) -> None:
+    data = load(world)
+    captions = read_manifest(world.root / "captions.parquet", CAPTIONS).to_pylist()
+    image_of = {key_of_text(row["text"]): int(row["image_id"][:2]) for row in captions}
+    features = FeatureSet.open(world.root / "features")
+    tokens = TokenSet.open(world.root / "tokens")
+    seen = 0
+    for k in range(len(data)):
+        batch = data[k]
+        flat, lengths = tokens.gather(tokens.rows(batch.keys))
+        assert batch.lengths.tolist() == lengths.tolist()
+        inside = torch.arange(batch.input_ids.shape[1]) < batch.lengths[:, None]
+        assert batch.input_ids[inside].tolist() == flat.tolist()
+        assert (batch.input_ids[~inside] == tokens.pad_token_id).all()
+        if batch.stream == "pairs":
+            keys = [world.image_keys[image_of[key.tobytes()]] for key in batch.keys]
+            expected = features.take(keys).astype(np.float32)
+            assert torch.equal(batch.features["image"], torch.from_numpy(expected))
+            seen += len(batch)
+        else:
+            assert batch.features == {}
+    assert seen == 18  # the dev split's two images take no part
+
+
+def test_a_batch_seeds_its_own_draws(world: World) -> None:
+    data = load(world)
+    draws = [torch.rand(2, generator=data[k].generator()).tolist() for k in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_shuffled_images_are_a_fixed_derangement(world: World) -> None:
+    spec = world.spec(world.root / "unused")
+    assert spec.pairs is not None
+    pairs = read_pairs(spec.pairs, "all", 0)
+    shuffled = pairs.with_shuffled_images(0)
+    assert (shuffled.image_keys != pairs.image_keys).any(axis=1).all()
+    assert {k.tobytes() for k in shuffled.image_keys} == {k.tobytes() for k in pairs.image_keys}
+    of_image: dict[bytes, set[bytes]] = {}
+    for own, other in zip(pairs.image_keys, shuffled.image_keys, strict=True):
+        of_image.setdefault(own.tobytes(), set()).add(other.tobytes())
+    assert all(len(others) == 1 for others in of_image.values())
+    again = pairs.with_shuffled_images(0)
+    assert (again.image_keys == shuffled.image_keys).all()
+
+
+def test_caption_policies() -> None:
+    images = ["a", "a", "b", "a", "b"]
+    texts = ["one two", "one two three", "x", "aaa bb cc", "y"]
+    assert choose_captions(images, texts, "all", 0).tolist() == [0, 1, 2, 3, 4]
+    assert choose_captions(images, texts, "longest", 0).tolist() == [1, 2]
+    drawn = {tuple(choose_captions(images, texts, "random", seed).tolist()) for seed in range(40)}
+    assert drawn == {tuple(sorted((a, b))) for a in (0, 1, 3) for b in (2, 4)}
+
+
+def test_the_random_caption_depends_on_the_image_alone() -> None:
+    alone = choose_captions(["b"] * 5, list("vwxyz"), "random", 3)
+    among = choose_captions(["a", "a", *["b"] * 5], list("..vwxyz"), "random", 3)
+    assert among[-1] - 2 == alone[0]
+
+
+def test_pairs_whose_image_failed_are_dropped_and_counted(tmp_path: Path) -> None:
+    data = load(make_world(tmp_path, failed=3))
+    assert data.dropped_pairs == 3
+    assert data.schedule.pairs == 15
+
+
+def test_all_images_failed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SightlineError, match="all 18 pairs have an image"):
+        load(make_world(tmp_path, failed=20))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": {}}, r"needs a feature set for image \(image features of tiny-cnn\)"),
+        ({"features": {"image": "nowhere"}}, "nowhere: no feature set here"),
+        ({"features": {"image": "F", "audio": "F"}}, "does not read features for audio"),
+        ({"pairs": None}, "needs pairs"),
+        ({"parameters": {"image": "x", "wieght": 1}}, "wieght: extra inputs.*it takes .*weight"),
+        ({"parameters": {}}, "image: field required"),
+        ({"student": {"max_length": 12}}, "truncated to 16 tokens"),
+    ],
+)
+def test_what_does_not_fit_is_one_error(world: World, changes: dict, message: str) -> None:
+    if "features" in changes:
+        real = {"F": world.root / "features"}
+        changes = {"features": {k: real.get(v, v) for k, v in changes["features"].items()}}
+    with pytest.raises(SightlineError, match=message):
+        load(world, "mcse", **changes)
+
+
+def test_an_unknown_objective_lists_those_there_are() -> None:
+    with pytest.raises(SightlineError, match=r"unknown objective 'clip'; there are .*simcse.*mcse"):
+        make_objective("clip", {})
+
+
+def test_a_key_that_a_set_lacks_is_counted(world: World, tmp_path: Path) -> None:
+    table = read_manifest(world.root / "captions.parquet", CAPTIONS)
+    row = {"caption_id": "x#0", "image_id": "00.png", "text": "never seen", "split": ""}
+    table = pa.concat_tables([table, pa.Table.from_pylist([row], CAPTIONS)])
+    write_manifest(tmp_path / "captions.parquet", table, CAPTIONS)
+    pairs = world.spec(tmp_path).pairs
+    assert pairs is not None
+    changed = pairs.model_copy(update={"captions": tmp_path / "captions.parquet"})
+    parameters = {"caption": "all", "image": "tiny-cnn"}
+    with pytest.raises(SightlineError, match="1 of 55 keys are missing"):
+        load(world, "mcse", pairs=changed, parameters=parameters)
+
+
+def test_no_caption_in_the_training_split(world: World, tmp_path: Path) -> None:
+    table = read_manifest(world.root / "captions.parquet", CAPTIONS)
+    table = table.set_column(3, "split", pa.array(["test"] * len(table)))
+    write_manifest(tmp_path / "captions.parquet", table, CAPTIONS)
+    pairs = world.spec(tmp_path).pairs
+    assert pairs is not None
+    changed = pairs.model_copy(update={"captions": tmp_path / "captions.parquet"})
+    with pytest.raises(SightlineError, match=r"splits are 'test', expected 'train'"):
+        load(world, "simcse", pairs=changed)
+
+
+def test_features_reach_the_objective_at_the_width_of_their_set(world: World) -> None:
+    assert load(world).dims == {"image": IMAGE_DIM}
+
+
+@pytest.mark.parametrize("given", [{}, {"epochs": 1, "max_steps": 5}])
+def test_exactly_one_of_epochs_and_steps(given: dict) -> None:
+    with pytest.raises(ValidationError, match="set exactly one"):
+        TrainConfig(**given)

@@ -1,0 +1,193 @@
+"""Whole runs: resume, selection, export, what is written, and what stops a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import World
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer, TrainerCallback
+
+from train.embed import Embedder
+from train.objectives.simcse import SimCSE
+from train.run import train_run
+from train.summary import RunSummary
+from train.trainer import NonFiniteLoss
+
+
+class Killed(Exception):
+    """Stands for the process being killed."""
+
+
+class KillAfter(TrainerCallback):
+    """Dies at the end of a step, before that step is logged, scored or saved."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise Killed
+
+
+def silent(line: str) -> None:
+    """Swallows progress lines."""
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    model = load_file(out / "model" / "model.safetensors")
+    return model | {f"head {k}": v for k, v in load_file(out / "heads.safetensors").items()}
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_resume_gives_the_weights_of_an_unbroken_run(
+    world: World, tmp_path: Path, accumulation: int
+) -> None:
+    train = {"gradient_accumulation": accumulation}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = train_run(world.spec(whole, "mcse", train=train), say=silent)
+    spec = world.spec(broken, "mcse", train=train)
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(5)])
+    lines: list[str] = []
+    resumed = train_run(spec, say=lines.append)
+    assert "going on from checkpoint-4" in lines[0]
+    assert resumed.dev_history == expected.dev_history
+    assert resumed.sentences == expected.sentences
+    found = weights(broken)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(found[name], tensor), name
+    for name in ("loss", "loss_image", "dev"):  # steps 5 and 6 were trained twice, logged once
+        curve = Path("dvclive/plots/metrics") / f"{name}.tsv"
+        assert (broken / curve).read_text() == (whole / curve).read_text()
+
+
+def test_epochs_count_both_streams_and_log_what_plots_need(world: World, tmp_path: Path) -> None:
+    # 18 images in training, one caption each: 3 batches of 8; 40 sentences: 5 batches
+    spec = world.spec(tmp_path, "mcse", train={"max_steps": None, "epochs": 1, "eval_steps": 5})
+    summary = train_run(spec, say=silent)
+    assert summary.steps == 8
+    assert summary.sentences == 18 + 40
+    assert [step for step, _ in summary.dev_history] == [5, 8]
+    metrics = tmp_path / "dvclive" / "plots" / "metrics"
+    header, *rows = (metrics / "loss_text.tsv").read_text().splitlines()
+    assert header.split("\t") == ["step", "loss_text"]
+    assert [row.split("\t")[0] for row in rows] == [str(n) for n in range(1, 9)]
+    found = {path.stem for path in metrics.iterdir()}
+    assert found >= {"learning_rate", "grad_norm", "dev", "sentences_per_second", "loss_image"}
+    rates = [
+        float(r.split("\t")[1]) for r in (metrics / "learning_rate.tsv").open().readlines()[1:]
+    ]
+    assert rates == pytest.approx([1e-3 * (8 - n) / 8 for n in range(8)])
+
+
+def test_export_gives_the_embeddings_that_were_evaluated(world: World, tmp_path: Path) -> None:
+    summary = train_run(world.spec(tmp_path, "mcse"), say=silent)
+    folder = tmp_path / "model"
+    texts = ["a red circle", "the star is above the ring", "one cross painted white on the left"]
+    ours = Embedder.load(folder, device="cpu").encode(texts)
+    exported = SentenceTransformer(str(folder), device="cpu")
+    assert exported.max_seq_length == 24  # the tokenizer's own, neither 16 nor 32
+    np.testing.assert_allclose(exported.encode(texts), ours, atol=1e-6)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    with torch.no_grad():
+        states = model.eval()(**tokenizer(texts, padding=True, return_tensors="pt"))
+    np.testing.assert_allclose(states.last_hidden_state[:, 0].numpy(), ours, atol=1e-6)
+    card = (folder / "README.md").read_text()
+    assert summary.features["image"].fingerprint in card
+    assert "untrained" in card
+    assert set(load_file(tmp_path / "heads.safetensors")) == {
+        f"{head}.0.{part}" for head in ("text", "grounding", "image") for part in ("weight", "bias")
+    }
+
+
+def test_the_best_weights_are_exported_and_score_what_the_history_says(
+    world: World, tmp_path: Path
+) -> None:
+    from train.selection import dev_score, load_dev_set
+
+    # a learning rate that destroys: the best score comes early
+    spec = world.spec(tmp_path, train={"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1})
+    summary = train_run(spec, say=silent)
+    best = max(summary.dev_history, key=lambda entry: entry[1])
+    assert summary.best_step == best[0]
+    assert spec.dev is not None
+    embedder = Embedder.load(tmp_path / "model", device="cpu")
+    assert dev_score(embedder, load_dev_set(spec.dev), 64) == pytest.approx(best[1], abs=1e-9)
+
+
+def test_early_stop_after_patience_scores_without_a_new_best(world: World, tmp_path: Path) -> None:
+    train = {"learning_rate": 1e-12, "max_steps": 50, "eval_steps": 1}
+    summary = train_run(
+        world.spec(tmp_path, train={**train, "early_stopping_patience": 3}), say=silent
+    )
+    assert summary.stopped_early
+    assert summary.best_step is not None
+    assert summary.steps == summary.best_step + 3 < 50
+
+
+def test_a_finished_run_is_not_trained_again_and_another_one_is(
+    world: World, tmp_path: Path
+) -> None:
+    first = train_run(world.spec(tmp_path), say=silent)
+    lines: list[str] = []
+    assert train_run(world.spec(tmp_path), say=lines.append) == first
+    assert len(lines) == 1
+    assert "nothing to do" in lines[0]
+    other = train_run(world.spec(tmp_path, seed=1), say=silent)
+    assert other.spec_digest != first.spec_digest
+    assert RunSummary.load(tmp_path) == other
+
+
+def test_a_checkpoint_of_other_parameters_is_not_resumed(world: World, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train_run(world.spec(tmp_path), say=silent, callbacks=[KillAfter(5)])
+    lines: list[str] = []
+    train_run(world.spec(tmp_path, train={"learning_rate": 2e-3}), say=lines.append)
+    assert "starting anew" in lines[0]
+
+
+def test_a_non_finite_loss_stops_with_the_batch_and_keeps_a_checkpoint(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = tmp_path / "reference"
+    train_run(world.spec(reference, train={"max_steps": 6, "eval_steps": 6}), say=silent)
+    terms = SimCSE.terms
+
+    def break_at_3(self: Any, batch: Any, views: Any, heads: Any) -> Any:
+        found = terms(self, batch, views, heads)
+        return {k: v * float("nan") for k, v in found.items()} if batch.k == 3 else found
+
+    out = tmp_path / "out"
+    spec = world.spec(out, train={"max_steps": 6, "eval_steps": 6})
+    monkeypatch.setattr(SimCSE, "terms", break_at_3)
+    with pytest.raises(NonFiniteLoss, match=r"step 4 .* text is nan.*weights of step 3"):
+        train_run(spec, say=silent)
+    report = json.loads((out / "failure.json").read_text())
+    assert report["micro_batch"] == 3
+    assert len(report["keys"]) == 8
+    monkeypatch.undo()
+    train_run(spec, say=silent)  # goes on from step 3 as if nothing had happened
+    for name, tensor in weights(reference).items():
+        assert torch.equal(weights(out)[name], tensor), name
+
+
+def test_without_a_dev_set_the_last_weights_are_exported(world: World, tmp_path: Path) -> None:
+    summary = train_run(world.spec(tmp_path, dev=None, train={"max_steps": 2}), say=silent)
+    assert summary.best_step is None
+    assert summary.dev_history == []
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_bf16_trains_with_losses_in_full_precision(world: World, tmp_path: Path) -> None:
+    train = {"precision": "bf16", "max_steps": 2}
+    summary = train_run(world.spec(tmp_path, "mcse", train=train), say=silent)
+    assert summary.steps == 2
+    assert {tensor.dtype for tensor in weights(tmp_path).values()} == {torch.float32}
