@@ -36,7 +36,7 @@ def to_terminal(table: Table, title: str | None = None) -> RichTable:
 def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:
     """A GitHub table, then one line per gain and per note."""
     lines = [
-        _markdown_row(["run", "seeds", *map(_escape, table.tasks)]),
+        _markdown_row(["run", "seeds", *map(escape_markdown, table.tasks)]),
         _markdown_row(["---", "---", *["---:"] * len(table.tasks)]),
     ]
     for row in table.rows:
@@ -44,7 +44,7 @@ def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:
         for task in table.tasks:
             text, best = cell_text(table, row, task)
             cells.append(f"**{text}**" if best else text)
-        label = _escape(row.label)
+        label = escape_markdown(row.label)
         lines.append(
             _markdown_row([f"*{label}*" if row.published else label, seeds_text(row), *cells])
         )
@@ -88,16 +88,17 @@ def seeds_text(row: Row) -> str:
     return ", ".join(map(str, row.seeds)) or "–"
 
 
-def _bullets(lines: Sequence[str]) -> list[str]:
-    return ["", *(f"- {_escape(line)}" for line in lines)] if lines else []
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """`text` on one line, its Markdown and HTML characters shown as they are."""
     text = " ".join(text.split())
     for character in "\\`*_|[]":
         text = text.replace(character, f"\\{character}")
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _bullets(lines: Sequence[str]) -> list[str]:
+    return ["", *(f"- {escape_markdown(line)}" for line in lines)] if lines else []
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

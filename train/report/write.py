@@ -10,7 +10,7 @@ from train.report.gains import Comparison, compute_gains
 from train.report.html import Drawing, feature_uses, to_html
 from train.report.plots import dev_chart, score_chart, to_png, to_svg
 from train.report.published import PublishedRow
-from train.report.render import to_json, to_markdown
+from train.report.render import escape_markdown, to_json, to_markdown
 from train.report.results import RunResult
 from train.report.table import make_table
 
@@ -63,7 +63,7 @@ def write_report(
     images = "".join(f"\n![{_CAPTIONS[name][0]}]({name})\n" for name in charts)
     contents = {
         "report.html": to_html(title, table, results, gains, drawings).encode(),
-        "report.md": f"# {' '.join(title.split())}\n\n{to_markdown(table, gains)}{images}".encode(),
+        "report.md": f"# {escape_markdown(title)}\n\n{to_markdown(table, gains)}{images}".encode(),
         "report.json": (json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode(),
         **{name: to_png(figure) for name, figure in charts.items()},
     }

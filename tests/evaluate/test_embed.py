@@ -1,0 +1,191 @@
+"""The embedder: equal to sentence-transformers, in the order asked, without disturbing training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_encoder import make_encoder
+
+from pipeline.cache import SightlineError
+from train.embed import Embedder, pick_device
+
+SENTENCES = [
+    "a big red dog sits near the tree",
+    "a dog",
+    "the house",
+    "a dog",
+    "",
+    "the small blue house under the big round tree " * 8,
+]
+
+
+def sentence_transformer(folder: Path, pooling: str, normalize: bool = False):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import (
+        Normalize,
+        Pooling,
+        Transformer,
+    )
+
+    body = Transformer(str(folder))
+    modules = [body, Pooling(16, pooling_mode=pooling), *([Normalize()] if normalize else [])]
+    return SentenceTransformer(modules=modules, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["encoder_folder", "roberta_folder"])
+@pytest.mark.parametrize(("pooling", "normalize"), [("cls", False), ("mean", True)])
+def test_equals_sentence_transformers(kind, pooling, normalize, tmp_path, request):
+    folder = request.getfixturevalue(kind)
+    theirs = sentence_transformer(folder, pooling, normalize)
+    if kind == "roberta_folder":
+        theirs.max_seq_length = 39  # it would run past the last position otherwise
+    theirs.save(str(tmp_path))
+    ours = Embedder.load(tmp_path, device="cpu")
+    assert ours.pooling == pooling
+    assert np.abs(ours.encode(SENTENCES) - theirs.encode(SENTENCES)).max() < 1e-6
+
+
+def test_a_folder_that_lower_cases_does_so_here_too(encoder_folder, tmp_path):
+    theirs = sentence_transformer(encoder_folder, "mean")
+    theirs.save(str(tmp_path))
+    plain = Embedder.load(tmp_path, device="cpu").encode(["Dog", "dog"])
+    assert not np.allclose(plain[0], plain[1])
+    settings = tmp_path / "sentence_bert_config.json"
+    body = {**json.loads(settings.read_text()), "do_lower_case": True, "max_seq_length": 7}
+    settings.write_text(json.dumps(body))
+    ours = Embedder.load(tmp_path, device="cpu")
+    lowered = ours.encode(["Dog", "dog"])
+    assert np.array_equal(lowered[0], lowered[1])
+    assert ours.max_length == 7
+
+
+def test_the_maximum_length_is_the_encoders_own(encoder_folder, roberta_folder):
+    assert Embedder.load(encoder_folder, "cls", device="cpu").max_length == 40
+    assert Embedder.load(roberta_folder, "cls", device="cpu").max_length == 39
+    model, tokenizer = make_encoder()
+    tokenizer.model_max_length = 12
+    assert Embedder(model, tokenizer, "cls").max_length == 12
+    assert Embedder(model, tokenizer, "cls", max_length=5).max_length == 5
+
+
+@pytest.mark.parametrize("pooling", ["cls", "pooler", "mean", "first_last_mean"])
+def test_batches_do_not_change_embeddings(encoder_folder, pooling):
+    embedder = Embedder.load(encoder_folder, pooling, device="cpu")
+    together = embedder.encode(SENTENCES)
+    alone = np.concatenate([embedder.encode([sentence], batch_size=1) for sentence in SENTENCES])
+    assert together.dtype == np.float32
+    assert np.abs(together - alone).max() < 1e-5
+    assert np.array_equal(together[1], together[3])
+
+
+def test_each_distinct_sentence_is_encoded_once_within_the_token_budget():
+    model, tokenizer = make_encoder()
+    shapes = []
+    model.register_forward_pre_hook(
+        lambda _, __, inputs: shapes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+    )
+    Embedder(model, tokenizer, "cls").encode(SENTENCES * 5, batch_size=2)
+    assert sum(rows for rows, _ in shapes) == len(set(SENTENCES))
+    assert all(rows * length <= 64 or rows == 1 for rows, length in shapes)
+    assert [length for _, length in shapes] == sorted((x for _, x in shapes), reverse=True)
+
+
+def test_a_model_in_training_is_left_as_it_was():
+    model, tokenizer = make_encoder()
+    model.train()
+    model.embeddings.eval()
+    modes = [module.training for module in model.modules()]
+    state = torch.random.get_rng_state()
+    embedder = Embedder(model, tokenizer, "cls")
+    first, second = embedder.encode(SENTENCES), embedder.encode(SENTENCES)
+    assert np.array_equal(first, second)  # no dropout
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.random.get_rng_state(), state)
+    model.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of room"):
+        embedder.encode(SENTENCES)
+    assert [module.training for module in model.modules()] == modes
+
+
+def fail(*_):
+    raise RuntimeError("out of room")
+
+
+def test_bf16_gives_float32_rows_near_those_of_fp32(encoder_folder):
+    exact = Embedder.load(encoder_folder, "mean", device="cpu").encode(SENTENCES)
+    short = Embedder.load(encoder_folder, "mean", device="cpu", precision="bf16").encode(SENTENCES)
+    cosine = (exact * short).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(short, axis=1)
+    assert short.dtype == np.float32
+    assert cosine.min() > 0.99
+    assert not np.array_equal(exact, short)
+
+
+def test_no_sentences_give_no_rows(encoder_folder):
+    assert Embedder.load(encoder_folder, "cls", device="cpu").encode([]).shape == (0, 16)
+
+
+def test_a_missing_model_says_so_once_and_what_to_do(tmp_path):
+    with pytest.raises(SightlineError) as caught:
+        Embedder.load(tmp_path / "nowhere", "cls")
+    assert str(tmp_path / "nowhere") in str(caught.value)
+    assert "hub" in str(caught.value)
+    with pytest.raises(SightlineError, match=r"no-such/model: there is no such folder"):
+        Embedder.load("no-such/model", "cls")
+
+
+def test_a_folder_without_config_or_safetensors_is_refused(tmp_path, encoder_folder):
+    with pytest.raises(SightlineError, match=r"no config\.json here"):
+        Embedder.load(tmp_path, "cls")
+    shutil.copytree(encoder_folder, tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
+    with pytest.raises(SightlineError, match="does not unpickle weights"):
+        Embedder.load(tmp_path / "pickled", "cls")
+
+
+def test_a_plain_folder_must_be_told_how_to_pool(encoder_folder):
+    with pytest.raises(SightlineError, match="does not say how to pool"):
+        Embedder.load(encoder_folder)
+
+
+def test_missing_weights_are_never_random(tmp_path, encoder_folder):
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "cut"
+    shutil.copytree(encoder_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    headless = {name: value for name, value in weights.items() if "pooler" not in name}
+    save_file(headless, folder / "model.safetensors", metadata={"format": "pt"})
+    assert Embedder.load(folder, "cls", device="cpu").encode(["a dog"]).shape == (1, 16)
+    with pytest.raises(SightlineError, match="no pooler weights"):
+        Embedder.load(folder, "pooler")
+    del headless["encoder.layer.1.output.dense.weight"]
+    save_file(headless, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SightlineError, match="lacks 1 of the encoder's tensors"):
+        Embedder.load(folder, "cls")
+
+
+def test_a_module_or_pooling_that_would_be_left_out_is_an_error(encoder_folder, tmp_path):
+    sentence_transformer(encoder_folder, "mean").save(str(tmp_path))
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.Dense"}
+    (tmp_path / "modules.json").write_text(json.dumps([*modules, dense]))
+    with pytest.raises(SightlineError, match="lists a Dense module"):
+        Embedder.load(tmp_path)
+    assert Embedder.load(tmp_path, "mean", device="cpu").pooling == "mean"
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+    with pytest.raises(SightlineError, match="pools by max"):
+        Embedder.load(tmp_path)
+
+
+def test_a_device_that_is_absent_or_unknown_is_an_error():
+    with pytest.raises(SightlineError, match="unknown device 'gpu'"):
+        pick_device("gpu")
+    missing = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(SightlineError, match=f"{missing}.*was asked for"):
+        pick_device(missing)

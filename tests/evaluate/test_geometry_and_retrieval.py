@@ -1,0 +1,110 @@
+"""Alignment, uniformity and recall against their definitions, written as plain loops."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from pipeline.cache import SightlineError
+from train.evaluate import geometry
+from train.evaluate.geometry import alignment, evaluate_geometry, uniformity
+from train.evaluate.retrieval import evaluate_retrieval
+from train.evaluate.similarity import GradedPairs
+
+RANDOM = np.random.default_rng(7)
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def plain_uniformity(rows):
+    rows = unit(rows)
+    pairs = list(itertools.combinations(range(len(rows)), 2))
+    kernel = [math.exp(-2 * ((rows[i] - rows[j]) ** 2).sum()) for i, j in pairs]
+    return math.log(sum(kernel) / len(kernel))
+
+
+def test_uniformity_is_over_the_whole_set_whatever_the_chunks(monkeypatch):
+    rows = RANDOM.standard_normal((23, 5)) * 3
+    expected = plain_uniformity(rows)
+    assert uniformity(rows) == pytest.approx(expected, abs=1e-12)
+    for chunk in (1, 4, 22, 23):
+        monkeypatch.setattr(geometry, "_CHUNK", chunk)
+        assert uniformity(rows) == pytest.approx(expected, abs=1e-12)
+
+
+def test_uniformity_is_not_the_mean_over_batches():
+    rows = RANDOM.standard_normal((24, 3))
+    batches = np.mean([uniformity(part) for part in np.split(rows, 6)])
+    assert abs(uniformity(rows) - batches) > 1e-3
+
+
+def test_alignment_ignores_the_norms():
+    one, two = RANDOM.standard_normal((6, 4)), RANDOM.standard_normal((6, 4))
+    expected = ((unit(one) - unit(two)) ** 2).sum(1).mean()
+    assert alignment(one * 9, two) == pytest.approx(expected)
+    assert alignment(one, 2 * one) == pytest.approx(0, abs=1e-12)
+
+
+def test_geometry_takes_pairs_above_four_and_each_sentence_once():
+    points = {"a": [1.0, 0.0], "b": [0.0, 1.0], "c": [1.0, 1.0]}
+    pairs = GradedPairs("toy", ("a", "a", "a"), ("b", "c", "b"), np.array([4.0, 4.01, 1.0]))
+    result = evaluate_geometry(lambda texts: np.array([points[t] for t in texts]), pairs)
+    assert (result.positive_pairs, result.sentences) == (1, 3)
+    assert result.alignment == pytest.approx(2 - math.sqrt(2))  # a and c alone
+    assert result.uniformity == pytest.approx(plain_uniformity(np.array(list(points.values()))))
+
+
+def test_what_is_not_defined_is_none_with_a_reason():
+    pairs = GradedPairs("low", ("a", "b"), ("b", "c"), np.array([1.0, 2.0]))
+    low = evaluate_geometry(lambda texts: np.eye(len(texts)), pairs)
+    assert low.alignment is None
+    assert low.uniformity == pytest.approx(-4.0)
+    assert low.reasons == ("no pair has a gold score above 4",)
+    zero = evaluate_geometry(lambda texts: np.zeros((len(texts), 2)), pairs)
+    assert (zero.alignment, zero.uniformity) == (None, None)
+    assert "3 of 3 embeddings are zero" in zero.reasons[0]
+
+
+def test_recall_equals_a_plain_ranking():
+    images, captions = RANDOM.standard_normal((7, 4)), RANDOM.standard_normal((14, 4))
+    image_of = np.arange(14) % 7
+    result = evaluate_retrieval(images, captions, image_of, ks=(1, 3))
+    similarity = unit(captions) @ unit(images).T
+    for k in (1, 3):
+        text = [image_of[c] in np.argsort(-similarity[c])[:k] for c in range(14)]
+        image = [i in image_of[np.argsort(-similarity[:, i])[:k]] for i in range(7)]
+        assert result.text_to_image[k] == pytest.approx(100 * np.mean(text))
+        assert result.image_to_text[k] == pytest.approx(100 * np.mean(image))
+    assert result.to_json()["image_to_text"] == {
+        "R@1": result.image_to_text[1],
+        "R@3": result.image_to_text[3],
+    }
+
+
+def test_a_perfect_space_recalls_everything_and_a_constant_one_nothing():
+    images = np.eye(6)
+    image_of = np.repeat(np.arange(6), 2)
+    perfect = evaluate_retrieval(images, images[image_of], image_of, ks=(1,))
+    assert (perfect.image_to_text[1], perfect.text_to_image[1]) == (100.0, 100.0)
+    constant = evaluate_retrieval(np.ones((6, 3)), np.ones((12, 3)), image_of, ks=(1,))
+    assert (constant.image_to_text[1], constant.text_to_image[1]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("images", "image_of", "message"),
+    [
+        (np.eye(3), np.array([0, 1]), "every image to have a caption"),
+        (np.eye(3)[:2], np.array([0, 1, 1]), "every one of 2 captions"),
+        (np.eye(3)[:, :2], np.array([0, 1]), "of one space"),
+        (np.array([[0.0, 0, 0], [1, 1, 1]]), np.array([0, 1]), "embedding of image 0 is zero"),
+    ],
+)
+def test_retrieval_refuses_what_does_not_fit(images, image_of, message):
+    captions = np.ones((2, 3))
+    with pytest.raises(SightlineError, match=message):
+        evaluate_retrieval(images, captions, image_of)

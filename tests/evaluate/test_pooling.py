@@ -1,0 +1,51 @@
+"""Each pooling against its definition, written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.cache import SightlineError
+from train.pooling import check_pooling, pool
+
+LAST = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [90.0, 90.0]], [[5.0, 6.0], [7.0, 8.0], [0.0, 1.0]]])
+FIRST = torch.tensor([[[0.0, 0.0], [2.0, 2.0], [70.0, 70.0]], [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]])
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
+
+
+def test_cls_is_the_raw_first_token():
+    assert torch.equal(pool(LAST, MASK, "cls"), torch.tensor([[1.0, 2.0], [5.0, 6.0]]))
+
+
+def test_mean_leaves_padding_out():
+    assert torch.allclose(pool(LAST, MASK, "mean"), torch.tensor([[2.0, 3.0], [4.0, 5.0]]))
+
+
+def test_first_last_mean_takes_the_embedding_output_and_the_last_layer():
+    middle = torch.full_like(LAST, 1e6)
+    pooled = pool(LAST, MASK, "first_last_mean", hidden_states=[FIRST, middle, LAST])
+    assert torch.allclose(pooled, torch.tensor([[1.5, 2.0], [2.5, 3.0]]))
+
+
+def test_pooler_gives_the_models_own_output():
+    own = torch.tensor([[0.5, 0.5], [0.1, 0.2]])
+    assert torch.equal(pool(LAST, MASK, "pooler", pooler_output=own), own)
+
+
+def test_pooler_of_an_encoder_without_one_is_an_error():
+    with pytest.raises(SightlineError, match="has no pooler; use cls, mean"):
+        pool(LAST, MASK, "pooler")
+
+
+def test_first_last_mean_without_hidden_states_is_an_error():
+    with pytest.raises(SightlineError, match="output_hidden_states=True"):
+        pool(LAST, MASK, "first_last_mean")
+
+
+def test_an_unknown_pooling_lists_those_there_are():
+    with pytest.raises(SightlineError, match="'max'; use one of cls, pooler, mean"):
+        check_pooling("max")
+
+
+def test_a_row_of_padding_alone_gives_no_nan():
+    assert torch.equal(pool(LAST, torch.zeros_like(MASK), "mean"), torch.zeros(2, 2))

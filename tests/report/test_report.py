@@ -1,0 +1,332 @@
+"""Results, the table over seeds, gains, and the report written from them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import statistics
+from html.parser import HTMLParser
+
+import pytest
+from pydantic import ValidationError
+from rich.console import Console
+from scipy.stats import ttest_ind
+
+from pipeline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec, SightlineError
+from train.report.gains import Comparison, compute_gains, headline
+from train.report.html import feature_uses, parameter_rows
+from train.report.plots import dev_chart, score_chart, to_png, to_svg
+from train.report.published import PublishedRow, load_published
+from train.report.render import to_json, to_markdown, to_terminal
+from train.report.results import (
+    DevPoint,
+    FeatureUse,
+    RunResult,
+    TrainingSummary,
+    load_result,
+    load_results,
+    save_result,
+)
+from train.report.table import make_table
+from train.report.write import write_report
+
+
+def feature(name="scenes/image/clip", untrained=False, fingerprint="f" * 64):
+    return FeatureUse(
+        name=name,
+        encoder="open_clip/ViT-B-32",
+        source="random:0" if untrained else "file:clip.safetensors",
+        weights_sha256="a" * 64,
+        fingerprint=fingerprint,
+        content_digest="c" * 64,
+        dim=512,
+        rows=3000,
+        untrained=untrained,
+    )
+
+
+def result(run, seed, score, *features, task="scenes", reasons=None, **parameters):
+    return RunResult(
+        run=run,
+        objective=run.split("-")[0],
+        seed=seed,
+        parameters={"train": {"batch_size": 64, "seed": seed}, **parameters},
+        scores={task: score},
+        reasons=reasons or {},
+        features=features,
+        training=TrainingSummary(
+            steps=20,
+            best_step=20,
+            best_dev=score,
+            dev_curve=(DevPoint(step=10, score=1.0), DevPoint(step=20, score=score or 0.0)),
+        ),
+    )
+
+
+@pytest.fixture
+def results():
+    clip, resnet = feature(), feature("scenes/image/resnet", untrained=True, fingerprint="e" * 64)
+    return [
+        *(result("simcse", seed, score) for seed, score in enumerate((5.0, 6.0, 10.0))),
+        *(result("mcse-clip", s, score, clip) for s, score in enumerate((83.0, 84.0, 88.0))),
+        *(result("mcse-resnet", s, score, resnet) for s, score in enumerate((70.0, 71.0, 72.0))),
+        *(result("shuffled", s, score, clip) for s, score in enumerate((14.0, 15.0, 19.0))),
+    ]
+
+
+COMPARISON = Comparison("simcse", "mcse-clip", "shuffled")
+
+
+def test_a_result_survives_its_file(tmp_path, results):
+    path = save_result(results[3], tmp_path / "runs" / "mcse")
+    assert path.name == "result.json"
+    assert load_result(path) == load_result(path.parent) == results[3]
+    assert load_results([path, path.parent]) == [results[3]] * 2
+
+
+def test_features_are_taken_from_a_feature_sets_own_record():
+    encoder = EncoderRecord(
+        name="torchvision/resnet50", source="random:0", weights_sha256="1" * 64, untrained=True
+    )
+    spec = FeatureSpec(
+        kind="image", encoder=encoder, preprocessing={}, precision="fp32", dim=2048, dtype="float16"
+    )
+    record = FeatureSetRecord.model_construct(
+        spec=spec, fingerprint=spec.fingerprint, content_digest="2" * 64, rows=9
+    )
+    used = FeatureUse.of("scenes/image/resnet", record)
+    assert used.untrained
+    assert (used.dim, used.rows, used.fingerprint) == (2048, 9, spec.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"schema": "sightline.run_result/1"', "cut short or not JSON"),
+        ('{"schema": "sightline.run_result/9"}', "schema 'sightline.run_result/9', expected"),
+        ("[]", "schema 'list', expected"),
+        ('{"schema": "sightline.run_result/1", "run": "a"}', "objective: Field required"),
+    ],
+)
+def test_a_bad_result_file_is_one_error(tmp_path, text, message):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(SightlineError) as caught:
+        load_result(tmp_path)
+    assert str(tmp_path / "result.json") in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_a_missing_result_says_what_to_run(tmp_path):
+    with pytest.raises(SightlineError, match=r"no such file.*Run its train and evaluate"):
+        load_result(tmp_path)
+
+
+def test_an_undefined_score_needs_a_reason_and_nan_is_refused():
+    with pytest.raises(ValidationError, match="reasons does not say why"):
+        result("simcse", 0, None)
+    with pytest.raises(ValidationError, match="finite"):
+        result("simcse", 0, float("nan"))
+
+
+def test_cells_are_mean_and_sample_standard_deviation(results):
+    table = make_table(results)
+    cell = table.rows[0].cells["scenes"]
+    assert table.rows[0].seeds == (0, 1, 2)
+    assert cell.mean == pytest.approx(7.0)
+    assert cell.sd == pytest.approx(statistics.stdev([5, 6, 10]))
+    assert cell.text == "7.00 ± 2.65"
+    assert make_table(results[:1]).rows[0].cells["scenes"].text == "5.00"
+
+
+def test_one_undefined_seed_leaves_no_mean():
+    one = result("simcse", 0, 50.0)
+    two = result("simcse", 1, None, reasons={"scenes": "the embeddings are constant"})
+    cell = make_table([one, two]).rows[0].cells["scenes"]
+    assert cell.mean is None
+    assert cell.reason == "seed 1: the embeddings are constant"
+
+
+def test_best_is_among_the_measured_rows_only(results):
+    better = PublishedRow(model="X", source="a paper", scores={"scenes": 99.0})
+    table = make_table(results, [better])
+    assert table.best("scenes") == pytest.approx(85.0)
+    low = [result("a", 0, -1.0, task="uniformity"), result("b", 0, -2.0, task="uniformity")]
+    assert make_table(low).best("uniformity") == -2.0
+
+
+def test_every_row_of_untrained_encoders_is_marked_everywhere(results, tmp_path):
+    table = make_table(results)
+    assert [row.untrained for row in table.rows] == [(), (), ("scenes/image/resnet",), ()]
+    console = Console(width=100, file=io.StringIO())
+    console.print(to_terminal(table))
+    assert console.file.getvalue().count("untrained weights") == 1
+    assert "| mcse-resnet (untrained weights) |" in to_markdown(table)
+    assert to_json(table)["rows"][2]["untrained_weights"] == ["scenes/image/resnet"]
+    write_report(results, tmp_path, "t")
+    page = (tmp_path / "report.html").read_text()
+    assert re.search(r'mcse-resnet<span class="mark warn">untrained weights</span>', page)
+    gain = compute_gains(table, [Comparison("simcse", "mcse-resnet")])[0]
+    assert "mcse-resnet (untrained weights) +64.00" in gain.sentence
+
+
+def test_published_rows_are_always_marked(results):
+    row = PublishedRow(
+        model="MCSE-BERT", data="wiki", source="MCSE table 1", scores={"scenes": 77.3}, std={}
+    )
+    table = make_table(results, [row])
+    assert "| *MCSE-BERT, wiki (published: MCSE table 1)* | – | 77.30 |" in to_markdown(table)
+    assert to_json(table)["rows"][-1]["published"] == "MCSE table 1"
+
+
+def test_published_rows_from_a_file(tmp_path):
+    file = tmp_path / "published.json"
+    file.write_text('[{"model": "M", "source": "S", "scores": {"Avg": 77.3}}]')
+    assert load_published(file)[0].scores == {"Avg": 77.3}
+    file.write_text('[{"model": "M", "scores": {"Avg": 77.3}}]')
+    with pytest.raises(SightlineError, match=r"published\.json: 0\.source: Field required"):
+        load_published(file)
+    with pytest.raises(SightlineError, match="cannot be read"):
+        load_published(tmp_path / "none.json")
+
+
+def test_one_seed_twice_and_no_results_are_errors(results):
+    with pytest.raises(SightlineError, match="'simcse' has two results of seed 0"):
+        make_table([results[0], results[0]])
+    with pytest.raises(SightlineError, match="no results"):
+        make_table([])
+
+
+def test_seeds_that_differ_in_more_than_the_seed_are_noted(results):
+    assert make_table(results).notes == ()
+    other = result("simcse", 3, 7.0, feature(), student={"pooling": "mean"})
+    assert make_table([*results, other]).notes == (
+        "the seeds of simcse differ in parameters: student.pooling",
+        "the seeds of simcse learned from different feature sets",
+    )
+
+
+def test_a_control_recovers_its_share_of_the_gain(results):
+    gain = compute_gains(make_table(results), [COMPARISON])[0]
+    assert gain.gain == pytest.approx(78.0)
+    assert gain.control_gain == pytest.approx(9.0)
+    assert gain.share == pytest.approx(9 / 78)
+    assert gain.p_value == pytest.approx(ttest_ind([83, 84, 88], [5, 6, 10])[1])
+    assert gain.sentence == (
+        "scenes: mcse-clip +78.00 over simcse (p < 0.001); shuffled +9.00, 12 % of it."
+    )
+
+
+def test_the_names_of_the_three_runs_are_parameters():
+    runs = [result("x", 0, 10.0), result("y", 0, 20.0), result("z", 0, 5.0)]
+    gain = compute_gains(make_table(runs), [Comparison("x", "y", "z")])[0]
+    assert (gain.gain, gain.share, gain.p_value) == (10.0, -0.5, None)
+    with pytest.raises(SightlineError, match="'mcse', which has no result; there are x, y, z"):
+        compute_gains(make_table(runs), [Comparison("x", "mcse")])
+
+
+def test_without_a_gain_there_is_no_share():
+    runs = [result("x", 0, 10.0), result("y", 0, 9.0), result("z", 0, 12.0)]
+    gain = compute_gains(make_table(runs), [Comparison("x", "y", "z")])[0]
+    assert gain.share is None
+    assert "no gain to recover" in gain.sentence
+
+
+def test_lower_uniformity_is_a_gain():
+    runs = [result(name, 0, v, task="uniformity") for name, v in (("x", -1.0), ("y", -3.0))]
+    assert compute_gains(make_table(runs), [Comparison("x", "y")])[0].gain == 2.0
+
+
+def test_the_average_is_told_first():
+    runs = [
+        RunResult(run=name, objective="o", seed=0, scores={"STS12": v, "Avg": v + 1})
+        for name, v in (("x", 1.0), ("y", 2.0))
+    ]
+    gains = compute_gains(make_table(runs), [Comparison("x", "y")])
+    assert [gain.task for gain in headline(gains)] == ["Avg"]
+    assert headline(gains[:1]) == gains[:1]
+
+
+class Page(HTMLParser):
+    """Collects tags and addresses of a document."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        names = ("src", "href", "xlink:href")
+        self.addresses += [value or "" for name, value in attrs if name in names]
+
+
+def test_the_report_is_one_file_with_everything_escaped(tmp_path, results):
+    nasty = '<script>alert("x")</script> | [a](b) `c`'
+    results.append(result(nasty, 0, 1.0, feature(nasty), note=nasty))
+    paths = write_report(results, tmp_path, nasty, comparisons=[COMPARISON])
+    assert {p.name for p in paths} == {
+        "report.html",
+        "report.md",
+        "report.json",
+        "scores.png",
+        "dev.png",
+    }
+    text = (tmp_path / "report.html").read_text()
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert all(address.startswith("#") for address in page.addresses)
+    assert page.tags.count("svg") == 2
+    assert "&lt;script&gt;" in text
+    for shown in ("12 % of it", "f" * 12, "train.batch_size", "file:clip.safetensors"):
+        assert shown in text
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    assert not [line for line in lines if "<" in line]
+    row = next(line for line in lines if line.startswith("| &lt;script"))
+    assert len(re.findall(r"(?<!\\)\|", row)) == 4
+    body = json.loads((tmp_path / "report.json").read_text())
+    assert [gain["share"] for gain in body["gains"]] == [pytest.approx(9 / 78)]
+    assert [RunResult.model_validate(each) for each in body["results"]] == results
+
+
+def test_equal_results_give_equal_bytes(tmp_path, results):
+    first = write_report(results, tmp_path / "a", "t")
+    second = write_report(results, tmp_path / "b", "t")
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+
+
+def test_a_report_of_one_undefined_score_can_be_written(tmp_path):
+    run = RunResult(
+        run="$x_{1}$", objective="o", seed=0, scores={"STS-B": None}, reasons={"STS-B": "constant"}
+    )
+    write_report([run], tmp_path, "t")
+    assert not (tmp_path / "dev.png").exists()
+    page = (tmp_path / "report.html").read_text()
+    assert "seed 0: constant" in page
+    assert "No run used cached features" in page
+
+
+def test_charts_have_a_panel_per_task_and_a_line_per_seed(results):
+    table = make_table(results)
+    figure = score_chart(table)
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["scenes"]
+    assert len(figure.axes[0].patches) == len(table.rows)
+    curves = dev_chart(results)
+    assert curves is not None
+    assert len([line for line in curves.axes[0].lines if len(line.get_xydata()) == 2]) == 12
+    assert dev_chart([RunResult(run="a", objective="o", seed=0, scores={})]) is None
+    assert to_png(figure).startswith(b"\x89PNG")
+    assert to_svg(figure).startswith("<svg")
+
+
+def test_parameters_that_differ_come_first_and_features_once(results):
+    results[3] = result("mcse-clip", 0, 83.0, feature(), objective={"weight": 1.0})
+    rows = parameter_rows(results)
+    assert rows[0] == ("objective.weight", ["", "1", "", ""], True)
+    assert ("train.batch_size", ["64"] * 4, False) in rows
+    uses = [(used.name, runs) for used, runs in feature_uses(results)]
+    assert uses == [
+        ("scenes/image/clip", ["mcse-clip", "shuffled"]),
+        ("scenes/image/resnet", ["mcse-resnet"]),
+    ]
