@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pipeline import layout
@@ -109,6 +111,49 @@ def train(params: Params, run: str, seed: int) -> str:
     from train.run import train_run
 
     return str(train_run(run_spec(params, run, seed)))
+
+
+def evaluate(params: Params, run: str, seed: int) -> str:
+    """Score one training run; returns a one-line summary."""
+    from train.evaluate.run import evaluate_run
+
+    test, dev = params.evaluation.test, params.evaluation.dev
+    out = layout.result_file(run, seed)
+    result = evaluate_run(layout.run_folder(run, seed), test, dev, out, params.train.device)
+    shown = [
+        f"{task} {value:.2f}" if value is not None else f"{task} not defined"
+        for task, value in result.scores.items()
+    ]
+    marks = " · features from untrained weights" if result.untrained else ""
+    return f"{run}, seed {seed}: " + ", ".join(shown) + marks
+
+
+def report(params: Params, seed: int | None, out: Path) -> None:
+    """Compare all runs, with one seed or with all of them, and print the table."""
+    from rich.console import Console
+
+    from train.report.gains import Comparison, compute_gains, headline
+    from train.report.render import to_terminal
+    from train.report.results import load_results
+    from train.report.table import make_table
+    from train.report.write import write_report
+
+    labels = {name: run.label or name for name, run in params.runs.items()}
+    seeds = params.graph.seeds if seed is None else [seed]
+    found = load_results(layout.result_file(run, each) for run in labels for each in seeds)
+    results = [each.model_copy(update={"run": labels[each.run]}) for each in found]
+    about = params.report
+    comparisons = []
+    if about.gain is not None:
+        control = None if about.control is None else labels[about.control]
+        comparisons = [Comparison(labels[about.baseline], labels[about.gain], control)]
+    write_report(results, out, about.title, comparisons=comparisons)
+    table = make_table(results)
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(to_terminal(table, about.title))
+    for gain in headline(compute_gains(table, comparisons)):
+        console.print(gain.sentence, highlight=False)
+    console.print(f"Plots and provenance: {out / 'report.html'}", highlight=False)
 
 
 def settings_of(params: Params) -> tuple[ExtractSettings, torch.device]:

@@ -21,9 +21,10 @@ from train.embed import Embedder, pick_device
 from train.export import HEADS_FILE, MODEL_FOLDER, check_exportable, export_heads, export_model
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import Objective, make_objective
+from train.provenance import FeatureUse
 from train.quiet import quiet_transformers
 from train.selection import dev_score, load_dev_set
-from train.summary import FILE_NAME, RunSummary, UsedFeatures
+from train.summary import FILE_NAME, RunSummary
 from train.trainer import SightlineTrainer
 
 
@@ -203,7 +204,7 @@ def _summarise(
         train=spec.train.model_dump(mode="json"),
         data=data.source,
         dropped_pairs=data.dropped_pairs,
-        features={slot: UsedFeatures.of(used) for slot, used in data.feature_sets.items()},
+        features={slot: FeatureUse.of_set(used) for slot, used in data.feature_sets.items()},
         dev=dev,
         dev_history=history,
         best_step=best_step,

@@ -7,43 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.cache import FeatureSet
+from pipeline.cache import SightlineError
 from pipeline.cache.atomic import write_bytes
+from train.provenance import FeatureUse
 
 FILE_NAME = "run.json"
-
-
-class UsedFeatures(BaseModel):
-    """A feature set that a run was trained with.
-
-    Attributes:
-        path: folder name.
-        encoder, source: what computed it, and where its weights came from.
-        fingerprint, content_digest: which set it was, exactly.
-        untrained: the encoder's weights were random.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    path: str
-    encoder: str
-    source: str
-    fingerprint: str
-    content_digest: str
-    untrained: bool
-
-    @classmethod
-    def of(cls, features: FeatureSet) -> UsedFeatures:
-        """What ``features`` says about itself."""
-        encoder = features.record.spec.encoder
-        return cls(
-            path=features.path.name,
-            encoder=encoder.name,
-            source=encoder.source,
-            fingerprint=features.fingerprint,
-            content_digest=features.record.content_digest,
-            untrained=encoder.untrained,
-        )
 
 
 class RunSummary(BaseModel):
@@ -71,7 +39,7 @@ class RunSummary(BaseModel):
     train: dict[str, Any]
     data: dict[str, str]
     dropped_pairs: int
-    features: dict[str, UsedFeatures]
+    features: dict[str, FeatureUse]
     dev: str | None
     dev_history: list[tuple[int, float]]
     best_step: int | None
@@ -93,3 +61,25 @@ class RunSummary(BaseModel):
             return cls.model_validate_json((folder / FILE_NAME).read_bytes())
         except (OSError, ValidationError):
             return None
+
+    @classmethod
+    def read(cls, folder: Path) -> RunSummary:
+        """The finished run in ``folder``.
+
+        Raises:
+            SightlineError: there is none, or it is of another version.
+        """
+        found = cls.load(folder)
+        if found is None:
+            raise SightlineError(f"{folder}: no finished run here (no {FILE_NAME}); train it first")
+        return found
+
+    def __str__(self) -> str:
+        parts = [f"{self.run}, seed {self.seed}: {self.steps:,} steps"]
+        parts.append(f"{self.seconds:.0f} s ({self.sentences_per_second:,.0f} sentences/s)")
+        if self.best_step is not None:
+            best = dict(self.dev_history)[self.best_step]
+            parts.append(f"best dev score {best:.2f} at step {self.best_step:,}")
+        if any(used.untrained for used in self.features.values()):
+            parts.append("features from untrained weights")
+        return " · ".join(parts)

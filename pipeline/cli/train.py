@@ -94,6 +94,6 @@ def train(
         raise SightlineError(where + first["msg"].removeprefix("Value error, ")) from error
     summary = train_run(spec)
     if as_json:
-        print_json(summary.to_json())
+        print_json(summary.model_dump(mode="json"))
     else:
         print(summary)

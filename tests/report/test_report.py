@@ -14,6 +14,7 @@ from rich.console import Console
 from scipy.stats import ttest_ind
 
 from pipeline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec, SightlineError
+from train.provenance import FeatureUse
 from train.report.gains import Comparison, compute_gains, headline
 from train.report.html import feature_uses, parameter_rows
 from train.report.plots import dev_chart, score_chart, to_png, to_svg
@@ -21,7 +22,6 @@ from train.report.published import PublishedRow, load_published
 from train.report.render import to_json, to_markdown, to_terminal
 from train.report.results import (
     DevPoint,
-    FeatureUse,
     RunResult,
     TrainingSummary,
     load_result,

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipeline.cache import FeatureSetRecord, SightlineError
+from pipeline.cache import SightlineError
+from train.provenance import FeatureUse
 
 FILE_NAME = "result.json"
 SCHEMA = "sightline.run_result/1"
@@ -19,44 +20,6 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FeatureUse(_Strict):
-    """A feature set that a run learned from.
-
-    Attributes:
-        name: `<dataset>/<kind>/<encoder>`, as under data/features.
-        encoder: architecture; `source`: where its weights came from.
-        untrained: its weights are random; every table says so.
-    """
-
-    name: str
-    encoder: str
-    source: str
-    revision: str = ""
-    weights_sha256: str
-    fingerprint: str
-    content_digest: str = ""
-    dim: int
-    rows: int
-    untrained: bool
-
-    @classmethod
-    def of(cls, name: str, record: FeatureSetRecord) -> FeatureUse:
-        """From an open feature set: `FeatureUse.of("scenes/image/clip", feature_set.record)`."""
-        encoder = record.spec.encoder
-        return cls(
-            name=name,
-            encoder=encoder.name,
-            source=encoder.source,
-            revision=encoder.revision,
-            weights_sha256=encoder.weights_sha256,
-            fingerprint=record.fingerprint,
-            content_digest=record.content_digest,
-            dim=record.spec.dim,
-            rows=record.rows,
-            untrained=encoder.untrained,
-        )
 
 
 class DevPoint(_Strict):

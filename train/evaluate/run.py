@@ -1,0 +1,51 @@
+"""Score a finished training run, and keep the scores with everything they came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from train.embed import Embedder
+from train.evaluate.score import score
+from train.report.results import DevPoint, RunResult, TrainingSummary, save_result
+from train.summary import RunSummary
+
+
+def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "auto") -> RunResult:
+    """Score the model that a run exported and write its result.
+
+    Args:
+        folder: the run, as `train.run.train_run` left it.
+        test, dev: see `train.evaluate.score.score`.
+        out: file of the result (JSON).
+
+    Raises:
+        SightlineError: the run is not finished, or an evaluation file is missing or malformed.
+    """
+    summary = RunSummary.read(folder)
+    found = score(Embedder.load(folder / "model", device=device).encode, test, dev)
+    history = dict(summary.dev_history)
+    result = RunResult(
+        run=summary.run,
+        objective=summary.objective,
+        seed=summary.seed,
+        parameters={
+            "objective": summary.parameters,
+            "student": summary.student,
+            "train": summary.train,
+        },
+        scores=found.scores,
+        reasons=found.reasons,
+        features=tuple(summary.features.values()),
+        training=TrainingSummary(
+            steps=summary.steps,
+            seconds=summary.seconds,
+            sentences_per_second=summary.sentences_per_second,
+            precision=str(summary.train["precision"]),
+            dev_metric=summary.dev or "",
+            best_step=summary.best_step,
+            best_dev=history.get(summary.best_step) if summary.best_step is not None else None,
+            dev_curve=tuple(DevPoint(step=step, score=value) for step, value in history.items()),
+        ),
+    )
+    save_result(result, out)
+    return result
