@@ -54,12 +54,15 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Decode one image file to RGB, by its content, whatever its name says.
 
     JPEG (grey or colour) and PNG without transparency are decoded by torchvision, everything
-    else, and what torchvision turns out not to support, by Pillow. EXIF orientation is applied. The first frame of an animation is taken. Grey,
-    palette, 1-bit and CMYK images are converted; 16 bits a channel are scaled by 1/257 (Pillow's
-    readers of 16-bit colour keep the high byte, at most one level away); **alpha is composited
-    on white**. ICC profiles are not applied. A JPEG whose middle was damaged but which reads to
-    its end cannot be told from a good one; the manifest's key can. These rules are `preprocessing.DECODER`, a part of
-    every image fingerprint: change them together.
+    else, and what torchvision turns out not to support, by Pillow. EXIF orientation is applied.
+    The first frame of an animation is taken. Grey, palette, 1-bit and CMYK images are converted;
+    16 bits a channel are scaled by 1/257 (Pillow's readers of 16-bit colour keep the high byte,
+    at most one level away); **alpha is composited on white**. ICC profiles are not applied.
+    These rules are `preprocessing.DECODER`, a part of every image fingerprint: change them
+    together.
+
+    A JPEG whose middle was damaged but which reads to its end cannot be told from a good one
+    here; the manifest's key can tell.
 
     Args:
         data: the whole file.
@@ -204,7 +207,7 @@ def _pixels(data: bytes, image: Image.Image) -> Tensor:
     """uint8 or uint16 [1, 3 or 4, H, W] by the decoder whose turn it is."""
     if _torchvision_reads(data, image):
         try:
-            return _by_torchvision(data)
+            return _by_torchvision(data, image)
         except RuntimeError as error:
             failure = _failure(error)
             # Pillow accepts some files that end too early; what torchvision misses stays missed.
@@ -233,10 +236,8 @@ def _torchvision_reads(data: bytes, image: Image.Image) -> bool:
         return image.mode in ("L", "RGB")
     if not data.startswith(_PNG):
         return False
-    # torchvision takes a colour key (tRNS of a grey or RGB image) for opaque; of 16 bits Pillow
-    # keeps only the high byte, or clips them.
-    keyed = "transparency" in image.info
-    return not keyed and (_png_depth(data) == 16 or not image.has_transparency_data)
+    # Of 16 bits Pillow keeps only the high byte, or clips them.
+    return _png_depth(data) == 16 or not image.has_transparency_data
 
 
 def _png_depth(data: bytes) -> int:
@@ -244,17 +245,23 @@ def _png_depth(data: bytes) -> int:
     return data[24]
 
 
-def _by_torchvision(data: bytes) -> Tensor:
+def _by_torchvision(data: bytes, image: Image.Image) -> Tensor:
     """uint8 or uint16 [3 or 4, H, W] of a JPEG or a PNG."""
     from torchvision.io import ImageReadMode
     from torchvision.io import decode_image as torchvision_decode
 
-    png_with_alpha = data.startswith(_PNG) and _png_depth(data) == 16 and data[25] in (4, 6)
-    return torchvision_decode(
+    pixels = torchvision_decode(
         torch.frombuffer(bytearray(data), dtype=torch.uint8),
-        mode=ImageReadMode.RGB_ALPHA if png_with_alpha else ImageReadMode.RGB,
+        mode=ImageReadMode.RGB_ALPHA if image.mode == "RGBA" else ImageReadMode.RGB,
         apply_exif_orientation=True,
     )
+    clear = image.info.get("transparency") if pixels.dtype == torch.uint16 else None
+    if clear is None:
+        return pixels
+    # A colour that stands for "nothing here": torchvision leaves it opaque.
+    wide = pixels.to(torch.int32)
+    opaque = (wide != torch.tensor(clear).reshape(-1, 1, 1)).any(dim=0, keepdim=True)
+    return torch.cat([wide, opaque * 65535]).to(torch.uint16)
 
 
 def _by_pillow(image: Image.Image) -> Tensor:

@@ -23,8 +23,13 @@ def saved(image: Image.Image, fmt: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def png(width: int, height: int, depth: int, colour_type: int, rows: list[bytes]) -> bytes:
-    """A PNG of raw rows: for the layouts that Pillow does not write, and for false headers."""
+def png(
+    width: int, height: int, depth: int, colour_type: int, rows: list[bytes], clear: bytes = b""
+) -> bytes:
+    """A PNG of raw rows: for the layouts that Pillow does not write, and for false headers.
+
+    `clear` is the content of its tRNS chunk: the colour that is transparent.
+    """
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return (
@@ -33,11 +38,13 @@ def png(width: int, height: int, depth: int, colour_type: int, rows: list[bytes]
 
     header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
     pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
-    parts = (chunk(b"IHDR", header), chunk(b"IDAT", pixels), chunk(b"IEND", b""))
+    transparency = chunk(b"tRNS", clear) if clear else b""
+    parts = (chunk(b"IHDR", header), transparency, chunk(b"IDAT", pixels), chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def sixteen_bit_png(values: np.ndarray, colour_type: int) -> bytes:
+def sixteen_bit_png(values: np.ndarray, colour_type: int, clear: bytes = b"") -> bytes:
     """A 16-bit PNG of uint16 [H, W, C]."""
     height, width, _ = values.shape
-    return png(width, height, 16, colour_type, [row.astype(">u2").tobytes() for row in values])
+    rows = [row.astype(">u2").tobytes() for row in values]
+    return png(width, height, 16, colour_type, rows, clear)

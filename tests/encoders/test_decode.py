@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 from pathlib import Path
 
@@ -122,6 +123,18 @@ def test_sixteen_bits_are_scaled_not_cut(colour_type: int, channels: int) -> Non
     assert np.abs(found - expected).max() <= 0.51
 
 
+@pytest.mark.parametrize("colour_type", [0, 2])
+def test_a_colour_key_of_sixteen_bits(colour_type: int) -> None:
+    values = np.full((2, 3, colour_type + 1), 30_000, dtype=np.uint16)
+    values[0, 1] = 30_001  # the same 8 bits
+    key = np.full(colour_type + 1, 30_001, dtype=">u2").tobytes()
+    found = pixels(sixteen_bit_png(values, colour_type, key))
+    clear = np.zeros((2, 3), dtype=bool)
+    clear[0, 1] = True
+    assert (found[clear] == 255).all()
+    assert (found[~clear] == round(30_000 / 257)).all()
+
+
 @pytest.mark.parametrize("fmt", ["TIFF", "PPM"])
 def test_sixteen_bit_grey_of_other_formats(fmt: str) -> None:
     values = np.random.default_rng(0).integers(0, 1 << 16, (5, 7)).astype(np.uint16)
@@ -173,6 +186,14 @@ def test_a_file_cut_short_is_an_error(name: str, share: float) -> None:
     assert code_of(data[: int(len(data) * share)]) == "truncated"
 
 
+def test_a_png_that_pillow_would_accept_unchecked() -> None:
+    """Its last rows are there, their checksum and the end are not."""
+    cut = PLAIN["png"][:-20]
+    with Image.open(io.BytesIO(cut)) as image:
+        image.load()
+    assert code_of(cut) == "truncated"
+
+
 def test_other_formats_cut_short_are_errors_too() -> None:
     for name in ("gif", "bmp", "tiff", "webp", "jpeg 2000"):
         data = PLAIN[name]
@@ -203,7 +224,7 @@ def test_too_many_pixels_are_refused_before_any_is_decoded(monkeypatch) -> None:
 
 
 def test_pillow_reads_what_torchvision_cannot(monkeypatch) -> None:
-    def unsupported(_: bytes) -> torch.Tensor:
+    def unsupported(*_: object) -> torch.Tensor:
         raise RuntimeError("decode_jpeg, /x/decode_jpeg.cpp:1, not supported")
 
     usual = pixels(PLAIN["jpeg"])
