@@ -7,7 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from train.losses.arithmetic import angles, diagonal, diagonal_nll, full_precision, without_autocast
+from train.losses.arithmetic import (
+    cosines,
+    diagonal,
+    diagonal_nll,
+    full_precision,
+    without_autocast,
+)
 from train.losses.checks import (
     LossError,
     check_number,
@@ -48,9 +54,11 @@ def adaptive_margin_nce(
       above the threshold, we at it: that differs for an exactly equal score only;
     - its text term: `soft_labels` of zeros, so that Δ = 1 makes the margin the same for all.
 
-    Angles come from the vectors and not from arccos of the cosine, see `arithmetic.angles`. So
-    nothing is clamped at ±1, and the gradient is finite there all the same. At θ = mΔ the paper's
-    form is smooth: the cosine has slope 0 where its angle is cut off at 0.
+    The angle is the arccos of the cosine, computed in float64 whatever the input: near 0 and π
+    arccos loses half its digits, and in float32, with the clamp of 1e-6 that its gradient needs
+    there, opposite rows put the loss off by 2e-3 of its value. Here negatives are clamped a few
+    roundings inside (−1, 1), the positive is not. At θ = mΔ the loss is smooth: the cosine has
+    slope 0 where its angle is cut off at 0.
 
     Args:
         queries: [N, d], any floating dtype and any norm.
@@ -84,15 +92,19 @@ def adaptive_margin_nce(
             )
     with without_autocast(queries):
         queries, keys, labels = full_precision(queries, keys, soft_labels)
-        theta = angles(queries, keys)  # (N, N)
-        shift = (margin * (1 - labels).abs()).masked_fill(diagonal(theta), 0.0)
+        wide = _widest(queries)
+        similarity = cosines(queries.to(wide), keys.to(wide))  # (N, N)
+        bound = 1.0 - 4 * torch.finfo(wide).eps
+        theta = torch.acos(similarity.clamp(-bound, bound))
+        shift = margin * (1.0 - labels.to(wide)).abs()
         if margin_gate:
             shift = shift.masked_fill(theta <= margin, 0.0)
-        logits = torch.cos((theta - shift).clamp_min(0.0)) / temperature
+        widened = torch.cos((theta - shift).clamp_min(0.0))
+        logits = torch.where(diagonal(theta), similarity, widened) / temperature
         if threshold is not None:
             scores = soft_labels if filter_scores is None else filter_scores
             logits = logits.masked_fill(_removed(scores, threshold), -math.inf)
-        return diagonal_nll(logits).mean()
+        return diagonal_nll(logits).mean().to(queries.dtype)
 
 
 def removed_share(scores: Tensor, threshold: float | None) -> Tensor:
@@ -120,3 +132,8 @@ def _removed(scores: Tensor, threshold: float) -> Tensor:
     check_number(_LOSS, "threshold", threshold)
     (scores,) = full_precision(scores)  # a threshold rounded to bfloat16 is another threshold
     return (scores >= threshold).masked_fill(diagonal(scores), False)
+
+
+def _widest(rows: Tensor) -> torch.dtype:
+    """float64; on Apple's MPS, which has none, the rows' own dtype."""
+    return rows.dtype if rows.device.type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""The arithmetic that the losses share: full precision, cosines, angles, and a row's contrast."""
+"""The arithmetic that the losses share: full precision, cosines, and a row's contrast."""
 
 from __future__ import annotations
 
@@ -35,23 +35,6 @@ def unit_rows(rows: Tensor) -> Tensor:
 def cosines(left: Tensor, right: Tensor) -> Tensor:
     """cos(left_i, right_j), [n, m], for the rows of [n, d] and [m, d]."""
     return unit_rows(left) @ unit_rows(right).mT
-
-
-def angles(left: Tensor, right: Tensor) -> Tensor:
-    """The angle between left_i and right_j in radians, [n, m], 0 to π.
-
-    arccos(cos) loses half the digits near 0 and π, where its slope is infinite: in float32 it
-    cannot tell π − 3e-4 from π, and a clamp that keeps its gradient finite (by 1e-6) costs
-    another 1.4e-3. For unit vectors the angle is also 2·atan2(‖u−v‖, ‖u+v‖), which is good to
-    the last digits everywhere and whose gradient with respect to u never exceeds 1.
-    """
-    left, right = unit_rows(left), unit_rows(right)
-    mode = "donot_use_mm_for_euclid_dist"  # the matrix-product form cancels for near rows
-    apart = torch.cdist(left, right, compute_mode=mode)  # (n, m)
-    opposed = torch.cdist(left, -right, compute_mode=mode)  # (n, m)
-    # Two zero rows have no angle and atan2(0, 0) no gradient; π/2 agrees with their cosine, 0.
-    undefined = (apart == 0) & (opposed == 0)
-    return 2 * torch.atan2(apart.masked_fill(undefined, 1.0), opposed.masked_fill(undefined, 1.0))
 
 
 def diagonal(scores: Tensor) -> Tensor:
