@@ -1,0 +1,208 @@
+"""The student: grouping changes nothing but time, heads are those that are trained."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import World
+
+from pipeline.cache import SightlineError
+from train.config import StudentConfig
+from train.data import Batch, TrainingData
+from train.model import GroundedModel, check_tokenizer, load_student
+from train.objectives import make_objective
+from train.objectives.simcse import SimCSE
+from train.run import train_run
+
+
+def student(world: World, **changes: object) -> StudentConfig:
+    return StudentConfig.model_validate(
+        {"name": "tiny", "model": str(world.student), "max_length": 16, **changes}
+    )
+
+
+def build(world: World, objective: str = "mcse") -> tuple[GroundedModel, TrainingData]:
+    spec = world.spec(world.root / "unused", objective)
+    made = make_objective(spec.objective, spec.parameters)
+    data = TrainingData(spec, made)
+    encoder, _ = load_student(spec.student)
+    return GroundedModel(encoder, made, "cls", data.dims), data
+
+
+def paired_batch(data: TrainingData) -> Batch:
+    return next(batch for batch in map(data.__getitem__, range(9)) if batch.stream == "pairs")
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_length_groups_leave_embeddings_loss_and_gradients_as_they_are(
+    world: World, pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimCSE, "needs_tokens", True)
+    model, data = build(world, "simcse")
+    model.pooling = pooling  # pyright: ignore[reportAttributeAccessIssue]
+    model.double().eval()  # without dropout both must agree
+    batch = paired_batch(data)
+    found = []
+    for overhead in (10_000, 0):  # one group; a group for each length
+        model.group_overhead = overhead
+        views = model.views(batch)
+        model.zero_grad()
+        loss = model(batch)["total"]
+        loss.backward()
+        gradient = model.encoder.get_input_embeddings().weight.grad
+        assert gradient is not None
+        found.append((views.first, views.second, views.tokens, loss, gradient.clone()))
+    assert len(set(batch.lengths.tolist())) > 1
+    for one, many in zip(*found, strict=True):
+        torch.testing.assert_close(one, many, rtol=1e-9, atol=1e-12)
+
+
+def test_the_views_differ_by_dropout_alone(world: World) -> None:
+    model, data = build(world)
+    model.train()
+    views = model.views(data[0])
+    assert not torch.allclose(views.first, views.second)
+    model.eval()
+    views = model.views(data[0])
+    assert torch.allclose(views.first, views.second, atol=1e-6)
+
+
+def test_token_states_end_where_the_sentence_does(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimCSE, "needs_tokens", True)
+    model, data = build(world, "simcse")
+    model.eval()
+    model.group_overhead = 0
+    batch = paired_batch(data)
+    views = model.views(batch)
+    assert views.tokens is not None
+    assert views.tokens.shape == (2, *batch.input_ids.shape, 16)
+    beyond = torch.arange(batch.input_ids.shape[1]) >= batch.lengths[:, None]
+    assert (views.tokens[:, beyond] == 0).all()
+    torch.testing.assert_close(views.tokens[0, :, 0], views.first)
+
+
+@pytest.mark.parametrize("objective", ["simcse", "mcse"])
+def test_every_parameter_is_trained_by_a_paired_batch(world: World, objective: str) -> None:
+    model, data = build(world, objective)
+    model.train()
+    paired = paired_batch(data)
+    terms = model(paired)
+    terms["total"].backward()
+    assert set(terms) == {"total", *model.objective.weights}
+    untrained = [name for name, p in model.named_parameters() if p.grad is None]
+    assert untrained == []
+
+
+def test_the_total_is_the_weighted_sum_and_text_batches_have_no_image_term(world: World) -> None:
+    model, data = build(world)
+    model.eval()
+    by_stream = {batch.stream: model(batch) for batch in map(data.__getitem__, range(9))}
+    assert set(by_stream["text"]) == {"text", "total"}
+    paired = by_stream["pairs"]
+    torch.testing.assert_close(paired["total"], paired["text"] + 0.5 * paired["image"])
+
+
+def test_the_image_term_is_the_mean_of_both_views(world: World) -> None:
+    from train.losses import info_nce
+
+    model, data = build(world)
+    model.eval()
+    batch = paired_batch(data)
+    views = model.views(batch)
+    images = model.heads["image"](batch.features["image"])
+    expected = [info_nce(model.heads["grounding"](v), images) for v in (views.first, views.second)]
+    torch.testing.assert_close(model(batch)["image"], sum(expected) / 2)
+
+
+def test_layers_keeps_the_first_ones(world: World) -> None:
+    whole, _ = load_student(student(world))
+    cut, _ = load_student(student(world, layers=1))
+    assert cut.config.num_hidden_layers == 1
+    kept = cut.state_dict()
+    assert not any("layer.1." in name for name in kept)
+    assert all(torch.equal(whole.state_dict()[name], value) for name, value in kept.items())
+    with pytest.raises(SightlineError, match="layers is 3, but the encoder has 2"):
+        load_student(student(world, layers=3))
+
+
+def test_a_shortened_student_trains_and_exports(world: World, tmp_path: Path) -> None:
+    spec = world.spec(tmp_path, student={"layers": 1}, train={"max_steps": 1})
+    train_run(spec, say=lambda line: None)
+    again, _ = load_student(student(world, model=str(tmp_path / "model")))
+    assert again.config.num_hidden_layers == 1
+
+
+def test_tokens_of_another_tokenizer_are_refused(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(world.student, folder)
+    text = (folder / "tokenizer.json").read_text()
+    swapped = text.replace('"circle"', '"\x00"').replace('"square"', '"circle"')
+    (folder / "tokenizer.json").write_text(swapped.replace('"\x00"', '"square"'))
+    _, data = build(world)
+    encoder, tokenizer = load_student(student(world, model=str(folder)))
+    with pytest.raises(SightlineError, match="not made with the student's tokenizer"):
+        check_tokenizer(tokenizer, encoder, data.samples, 16, data.vocabulary_size)
+    with pytest.raises(SightlineError, match="vocabulary of 999"):
+        check_tokenizer(tokenizer, encoder, {}, 16, 999)
+
+
+def test_a_student_that_is_nowhere_is_one_error() -> None:
+    config = StudentConfig(name="x", model="no-such-owner/no-such-model")
+    with pytest.raises(SightlineError, match="no-such-owner/no-such-model"):
+        load_student(config)
+
+
+def test_a_pooling_that_cannot_be_exported_is_refused_before_training(
+    world: World, tmp_path: Path
+) -> None:
+    spec = world.spec(tmp_path, student={"pooling": "pooler", "model": "never-loaded"})
+    with pytest.raises(SightlineError, match="cannot be written"):
+        train_run(spec)
+
+
+_BLOCKED = """
+import sys
+
+class Without:
+    # A finder that does not find the vision libraries, as where they are not installed.
+
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("open_clip", "sam2", "torchvision"):
+            return None
+        return self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+from pathlib import Path
+from train.config import RunSpec
+from train.run import train_run
+
+spec = RunSpec.model_validate_json(Path(sys.argv[1]).read_text())
+print(train_run(spec).steps, "torchvision" in sys.modules)
+"""
+
+
+def test_training_needs_no_vision_library(world: World, tmp_path: Path) -> None:
+    spec = world.spec(tmp_path / "out", "mcse", train={"max_steps": 2})
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    done = subprocess.run(
+        [sys.executable, "-c", _BLOCKED, str(tmp_path / "spec.json")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "False"]
