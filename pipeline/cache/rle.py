@@ -1,4 +1,4 @@
-"""COCO's run-length code for masks: column by column, compressed to a string as pycocotools does."""
+"""COCO's run-length code for masks: column by column, compressed as pycocotools does."""
 
 from __future__ import annotations
 

@@ -1,0 +1,146 @@
+"""Writes the demo's data set: pictures, manifests, phrases, similarity, encoders and student."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.cache.keys import as_keys, key_of_bytes
+from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_array, write_manifest
+from pipeline.datasets.base import REPORT, PrepareReport, Progress
+from pipeline.datasets.scenes.captions import Caption, describe, write
+from pipeline.datasets.scenes.draw import draw, png
+from pipeline.datasets.scenes.models import write_models
+from pipeline.datasets.scenes.phrases import PhraseRows
+from pipeline.datasets.scenes.scene import Scene, random_scene, stream
+from pipeline.datasets.scenes.similarity import GradedPair, graded_pairs
+from pipeline.datasets.scenes.source import ScenesSource
+
+CAPTIONS_EACH = 5
+SPLITS = ("train", "dev", "test")
+
+
+def build(source: ScenesSource, folder: Path, progress: Progress | None = None) -> PrepareReport:
+    """Fill ``folder``; the same parameters give the same bytes on one machine.
+
+    Writes ``images/``, ``images.parquet``, ``captions.parquet``, ``phrases.parquet``,
+    ``sentences.parquet``, ``similarity/{train,dev,test}.tsv``, ``encoders/``, ``student/`` and
+    ``report.json``.
+    """
+    report = PrepareReport("scenes")
+    random = stream(source.seed, "scenes")
+    scenes = [random_scene(random) for _ in range(source.scenes)]
+    for split in SPLITS:  # every split has something in it, however few scenes there are
+        if not any(scene.split == split for scene in scenes):
+            scenes[SPLITS.index(split)] = random_scene(random, split)
+    captions, taken = _write_captions(scenes, source.seed)
+    pixels = _write_pictures(source, folder, scenes, captions, report, progress)
+
+    pairs: dict[str, list[GradedPair]] = {}
+    for split in SPLITS:
+        count = getattr(source, f"{split}_pairs")
+        pairs[split] = graded_pairs(count, split, stream(source.seed, "pairs", split), taken)
+        taken.update(text for pair in pairs[split] for text in pair[1:])
+        _write_pairs(folder / "similarity" / f"{split}.tsv", pairs[split])
+        report.counts[f"{split}_pairs"] = count
+    _write_sentences(source, folder, report)
+
+    train = [i for i, scene in enumerate(scenes) if scene.split == "train"]
+    write_models(
+        folder,
+        source,
+        pixels[train],
+        [scenes[i] for i in train],
+        [[caption.text for caption in captions[i]] for i in train],
+        pairs["train"],
+        progress,
+    )
+    (folder / REPORT).write_text(report.to_json(), encoding="utf-8")
+    return report
+
+
+def _write_captions(scenes: list[Scene], seed: int) -> tuple[list[list[Caption]], set[str]]:
+    """Five captions a scene, of different wording, and the texts of them all."""
+    taken: set[str] = set()
+    captions: list[list[Caption]] = []
+    for number, scene in enumerate(scenes):
+        random = stream(seed, "captions", number)
+        own: dict[str, Caption] = {}
+        while len(own) < CAPTIONS_EACH:
+            description, order = describe(scene, random)
+            caption = write(description, random)
+            spans = sorted(zip(order, caption.spans, strict=True))  # in the order of the scene
+            own[caption.text] = Caption(caption.text, tuple(s for _, s in spans), caption.words)
+        captions.append(list(own.values()))
+        taken.update(own)
+    return captions, taken
+
+
+def _write_pictures(
+    source: ScenesSource,
+    folder: Path,
+    scenes: list[Scene],
+    captions: list[list[Caption]],
+    report: PrepareReport,
+    progress: Progress | None,
+) -> NDArray[np.uint8]:
+    """Draw the scenes and write the manifests about them; pixels uint8 [n, edge, edge, 3]."""
+    edge = source.image_size
+    (folder / "images").mkdir()
+    pixels = np.empty((len(scenes), edge, edge, 3), dtype=np.uint8)
+    names, keys = [], []
+    phrases = PhraseRows()
+    for number, scene in enumerate(scenes):
+        pixels[number], masks = draw(scene, edge)
+        data = png(pixels[number])
+        names.append(f"{number:06d}.png")
+        keys.append(key_of_bytes(data))
+        (folder / "images" / names[-1]).write_bytes(data)
+        phrases.add(keys[-1], masks, captions[number])
+        if progress is not None:
+            progress("drawing scenes", number + 1, len(scenes))
+    splits = [scene.split for scene in scenes]
+    count = len(scenes)
+    image_columns = {
+        "image_id": names,
+        "path": names,
+        "key": key_array(as_keys(keys)),
+        "width": [edge] * count,
+        "height": [edge] * count,
+        "split": splits,
+    }
+    write_manifest(folder / "images.parquet", pa.table(image_columns, schema=IMAGES), IMAGES)
+    rows = [
+        (f"{names[i]}#{k}", names[i], caption.text, splits[i])
+        for i in range(count)
+        for k, caption in enumerate(captions[i])
+    ]
+    caption_columns = dict(zip(CAPTIONS.names, map(list, zip(*rows, strict=True)), strict=True))
+    table = pa.table(caption_columns, schema=CAPTIONS)
+    write_manifest(folder / "captions.parquet", table, CAPTIONS)
+    phrases.write(folder / "phrases.parquet")
+    report.counts |= {"images": count, "captions": len(rows), "phrases": len(phrases)}
+    report.counts |= {f"images_{split}": splits.count(split) for split in SPLITS}
+    return pixels
+
+
+def _write_pairs(path: Path, pairs: list[GradedPair]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    lines = ["score\tsentence1\tsentence2"]
+    lines += [f"{pair.score:.3f}\t{pair.sentence1}\t{pair.sentence2}" for pair in pairs]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_sentences(source: ScenesSource, folder: Path, report: PrepareReport) -> None:
+    """The text-only stream: one caption each of scenes that nobody drew, things of `train`."""
+    random = stream(source.seed, "sentences")
+    texts = [
+        write(describe(random_scene(random, "train"), random)[0], random).text
+        for _ in range(source.sentences)
+    ]
+    table = pa.table({"text": texts}, schema=SENTENCES)
+    write_manifest(folder / "sentences.parquet", table, SENTENCES)
+    report.counts["sentences"] = len(texts)

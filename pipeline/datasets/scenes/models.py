@@ -1,0 +1,129 @@
+"""Trains and writes the demo's models: two image encoders, a teacher and the untrained student."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.datasets.base import DatasetError, Progress
+from pipeline.datasets.scenes.captions import describe, write
+from pipeline.datasets.scenes.draw import draw
+from pipeline.datasets.scenes.scene import Scene, stream
+from pipeline.datasets.scenes.similarity import GradedPair
+from pipeline.datasets.scenes.source import ScenesSource
+
+THREADS = 2  # as many as the demo's machine has; a fixed number keeps the weights' bytes
+
+
+def write_models(
+    folder: Path,
+    source: ScenesSource,
+    pixels: NDArray[np.uint8],
+    scenes: Sequence[Scene],
+    captions: Sequence[Sequence[str]],
+    pairs: Sequence[GradedPair],
+    progress: Progress | None = None,
+) -> None:
+    """Train the frozen encoders on the training split, and write them and the student.
+
+    Writes ``encoders/{resnet,clip}.{json,safetensors,provenance.json}``, ``encoders/teacher/``
+    and ``student/`` below ``folder``.
+
+    Raises:
+        DatasetError: torchvision or open_clip are not installed.
+    """
+    try:
+        import open_clip  # noqa: F401
+        import torchvision  # noqa: F401
+    except ImportError as error:
+        raise DatasetError(
+            f"scenes trains its own encoders and needs {error.name}; install it with "
+            f"`pip install 'sightline[extract]'`"
+        ) from error
+    from safetensors.torch import save_file
+
+    from pipeline.datasets.scenes.clip import clip_config, train_clip
+    from pipeline.datasets.scenes.resnet import train_resnet
+    from pipeline.datasets.scenes.student import new_bert, save
+    from pipeline.datasets.scenes.teacher import train_teacher
+
+    encoders = folder / "encoders"
+    encoders.mkdir()
+    seed, edge = source.seed, source.image_size
+    singles = single_things(scenes)
+    random = stream(seed, "single things")
+    single_pixels = np.stack([draw(scene, edge)[0] for scene in singles])
+    single_captions = [[write(describe(scene, random)[0], random).text] for scene in singles]
+    with _threads(THREADS):
+        resnet = train_resnet(
+            np.concatenate([pixels, single_pixels]),
+            [*scenes, *singles],
+            steps=source.resnet_steps,
+            seed=seed,
+            progress=progress,
+        )
+        save_file(resnet, encoders / "resnet.safetensors")
+        _write_json(encoders / "resnet.json", {"resize": edge, "crop": edge})
+        _note(encoders / "resnet.provenance.json", "labels of", seed, source.resnet_steps)
+
+        clip = train_clip(
+            pixels,
+            captions,
+            single_pixels,
+            single_captions,
+            steps=source.clip_steps,
+            seed=seed,
+            progress=progress,
+        )
+        save_file(clip, encoders / "clip.safetensors")
+        _write_json(encoders / "clip.json", clip_config(edge))
+        _note(encoders / "clip.provenance.json", "captions of", seed, source.clip_steps)
+
+        teacher = train_teacher(pairs, steps=source.teacher_steps, seed=seed, progress=progress)
+        save(encoders / "teacher", teacher)
+        where = encoders / "teacher" / "provenance.json"
+        _note(where, "similarity pairs of", seed, source.teacher_steps)
+
+        student = new_bert(layers=source.student_layers, hidden=source.student_hidden, seed=seed)
+        save(folder / "student", student)
+        _note(folder / "student" / "provenance.json", "", seed, 0)
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors keeps its files from everybody else
+
+
+def single_things(scenes: Sequence[Scene]) -> list[Scene]:
+    """Each thing of the training scenes alone in its place, as a cut-out shows it.
+
+    A thing that would be a scene of another split on its own is left out.
+    """
+    alone = [Scene((placed,), scene.ground) for scene in scenes for placed in scene.things]
+    return [scene for scene in alone if scene.split == "train"]
+
+
+def _note(path: Path, what: str, seed: int, steps: int) -> None:
+    source = f"random weights, seed {seed}"
+    if steps:
+        source = f"trained on the {what} scenes, seed {seed}, {steps} steps"
+    _write_json(path, {"source": source, "data": "scenes", "seed": seed, "steps": steps})
+
+
+def _write_json(path: Path, body: object) -> None:
+    path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let PyTorch use ``count`` threads, and as many as before afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

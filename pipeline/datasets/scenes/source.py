@@ -1,0 +1,44 @@
+"""The parameters of `scenes`; the defaults are the demo's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pipeline.datasets.base import Source
+
+Count = Annotated[int, Field(ge=1)]
+Steps = Annotated[int, Field(ge=0)]
+
+
+class ScenesSource(Source):
+    """Drawn scenes, their captions, a similarity test, and the models of the demo.
+
+    Attributes:
+        scenes: how many pictures are drawn.
+        sentences: how many sentences the text-only stream has, of scenes without picture.
+        seed: of everything random.
+        image_size: edge of a picture in pixels.
+        train_pairs: graded pairs that teach the sentence encoder (the teacher).
+        dev_pairs: graded pairs for model selection.
+        test_pairs: graded pairs for the final score.
+        resnet_steps: optimiser steps of the ResNet; 0 leaves it at its initial weights.
+        clip_steps: optimiser steps of the CLIP.
+        teacher_steps: optimiser steps of the sentence encoder.
+        student_layers: layers of the untrained student.
+        student_hidden: its hidden size, a multiple of its 4 attention heads.
+    """
+
+    scenes: Annotated[int, Field(ge=20)] = 3000  # fewer may leave a split empty
+    sentences: Count = 6000
+    seed: Annotated[int, Field(ge=0)] = 0
+    image_size: Annotated[int, Field(ge=32, le=512, multiple_of=32)] = 64
+    train_pairs: Count = 3000
+    dev_pairs: Count = 1000
+    test_pairs: Count = 2000
+    resnet_steps: Steps = 200
+    clip_steps: Steps = 300
+    teacher_steps: Steps = 300
+    student_layers: Count = 2
+    student_hidden: Annotated[int, Field(ge=32, multiple_of=4)] = 128

@@ -1,0 +1,61 @@
+"""The demo's students: small BERTs with a WordPiece vocabulary of the scenes' own words."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.datasets.scenes.vocabulary import words
+
+if TYPE_CHECKING:
+    from transformers import BertModel, BertTokenizer
+
+HEADS = 4
+MAX_POSITIONS = 64
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def wordpieces() -> dict[str, int]:
+    """WordPiece vocabulary: piece → id. Special tokens, every letter (also inside a word), words.
+
+    Known words are one piece; any other word in small Latin letters is spelt.
+    """
+    letters = [*string.ascii_lowercase, *string.digits, *".,;:!?'-"]
+    spelling = [f"##{letter}" for letter in letters]
+    pieces = [*_SPECIAL, *letters, *spelling, *(word for word in words() if len(word) > 1)]
+    return {piece: number for number, piece in enumerate(pieces)}
+
+
+def new_tokenizer() -> BertTokenizer:
+    """A lower-casing BERT tokenizer over `wordpieces`."""
+    from transformers import BertTokenizer
+
+    return BertTokenizer(vocab=wordpieces(), model_max_length=MAX_POSITIONS)
+
+
+def new_bert(*, layers: int, hidden: int, seed: int) -> BertModel:
+    """A BERT with random weights drawn from ``seed``."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=len(wordpieces()),
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        intermediate_size=4 * hidden,
+        max_position_embeddings=MAX_POSITIONS,
+        pad_token_id=0,
+    )
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model = BertModel(config)
+    torch.set_rng_state(state)
+    return model
+
+
+def save(folder: Path, model: BertModel) -> None:
+    """Write ``model`` and its tokenizer as a Hugging Face folder (safetensors)."""
+    model.save_pretrained(folder)
+    new_tokenizer().save_pretrained(folder)

@@ -1,0 +1,51 @@
+"""The demo's sentence encoder, a teacher: a small BERT trained on graded pairs of captions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.datasets.base import Progress
+from pipeline.datasets.scenes.similarity import HIGHEST, GradedPair
+from pipeline.datasets.scenes.student import new_bert, new_tokenizer
+from pipeline.datasets.scenes.targets import batches
+
+if TYPE_CHECKING:
+    from transformers import BertModel
+
+BATCH = 64
+LEARNING_RATE = 1e-3
+LAYERS, HIDDEN = 2, 128
+
+
+def train_teacher(
+    pairs: Sequence[GradedPair], *, steps: int, seed: int, progress: Progress | None = None
+) -> BertModel:
+    """A BERT whose raw [CLS] vectors have the pairs' similarity as their cosine.
+
+    Cosine regression with squared error (Reimers and Gurevych 2019, section 3), score / 5.
+    """
+    import torch
+    from torch.nn import functional
+
+    model = new_bert(layers=LAYERS, hidden=HIDDEN, seed=seed)
+    tokenizer = new_tokenizer()
+    sides = [tokenizer([pair[side] for pair in pairs])["input_ids"] for side in (1, 2)]
+    scores = torch.tensor([pair.score / HIGHEST for pair in pairs])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, max(2, steps))
+    model.eval()  # no dropout: the targets are exact
+    for step, rows in enumerate(batches(len(pairs), BATCH, steps, seed)):
+        texts = [side[row] for side in sides for row in rows.tolist()]
+        padded = tokenizer.pad({"input_ids": texts}, return_tensors="pt")
+        vectors = model(**padded).last_hidden_state[:, 0]  # [2N, hidden]
+        one, other = vectors.chunk(2)
+        loss = functional.mse_loss(functional.cosine_similarity(one, other), scores[rows])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if progress is not None:
+            progress("training the teacher", step + 1, steps)
+    return model

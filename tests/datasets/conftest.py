@@ -1,0 +1,38 @@
+"""Small folders of images and caption files for the tests of the data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+MakeImages = Callable[..., Path]
+
+
+@pytest.fixture
+def make_images(tmp_path: Path) -> MakeImages:
+    """Writes pictures of different bytes, 3 × 2 pixels each, and gives their folder."""
+
+    def make(names: Iterable[str], folder: str = "images") -> Path:
+        root = tmp_path / folder
+        for number, name in enumerate(names):
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (3, 2), (number % 256, number // 256, 7)).save(path)
+        return root
+
+    return make
+
+
+@pytest.fixture
+def make_file(tmp_path: Path) -> Callable[[str, str | bytes], Path]:
+    """Writes a file of some text or bytes and gives its path."""
+
+    def make(name: str, content: str | bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+        return path
+
+    return make

@@ -1,0 +1,161 @@
+"""Flickr30k, COCO, sentences and the registry of kinds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
+from pipeline.datasets.base import DatasetError
+from pipeline.datasets.coco import CocoSource
+from pipeline.datasets.flickr30k import Flickr30kSource
+from pipeline.datasets.registry import KINDS, prepare, source_type
+from pipeline.datasets.sentences import SentencesSource
+
+TOKENS = "".join(f"{n}.jpg#{k}\tcaption {n} {k}\n" for n in (11, 22, 33) for k in range(5))
+
+
+@pytest.fixture
+def images(make_images):
+    return make_images(["11.jpg", "22.jpg", "33.jpg"])
+
+
+def columns(folder, name, schema):
+    return read_manifest(folder / f"{name}.parquet", schema).to_pydict()
+
+
+def karpathy(**changes):
+    entry = {"filename": "11.jpg", "split": "train", "sentences": [{"raw": "Eins."}]}
+    other = {"filename": "22.jpg", "split": "val", "sentences": [{"raw": "Zwei."}]}
+    return json.dumps({"images": [{**entry, **changes}, other]})
+
+
+def test_flickr30k_with_entities_lists(images, make_file, tmp_path):
+    lists = {
+        name: make_file(f"{name}.txt", f"{number}\n")
+        for name, number in (("train", 11), ("val", 22), ("test", 33))
+    }
+    source = Flickr30kSource(images=images, captions=make_file("c.token", TOKENS), splits=lists)
+    report = prepare("flickr30k", source, tmp_path / "out")
+    assert columns(tmp_path / "out", "images", IMAGES)["split"] == ["train", "dev", "test"]
+    assert report.counts["captions"] == 15
+    assert not report.problems
+
+
+def test_flickr30k_with_karpathys_file(images, make_file, tmp_path):
+    source = Flickr30kSource(images=images, karpathy=make_file("k.json", karpathy()))
+    report = prepare("flickr30k", source, tmp_path / "out")
+    assert columns(tmp_path / "out", "images", IMAGES)["split"] == ["train", "dev", ""]
+    assert columns(tmp_path / "out", "captions", CAPTIONS)["text"] == ["Eins.", "Zwei."]
+    assert report.problems == {"images_without_caption": ["33.jpg"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "found no list `images`"),
+        ("{", "line 1: not JSON"),
+        (karpathy(split=3), r"images\[0\]: expected texts `filename` and `split`"),
+        (karpathy(sentences=["x"]), r"images\[0\].sentences\[0\]: expected a text `raw`"),
+        (karpathy(split="later"), "unknown split 'later'"),
+    ],
+)
+def test_flickr30k_refuses_another_json(images, make_file, tmp_path, content, message):
+    source = Flickr30kSource(images=images, karpathy=make_file("k.json", content))
+    with pytest.raises(DatasetError, match=message):
+        prepare("flickr30k", source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"captions": "c"}, "give `splits`"),
+        ({"captions": "c", "splits": {"train": "t"}, "karpathy": "k"}, "one of the two"),
+        ({"splits": {"train": "t"}}, "`captions` is missing"),
+        ({"images": None, "karpathy": "k"}, "no image folder is given"),
+    ],
+)
+def test_flickr30k_says_what_its_parameters_lack(given, message):
+    with pytest.raises(ValidationError, match=message):
+        Flickr30kSource.model_validate({"images": "photos", **given})
+
+
+def coco(*annotations):
+    return json.dumps(
+        {
+            "images": [{"id": 1, "file_name": "11.jpg"}, {"id": 2, "file_name": "22.jpg"}],
+            "annotations": [
+                {"id": number, "image_id": image, "caption": text}
+                for number, image, text in annotations
+            ],
+        }
+    )
+
+
+def test_coco_takes_one_file_a_split(make_images, make_file, tmp_path):
+    images = make_images(["train/11.jpg", "train/22.jpg", "val/33.jpg", "other/44.jpg"])
+    second = {
+        "images": [{"id": 3, "file_name": "33.jpg"}],
+        "annotations": [{"id": 9, "image_id": 3, "caption": " c\n"}],
+    }
+    source = CocoSource(
+        images=images,
+        folders=["train", "val"],
+        captions={
+            "train": make_file("a.json", coco((5, 1, "a"), (6, 7, "b"))),
+            "val": make_file("b.json", json.dumps(second)),
+        },
+    )
+    report = prepare("coco", source, tmp_path / "out")
+    captions = columns(tmp_path / "out", "captions", CAPTIONS)
+    assert captions["caption_id"] == ["train/11.jpg#5", "val/33.jpg#9"]
+    assert captions["split"] == ["train", "dev"]
+    assert captions["text"] == ["a", "c"]
+    assert report.problems == {
+        "captions_without_image": ["image_id 7#6"],
+        "images_without_caption": ["train/22.jpg"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "not a COCO captions file"),
+        ('{"images": [], "annotations": []}', "holds no caption"),
+        ('{"images": [{"id": 1}], "annotations": []}', "file_name"),
+        (coco((1, 1, None)), "is not a text"),
+        (coco((1, 1, "a"), (1, 1, "b")), "1 duplicate caption ids"),
+    ],
+)
+def test_coco_refuses_another_file(images, make_file, tmp_path, content, message):
+    source = CocoSource(images=images, captions={"train": make_file("a.json", content)})
+    with pytest.raises(DatasetError, match=message):
+        prepare("coco", source, tmp_path / "out")
+
+
+def test_sentences_keep_order_and_duplicates(make_file, tmp_path):
+    path = make_file("s.txt", "\ufeff One \r\n\n  \nTwo\u2028x\nOne\n")
+    report = prepare("sentences", SentencesSource(path=path), tmp_path / "out")
+    assert columns(tmp_path / "out", "sentences", SENTENCES)["text"] == ["One", "Two\u2028x", "One"]
+    assert report.counts == {"sentences": 3, "blank_lines": 2, "distinct_sentences": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("\n \n", "no sentence"), (b"ok\n\xff\n", "line 2: byte 3")]
+)
+def test_sentences_refuse_an_empty_or_broken_file(make_file, tmp_path, content, message):
+    with pytest.raises(DatasetError, match=message):
+        prepare("sentences", SentencesSource(path=make_file("s.txt", content)), tmp_path / "out")
+
+
+def test_every_kind_has_parameters_and_refuses_unknown_ones():
+    for kind in KINDS:
+        with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+            source_type(kind).model_validate({"no_such_parameter": 1})
+
+
+def test_an_unknown_kind_lists_what_there_is():
+    with pytest.raises(DatasetError, match=r"did you mean 'coco'\?\); there are scenes, pairs"):
+        source_type("cocoo")

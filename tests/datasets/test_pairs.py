@@ -1,0 +1,216 @@
+"""Pairs: images meet their captions and splits; every mismatch is counted, listed or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+
+import pytest
+from PIL import Image
+from pydantic import ValidationError
+
+from pipeline.cache.manifest import CAPTIONS, IMAGES, read_manifest
+from pipeline.datasets.base import DatasetError
+from pipeline.datasets.pairs import PairsSource, prepare
+
+
+def rows(folder, name, schema):
+    return read_manifest(folder / f"{name}.parquet", schema).to_pylist()
+
+
+@pytest.fixture
+def two_images(make_images):
+    return make_images(["b.jpg", "sub/a.png"])
+
+
+def test_manifests_hold_every_image_and_caption(two_images, make_file, tmp_path):
+    captions = make_file("c.token", "b.jpg#0\t One. \nb.jpg#1\tTwo\na.png#0\tThree\n")
+    report = prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
+    images = rows(tmp_path / "out", "images", IMAGES)
+    assert [image["image_id"] for image in images] == ["b.jpg", "sub/a.png"]
+    assert images[0]["key"] == hashlib.sha256((two_images / "b.jpg").read_bytes()).digest()
+    assert (images[0]["width"], images[0]["height"]) == (3, 2)
+    assert rows(tmp_path / "out", "captions", CAPTIONS) == [
+        {"caption_id": "b.jpg#0", "image_id": "b.jpg", "text": "One.", "split": ""},
+        {"caption_id": "b.jpg#1", "image_id": "b.jpg", "text": "Two", "split": ""},
+        {"caption_id": "sub/a.png#0", "image_id": "sub/a.png", "text": "Three", "split": ""},
+    ]
+    assert report.counts["captions"] == 3
+    assert not report.problems
+
+
+def test_captions_without_number_are_counted_within_their_image(two_images, make_file, tmp_path):
+    captions = make_file("c.csv", "image,caption\nb.jpg,x\nsub/a.png,y\nb.jpg,\nb.jpg,z\n")
+    report = prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
+    ids = [row["caption_id"] for row in rows(tmp_path / "out", "captions", CAPTIONS)]
+    assert ids == ["b.jpg#0", "sub/a.png#0", "b.jpg#2"]  # the empty one kept its number
+    assert report.problems == {"empty_captions": ["b.jpg#1"]}
+
+
+@pytest.mark.parametrize("name", ["a b.jpg", "a,b.jpg", "a\tb.jpg", "日本 ünï.jpg"])
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_odd_names_find_their_image(make_images, make_file, tmp_path, name, form):
+    text = {
+        "csv": f'image,caption\n"{name}",text\n',
+        "jsonl": json.dumps({"image": name, "caption": "text"}),
+    }[form]
+    source = PairsSource(images=make_images([name]), captions=make_file(f"c.{form}", text))
+    prepare(source, tmp_path / "out")
+    assert rows(tmp_path / "out", "captions", CAPTIONS)[0]["image_id"] == name
+
+
+def test_composed_and_decomposed_letters_are_the_same_name(make_images, make_file, tmp_path):
+    images = make_images([unicodedata.normalize("NFD", "ü.jpg")])
+    captions = make_file("c.token", unicodedata.normalize("NFC", "ü.jpg") + "#0\ttext\n")
+    assert prepare(PairsSource(images=images, captions=captions), tmp_path / "o").counts["captions"]
+
+
+def test_mismatches_are_counted_and_listed(make_images, make_file, tmp_path):
+    images = make_images(["a.jpg", "lonely.jpg", "x/twice.jpg", "y/twice.jpg"])
+    captions = make_file("c.token", "a.jpg#0\tone\ngone.jpg#0\ttwo\ntwice.jpg#0\tthree\n")
+    splits = {"train": make_file("train.txt", "a.jpg\nnever.jpg\n")}
+    source = PairsSource(images=images, captions=captions, splits=splits)
+    report = prepare(source, tmp_path / "out")
+    assert report.problems == {
+        "split_entries_without_image": ["never.jpg"],
+        "captions_without_image": ["gone.jpg#0"],
+        "captions_of_ambiguous_image": ["twice.jpg#0"],
+        "images_without_caption": ["lonely.jpg", "x/twice.jpg", "y/twice.jpg"],
+    }
+    assert report.problem_counts["images_without_caption"] == 3
+    written = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert written["problems"] == report.problems
+    assert str(tmp_path) not in (tmp_path / "out" / "report.json").read_text("utf-8")
+
+
+def test_strict_makes_mismatches_errors_and_writes_nothing(two_images, make_file, tmp_path):
+    captions = make_file("c.token", "b.jpg#0\tone\ngone.jpg#0\ttwo\n")
+    source = PairsSource(images=two_images, captions=captions, strict=True)
+    with pytest.raises(DatasetError) as error:
+        prepare(source, tmp_path / "out")
+    assert "captions without image: 1 (gone.jpg#0)" in str(error.value)
+    assert "images without caption: 1 (sub/a.png)" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_split_lists_name_the_split_and_val_is_dev(two_images, make_file, tmp_path):
+    captions = make_file("c.token", "b.jpg#0\tone\na.png#0\ttwo\n")
+    splits = {"train": make_file("tr.txt", "b.jpg\r\n\r\n"), "val": make_file("v.txt", "a\n")}
+    prepare(PairsSource(images=two_images, captions=captions, splits=splits), tmp_path / "out")
+    assert [r["split"] for r in rows(tmp_path / "out", "images", IMAGES)] == ["train", "dev"]
+    assert [r["split"] for r in rows(tmp_path / "out", "captions", CAPTIONS)] == ["train", "dev"]
+
+
+def test_split_column_names_the_split(two_images, make_file, tmp_path):
+    captions = make_file("c.tsv", "image\tcaption\tsplit\nb.jpg\tone\ttest\na.png\ttwo\tval\n")
+    prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
+    assert [r["split"] for r in rows(tmp_path / "out", "images", IMAGES)] == ["test", "dev"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("image,caption,caption_id\nb.jpg,x,7\na.png,y,8\nb.jpg,z,7\n", "'7' (lines 2 and 4)"),
+        ("image,caption,split\nb.jpg,x,train\nb.jpg,y,dev\n", "'b.jpg' are in several splits"),
+        ("image,caption,split\nb.jpg,x,trian\n", "unknown split 'trian'"),
+        ("image,caption\nc.jpg,x\nd.jpg,y\n", "none of its 2 captions names an image"),
+    ],
+)
+def test_contradictions_in_the_captions_are_errors(two_images, make_file, tmp_path, text, message):
+    source = PairsSource(images=two_images, captions=make_file("c.csv", text))
+    with pytest.raises(DatasetError) as error:
+        prepare(source, tmp_path / "out")
+    assert message in str(error.value)
+
+
+def test_duplicate_numbers_of_a_token_file_are_an_error(two_images, make_file, tmp_path):
+    captions = make_file("c.token", "b.jpg#0\tone\nb.jpg#0\ttwo\n")
+    with pytest.raises(DatasetError, match=r"1 duplicate caption ids.*lines 1 and 2"):
+        prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
+
+
+def test_an_image_in_two_lists_is_an_error(two_images, make_file, tmp_path):
+    splits = {"train": make_file("t.txt", "b.jpg\n"), "test": make_file("u.txt", "b.jpg\n")}
+    captions = make_file("c.token", "b.jpg#0\tone\n")
+    source = PairsSource(images=two_images, captions=captions, splits=splits)
+    with pytest.raises(DatasetError, match="in the splits train and test"):
+        prepare(source, tmp_path / "out")
+
+
+def test_lists_and_a_split_column_together_are_an_error(two_images, make_file, tmp_path):
+    captions = make_file("c.csv", "image,caption,split\nb.jpg,x,train\n")
+    splits = {"train": make_file("t.txt", "b.jpg\n")}
+    source = PairsSource(images=two_images, captions=captions, splits=splits)
+    with pytest.raises(DatasetError, match="use one of them"):
+        prepare(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_missing_or_empty_image_folder_is_an_error(make_file, tmp_path, exists):
+    folder = tmp_path / "images"
+    if exists:
+        folder.mkdir()
+        (folder / "notes.txt").write_text("no picture")
+    captions = make_file("c.token", "b.jpg#0\tone\n")
+    message = r"no images in this folder \(1 other files" if exists else "no such image folder"
+    with pytest.raises(DatasetError, match=message):
+        prepare(PairsSource(images=folder, captions=captions), tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_no_image_folder_is_refused_with_the_reason(value):
+    with pytest.raises(ValidationError, match="no image folder is given"):
+        PairsSource.model_validate({"images": value, "captions": "c.token"})
+
+
+def test_damaged_images_stay_in_the_manifest_with_size_zero(make_images, make_file, tmp_path):
+    images = make_images(["a.jpg", "cut.jpg"])
+    (images / "empty.jpg").write_bytes(b"")
+    (images / "text.jpg").write_text("not a picture")
+    (images / "cut.jpg").write_bytes((images / "cut.jpg").read_bytes()[:10])
+    source = PairsSource(images=images, captions=make_file("c.token", "a.jpg#0\tone\n"))
+    report = prepare(source, tmp_path / "out")
+    assert report.problems["unreadable_images"] == ["cut.jpg", "empty.jpg", "text.jpg"]
+    sizes = [(r["width"], r["height"]) for r in rows(tmp_path / "out", "images", IMAGES)]
+    assert sizes == [(3, 2), (0, 0), (0, 0), (0, 0)]
+
+
+def test_a_gigantic_image_is_measured_without_being_decoded(make_file, tmp_path):
+    (tmp_path / "images").mkdir()
+    header = b"P6 60000 60000 255\n"  # 3.6 thousand million pixels, by its header
+    (tmp_path / "images" / "bomb.ppm").write_bytes(header + b"\0" * 30)
+    limit = Image.MAX_IMAGE_PIXELS
+    source = PairsSource(
+        images=tmp_path / "images", captions=make_file("c.token", "bomb.ppm#0\tone\n")
+    )
+    prepare(source, tmp_path / "out")
+    assert rows(tmp_path / "out", "images", IMAGES)[0]["width"] == 60000
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_sizes_are_of_the_upright_picture(make_file, tmp_path):
+    (tmp_path / "images").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (30, 20)).save(tmp_path / "images" / "turned.jpg", exif=exif)
+    source = PairsSource(
+        images=tmp_path / "images", captions=make_file("c.token", "turned.jpg#0\tone\n")
+    )
+    prepare(source, tmp_path / "out")
+    image = rows(tmp_path / "out", "images", IMAGES)[0]
+    assert (image["width"], image["height"]) == (20, 30)
+
+
+def test_real_photographs(shared_data, tmp_path):
+    folder = shared_data / "flickr8k"
+    names = sorted(path.name for path in (folder / "images_full").iterdir())
+    source = PairsSource(
+        images=folder / "images_full",
+        captions=folder / "Flickr8k.token.txt",
+        splits={"dev": folder / "Flickr_8k.devImages.txt"},
+    )
+    report = prepare(source, tmp_path / "out")
+    assert report.counts["images"] == len(names)
+    assert report.counts["captions"] == 5 * len(names)
+    assert report.problem_counts["captions_without_image"] == 40_455 - 5 * len(names)

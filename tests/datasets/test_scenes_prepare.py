@@ -1,0 +1,133 @@
+"""`prepare` of scenes: its files, their agreement, and the same bytes twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from PIL import Image
+
+from pipeline.cache.keys import key_of_text
+from pipeline.cache.manifest import CAPTIONS, IMAGES, PHRASES, SENTENCES, read_manifest
+from pipeline.cache.rle import cutout_key, decode_mask
+from pipeline.datasets.registry import prepare, source_type
+from pipeline.datasets.scenes.draw import box_of
+from pipeline.datasets.scenes.phrases import CROP_RULE
+from pipeline.datasets.scenes.student import HEADS
+
+TINY = {
+    "scenes": 24,
+    "sentences": 10,
+    "train_pairs": 11,
+    "dev_pairs": 11,
+    "test_pairs": 11,
+    "resnet_steps": 1,
+    "clip_steps": 2,
+    "teacher_steps": 1,
+    "student_layers": 1,
+    "student_hidden": 32,
+}
+
+
+def draw(out, **changes):
+    source = source_type("scenes").model_validate({**TINY, **changes})
+    return prepare("scenes", source, out)
+
+
+def digests(folder):
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    out = tmp_path_factory.mktemp("scenes") / "out"
+    draw(out)
+    return out
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(scenes, tmp_path):
+    draw(tmp_path / "again")
+    assert digests(tmp_path / "again") == digests(scenes)
+    draw(tmp_path / "other", seed=1)
+    one, other = digests(scenes), digests(tmp_path / "other")
+    assert one.keys() == other.keys()
+    assert one["images/000000.png"] != other["images/000000.png"]
+    assert one["student/model.safetensors"] != other["student/model.safetensors"]
+
+
+def test_manifests_agree_with_the_pictures(scenes):
+    images = read_manifest(scenes / "images.parquet", IMAGES).to_pylist()
+    captions = read_manifest(scenes / "captions.parquet", CAPTIONS).to_pylist()
+    assert len(captions) == 5 * len(images) == 5 * 24
+    assert {row["split"] for row in images} == {"train", "dev", "test"}
+    for row in images:
+        data = (scenes / "images" / row["path"]).read_bytes()
+        assert hashlib.sha256(data).digest() == row["key"]
+        with Image.open(scenes / "images" / row["path"]) as picture:
+            assert (picture.mode, picture.size) == ("RGB", (row["width"], row["height"]))
+    texts = {}
+    for row in captions:
+        texts.setdefault(row["image_id"], set()).add(row["text"])
+    assert all(len(own) == 5 for own in texts.values())
+
+
+def test_phrases_agree_with_captions_and_masks(scenes):
+    captions = read_manifest(scenes / "captions.parquet", CAPTIONS).to_pylist()
+    texts = {key_of_text(row["text"]): row["text"] for row in captions}
+    for row in read_manifest(scenes / "phrases.parquet", PHRASES).to_pylist():
+        text = texts[row["caption_key"]]
+        assert text[row["char_start"] : row["char_end"]] == row["phrase"]
+        mask = decode_mask(**row["mask"])
+        assert row["box"] == box_of(mask)
+        mask_code = row["mask"]["size"], row["mask"]["counts"]
+        assert row["cutout_key"] == cutout_key(row["image_key"], *mask_code, CROP_RULE)
+
+
+def test_no_sentence_is_in_two_similarity_sets_or_in_a_caption(scenes):
+    seen = set(read_manifest(scenes / "captions.parquet", CAPTIONS)["text"].to_pylist())
+    for split in ("train", "dev", "test"):
+        header, *lines = (scenes / "similarity" / f"{split}.tsv").read_text("utf-8").splitlines()
+        assert header == "score\tsentence1\tsentence2"
+        own = {text for line in lines for text in line.split("\t")[1:]}
+        assert len(lines) == 11
+        assert not own & seen
+        seen |= own
+    assert read_manifest(scenes / "sentences.parquet", SENTENCES).num_rows == 10
+
+
+def test_the_encoders_load_as_what_they_say_they_are(scenes):
+    import open_clip
+    import torch
+    import torchvision
+    from safetensors.torch import load_file
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = scenes / "encoders"
+    resnet = torchvision.models.resnet18()
+    resnet.load_state_dict(load_file(folder / "resnet.safetensors"))
+    assert json.loads((folder / "resnet.json").read_text()) == {"resize": 64, "crop": 64}
+    open_clip.add_model_config(folder / "clip.json")
+    clip = open_clip.create_model("clip", pretrained=str(folder / "clip.safetensors"))
+    tokens = open_clip.get_tokenizer("clip")(["a wug"])
+    assert clip.encode_text(tokens).shape == clip.encode_image(torch.rand(1, 3, 64, 64)).shape
+    for place in ("encoders/teacher", "student"):
+        tokenizer = AutoTokenizer.from_pretrained(scenes / place)
+        encoded = tokenizer("A blicket, stranger", return_tensors="pt")
+        assert tokenizer.unk_token_id not in encoded["input_ids"]
+        model = AutoModel.from_pretrained(scenes / place)
+        assert model(**encoded).last_hidden_state.shape[-1] % HEADS == 0
+    notes = {p.parent.name: json.loads(p.read_text()) for p in scenes.rglob("*provenance.json")}
+    assert notes["student"]["source"] == "random weights, seed 0"
+    assert notes["teacher"]["source"] == (
+        "trained on the similarity pairs of scenes, seed 0, 1 steps"
+    )
+
+
+def test_nothing_names_a_folder_of_this_machine(scenes):
+    for path in scenes.rglob("*.json"):
+        assert str(scenes.parent) not in path.read_text("utf-8")
