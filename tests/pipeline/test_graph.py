@@ -1,0 +1,113 @@
+"""dvc.yaml says exactly what the code reads and writes: nothing hidden, nothing too much."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import layout
+from pipeline.params import Params, load_params
+from pipeline.stages import run_spec
+
+ROOT = Path(__file__).parents[2]
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+FILES = [ROOT / "params.yaml", *sorted((ROOT / "configs").glob("*.yaml"))]
+
+
+def filled(text: str, given: dict, seed: int = 0) -> str:
+    """``text`` with its ${…} taken from the parameters, as DVC does."""
+
+    def value(match: re.Match) -> str:
+        name = match.group(1)
+        if name == "item.seed":
+            return str(seed)
+        place = given
+        for key in name.split("."):
+            place = place[key]
+        return str(place)
+
+    return re.sub(r"\$\{([^}]+)\}", value, text)
+
+
+def of(stage: str, part: str, given: dict) -> set[str]:
+    entries = [next(iter(e)) if isinstance(e, dict) else e for e in STAGES[stage][part]]
+    return {filled(entry, given) for entry in entries}
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.name)
+def given(request) -> tuple[dict, Params]:
+    return yaml.safe_load(request.param.read_text()), load_params(request.param)
+
+
+def test_a_train_stage_depends_on_exactly_what_its_run_reads(given):
+    raw, params = given
+    for run in params.runs:
+        spec = run_spec(params, run, 0)
+        assert spec.pairs is not None
+        assert spec.text is not None
+        reads = {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens}
+        reads |= {spec.text.sentences, spec.text.tokens, spec.dev, *spec.features.values()}
+        stage = f"train-{run}"
+        assert of(stage, "deps", raw) == {Path(str(path)).as_posix() for path in reads}
+        assert of(stage, "outs", raw) == {spec.out.as_posix()}
+        assert f"runs.{run}" in STAGES[stage]["params"]
+        assert STAGES[stage]["matrix"] == {"seed": "${graph.seeds}"}
+
+
+def test_every_run_is_trained_evaluated_and_reported(given):
+    raw, params = given
+    runs = list(params.runs)
+    trained = [name.removeprefix("train-") for name in STAGES if name.startswith("train-")]
+    assert trained == runs
+    assert STAGES["evaluate"]["matrix"]["run"] == runs
+    seed = params.graph.demo_seed
+    results = {layout.result_file(run, seed).as_posix() for run in runs}
+    assert of("report", "deps", raw) == results
+
+
+def test_every_feature_set_of_a_run_is_made_by_a_stage(given):
+    _, params = given
+    graph = params.graph
+    made = {
+        layout.features_folder(graph.pairs, kind, encoder)
+        for kind, encoders in [
+            ("image", graph.image_encoders),
+            ("text", graph.text_encoders),
+            ("teacher", graph.teachers),
+        ]
+        for encoder in encoders
+    }
+    for run in params.runs:
+        assert set(run_spec(params, run, 0).features.values()) <= made
+
+
+def test_every_stage_is_a_command_that_exists():
+    from typer.main import get_command
+
+    from pipeline.cli import app
+
+    known = get_command(app).commands["stage"].commands  # pyright: ignore
+    for stage in STAGES.values():
+        command = stage.get("do", stage)["cmd"].split()
+        assert command[:2] == ["sightline", "stage"]
+        assert command[2] in known
+
+
+def test_dvc_reads_the_graph_with_every_parameter_file(tmp_path):
+    dvc = Path(sys.executable).with_name("dvc")
+    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    for path in FILES:
+        shutil.copy(path, tmp_path / "params.yaml")
+        found = subprocess.run(
+            [dvc, "stage", "list", "--names-only"], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert found.returncode == 0, found.stderr
+        assert "train-mcse-clip@0" in found.stdout.split()
