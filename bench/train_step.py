@@ -216,9 +216,8 @@ def main() -> None:
     tokenizer = word_tokenizer(captions + sentences)
     where = torch.cuda.get_device_name() if device.type == "cuda" else cpu_capability()
     print(f"{device.type}: {where}; {torch.get_num_threads()} threads; torch {torch.__version__}")
-    print(
-        f"{source}; BERT of {options.layers} layers, hidden 768, batch {options.batch}, {options.clock} time"
-    )
+    shape = f"BERT of {options.layers} layers, hidden 768, batch {options.batch}"
+    print(f"{source}; {shape}; {options.clock} time")
 
     def encoder() -> Any:
         torch.manual_seed(0)
