@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export SAM2_BUILD_CUDA := 0
 
-.PHONY: demo study test test-slow lint bench setup lock clean
+.PHONY: help demo study docs test test-slow lint bench setup lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -40,6 +40,9 @@ lint: $(READY) ## ruff, pyright and import-linter
 
 bench: $(READY) ## Measure; each benchmark prints its own command and ratios
 	@for b in bench/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+docs: $(READY) ## Write docs/cli.md anew
+	$(BIN)/python -m pipeline.cli.reference > docs/cli.md
 
 lock: ## Write requirements.lock anew (no addresses in it)
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml

@@ -102,7 +102,7 @@ def scenes(
     count: Annotated[
         int | None, typer.Option("--scenes", min=1, help="Pictures to draw; default: the demo's.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything drawn and trained.")] = 0,
     as_json: JSON = False,
 ) -> None:
     """Draw the built-in demo data and train its small encoders on it.

@@ -27,16 +27,18 @@ def train(
     set_: Annotated[
         list[str], typer.Option("--set", help="NAME=VALUE of an objective's parameter; repeat.")
     ] = [],  # noqa: B006
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of heads, dropout and the order of rows.")] = 0,
     pooling: Annotated[str, typer.Option(help="cls, pooler, mean or first_last_mean.")] = "cls",
     max_length: Annotated[int, typer.Option(min=3, help="Tokens of a training text.")] = 32,
     layers: Annotated[int | None, typer.Option(min=1, help="Keep the first N layers.")] = None,
-    batch_size: Annotated[int, typer.Option(min=2)] = 64,
-    learning_rate: Annotated[float, typer.Option(min=0)] = 3e-5,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1)] = None,
+    batch_size: Annotated[int, typer.Option(min=2, help="Rows that are compared.")] = 64,
+    learning_rate: Annotated[float, typer.Option(min=0, help="AdamW's, at its peak.")] = 3e-5,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes; default: 3, unless --max-steps is given.")
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
-    eval_steps: Annotated[int, typer.Option(min=1)] = 125,
+    eval_steps: Annotated[int, typer.Option(min=1, help="Steps between two dev scores.")] = 125,
     device: DEVICE = "auto",
     as_json: JSON = False,
 ) -> None:

@@ -1,0 +1,85 @@
+"""The documents cannot drift: what they name exists, and what they show can be run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = re.compile(r"```(?:bash|sh|console)?\n(.*?)```|^((?: {4}.+\n)+)", re.S | re.M)
+
+
+def shown_commands(page: Path) -> list[str]:
+    """Every `sightline …` and `make …` line of a page's code blocks, continued lines joined."""
+    lines: list[str] = []
+    for block in CODE.findall(page.read_text()):
+        text = "".join(block).replace("\\\n", " ")
+        lines += [re.sub(r"\s+#.*", "", line).strip(" $") for line in text.splitlines()]
+    return [line for line in lines if re.match(r"(sightline|make) ", line)]
+
+
+SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_lead_somewhere(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for name in re.findall(r"`((?:bench|pipeline|train|tests|docs|configs)/[\w./-]+\.\w+)`", text):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("sightline")])
+def test_shown_commands_have_the_options_they_are_shown_with(command):
+    from typer.main import get_command
+
+    words = command.split()[1:]
+    node = get_command(app)
+    while hasattr(node, "commands"):
+        assert words, f"{command!r} names no command"
+        assert words[0] in node.commands, f"{command!r}: no command {words[0]!r}"
+        node = node.commands[words.pop(0)]
+    known = {option for param in node.params for option in param.opts}
+    for word in words:
+        if word.startswith("--"):
+            assert word.split("=")[0] in known, f"{command!r}: no option {word!r}"
+
+
+@pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("make")])
+def test_shown_make_targets_exist(command):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert command.split()[1] in targets
+
+
+def test_the_command_reference_is_what_the_commands_say():
+    made = subprocess.run(
+        [sys.executable, "-m", "pipeline.cli.reference"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    ).stdout
+    assert made == (ROOT / "docs/cli.md").read_text(), "run `make docs`"
+
+
+def test_the_picture_of_the_graph_shows_every_stage():
+    picture = (ROOT / "README.md").read_text()
+    for stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]:
+        kind = stage.split("-")[0] if stage.startswith(("prepare", "train")) else stage
+        assert kind in picture, f"README's graph lacks {stage}"
+
+
+def test_the_ci_script_runs_the_commands_of_the_readme():
+    script = (ROOT / ".ci/run").read_text()
+    for command in ("make lint", "make test", "make demo"):
+        assert command in script
+    assert {"make demo", "make test"} <= set(shown_commands(ROOT / "README.md"))
