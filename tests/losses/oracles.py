@@ -50,8 +50,8 @@ def adaptive_margin_nce(
             delta = abs(1.0 - soft_labels[i][j])
             if margin_gate and not theta > margin:
                 delta = 0.0
-            widened = max(0.0, theta - margin * delta)
-            negatives += math.exp(math.cos(widened) / temperature)
+            moved = max(0.0, theta - margin * delta)
+            negatives += math.exp(math.cos(moved) / temperature)
         total += -math.log(positive / (positive + negatives))
     return total / len(queries)
 

@@ -117,10 +117,15 @@ def test_kl_alignment(shape, precision, temperatures):
 
 
 @every_precision
-def test_kl_of_equal_distributions_is_zero(precision):
-    scores = exact(np.random.default_rng(0).uniform(-1, 1, (64, 64)))
-    given = tensors(PRECISIONS[precision][0], scores, scores / 2)
-    assert_value(kl_alignment(*given, 0.5, 0.25), 0.0, precision)
+@pytest.mark.parametrize("distance", [0.0, 1e-4, 1e-3])
+def test_kl_of_nearly_equal_distributions_is_not_lost_in_rounding(precision, distance):
+    """Two rounded logarithms differ by 1e-7 where the divergence itself is 1e-9."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        target = exact(rng.uniform(-1, 1, (1, 64)))
+        student = exact(target + distance * rng.uniform(-1, 1, (1, 64)) + 0.5)
+        found = kl_alignment(*tensors(PRECISIONS[precision][0], target, student), 0.5, 0.5)
+        assert_value(found, oracles.kl_alignment(target, student, 0.5, 0.5), precision)
 
 
 @every_precision

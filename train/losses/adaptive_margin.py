@@ -1,4 +1,4 @@
-"""AdapACSE: KDMCSE's contrast whose negatives are widened by an angle and thinned by a teacher."""
+"""AdapACSE: KDMCSE's contrast, negatives moved nearer by an angle and thinned by a teacher."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def adaptive_margin_nce(
     text and the released code agree with what stands here. Authors' code and paper differ; for
     the released arithmetic call with
 
-    - `margin=0.15, margin_gate=True`: only negatives with θ_ij > m are widened (the loss jumps at
+    - `margin=0.15, margin_gate=True`: only negatives with θ_ij > m are moved (the loss jumps at
       θ_ij = m, where it has no gradient);
     - the image term: `soft_labels` from cos(v̂_i, v̂_j) instead of cos(t̂_i, v̂_j);
     - its filter: `filter_scores` of raw products v̂_i·t̂_j for both terms. The authors remove
@@ -99,8 +99,8 @@ def adaptive_margin_nce(
         shift = margin * (1.0 - labels.to(wide)).abs()
         if margin_gate:
             shift = shift.masked_fill(theta <= margin, 0.0)
-        widened = torch.cos((theta - shift).clamp_min(0.0))
-        logits = torch.where(diagonal(theta), similarity, widened) / temperature
+        moved = torch.cos((theta - shift).clamp_min(0.0))
+        logits = torch.where(diagonal(theta), similarity, moved) / temperature
         if threshold is not None:
             scores = soft_labels if filter_scores is None else filter_scores
             logits = logits.masked_fill(_removed(scores, threshold), -math.inf)
