@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,14 @@ _OFFSET = 48  # the compressed string uses the characters 48 to 111
 _MORE = 0x20
 
 
-def encode_mask(mask: NDArray[np.bool_]) -> dict[str, object]:
+class MaskCode(TypedDict):
+    """A mask as COCO's annotations hold it."""
+
+    size: list[int]  # height, width
+    counts: str
+
+
+def encode_mask(mask: NDArray[np.bool_]) -> MaskCode:
     """Run-length code of a mask.
 
     Args:

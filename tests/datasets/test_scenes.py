@@ -17,7 +17,7 @@ from pipeline.datasets.scenes.student import wordpieces
 from pipeline.datasets.scenes.vocabulary import ATTRIBUTES, RELATIONS, RGB, WEIGHTS
 
 ALL = frozenset(Thing._fields)
-RED_DISC = Thing("disc", "red", "big", "plain")
+RED_DISC = Thing("post", "red", "big", "plain")
 BLUE_BAR = Thing("bar", "blue", "small", "striped")
 SYNONYMS = [value.words for values in (*ATTRIBUTES.values(), RELATIONS) for value in values]
 seeds = st.integers(0, 10**6)

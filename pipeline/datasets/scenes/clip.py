@@ -18,7 +18,6 @@ BATCH = 64
 LEARNING_RATE = 3e-3
 EMBEDDING = 128
 CONTEXT = 48  # CLIP's byte-pair tokens: three things of up to ten, and the frame
-_ALONE = 0.5  # of the steps are spent on single things, first
 
 
 def clip_config(edge: int) -> dict[str, Any]:
@@ -42,8 +41,6 @@ def clip_config(edge: int) -> dict[str, Any]:
 def train_clip(
     pixels: NDArray[np.uint8],
     captions: Sequence[Sequence[str]],
-    single_pixels: NDArray[np.uint8],
-    single_captions: Sequence[Sequence[str]],
     *,
     steps: int,
     seed: int,
@@ -51,13 +48,9 @@ def train_clip(
 ) -> dict[str, torch.Tensor]:
     """Weights of open_clip's ``CLIP`` with `clip_config`, trained contrastively (Radford 2021).
 
-    Half of the steps see single things, which teach the words; the others see whole scenes.
-
     Args:
         pixels: uint8 [n, edge, edge, 3].
         captions: [n], several captions a picture; each pass over the pictures takes the next.
-        single_pixels: uint8 [m, edge, edge, 3], pictures of one thing.
-        single_captions: [m], several captions each.
     """
     import open_clip
     import torch
@@ -73,28 +66,21 @@ def train_clip(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, max(2, steps), pct_start=0.15
     )
-    alone = round(steps * _ALONE)
     model.train()
-    done = 0
-    for data, count in (
-        ((single_pixels, single_captions), alone),
-        ((pixels, captions), steps - alone),
-    ):
-        for images, texts in _pairs(*data, steps=count, seed=seed):
-            image, text = model.encode_image(images, True), model.encode_text(texts, True)
-            logits = model.logit_scale.exp() * image @ text.T  # [N, N]
-            own = torch.arange(len(images))
-            loss = functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            with torch.no_grad():
-                model.logit_scale.clamp_(max=float(np.log(100)))
-            done += 1
-            if progress is not None:
-                progress("training CLIP", done, steps)
+    for step, (images, texts) in enumerate(_pairs(pixels, captions, steps=steps, seed=seed)):
+        image, text = model.encode_image(images, True), model.encode_text(texts, True)
+        logits = model.logit_scale.exp() * image @ text.T  # [N, N]
+        own = torch.arange(len(images))
+        loss = functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            model.logit_scale.clamp_(max=float(np.log(100)))
+        if progress is not None:
+            progress("training CLIP", step + 1, steps)
     return {name: value.contiguous() for name, value in model.state_dict().items()}
 
 

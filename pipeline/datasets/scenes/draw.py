@@ -54,23 +54,23 @@ def _inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArr
     """Whether points belong to a shape around the origin, y downwards; none leaves radius 1."""
     ax, ay = np.abs(x), np.abs(y)
     match shape:
-        case "disc":
-            return x**2 + y**2 < 0.95
         case "square":
             return np.maximum(ax, ay) < 0.7
         case "triangle":
             return (y < 0.6) & (ax < (y + 1) * 0.5)
         case "diamond":
-            return ax * 1.35 + ay < 1
+            return ax + ay < 1
         case "cross":
-            return (np.maximum(ax, ay) < 0.95) & (np.minimum(ax, ay) < 0.3)
+            return (np.maximum(ax, ay) < 0.95) & (np.minimum(ax, ay) < 0.25)
         case "ring":
             square = x**2 + y**2
             return (square < 1) & (square > 0.3)
         case "star":
             return ax**0.6 + ay**0.6 < 1.02  # four points, a little fatter than an astroid
         case "bar":
-            return (ax < 0.94) & (ay < 0.34)
+            return (ax < 0.95) & (ay < 0.3)
+        case "post":
+            return (ax < 0.3) & (ay < 0.95)
     raise ValueError(f"unknown shape {shape!r}")
 
 

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.datasets.base import DatasetError, Progress
-from pipeline.datasets.scenes.captions import describe, write
 from pipeline.datasets.scenes.draw import draw
-from pipeline.datasets.scenes.scene import Scene, stream
+from pipeline.datasets.scenes.scene import Scene
 from pipeline.datasets.scenes.similarity import GradedPair
 from pipeline.datasets.scenes.source import ScenesSource
 
@@ -56,9 +55,7 @@ def write_models(
     encoders.mkdir()
     seed, edge = source.seed, source.image_size
     singles = single_things(scenes)
-    random = stream(seed, "single things")
     single_pixels = np.stack([draw(scene, edge)[0] for scene in singles])
-    single_captions = [[write(describe(scene, random)[0], random).text] for scene in singles]
     with _threads(THREADS):
         resnet = train_resnet(
             np.concatenate([pixels, single_pixels]),
@@ -71,15 +68,7 @@ def write_models(
         _write_json(encoders / "resnet.json", {"resize": edge, "crop": edge})
         _note(encoders / "resnet.provenance.json", "labels of", seed, source.resnet_steps)
 
-        clip = train_clip(
-            pixels,
-            captions,
-            single_pixels,
-            single_captions,
-            steps=source.clip_steps,
-            seed=seed,
-            progress=progress,
-        )
+        clip = train_clip(pixels, captions, steps=source.clip_steps, seed=seed, progress=progress)
         save_file(clip, encoders / "clip.safetensors")
         _write_json(encoders / "clip.json", clip_config(edge))
         _note(encoders / "clip.provenance.json", "captions of", seed, source.clip_steps)

@@ -14,6 +14,7 @@ from pipeline.datasets.scenes.targets import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     batches,
+    label_weights,
     labels,
     normalised,
 )
@@ -21,9 +22,10 @@ from pipeline.datasets.scenes.targets import (
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torchvision.models import ResNet
 
 BATCH = 32
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 1e-3
 
 
 def train_resnet(
@@ -36,9 +38,9 @@ def train_resnet(
 ) -> dict[str, torch.Tensor]:
     """Weights of a torchvision ``resnet18`` with 1000 outputs, trained on pictures of scenes.
 
-    Each residual branch starts at zero (Goyal et al. 2017), and that of the second block of every
-    stage stays there: left out while training it costs nothing, and the full ResNet-18 computes
-    the same with it in place.
+    The residual branch of the second block of every stage is switched off (its last scale is 0):
+    left out while training it costs nothing, and the full ResNet-18 computes the same with it in
+    place.
 
     Args:
         pixels: uint8 [n, edge, edge, 3].
@@ -50,12 +52,12 @@ def train_resnet(
 
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
-    model = torchvision.models.resnet18(weights=None, zero_init_residual=True)
+    model = torchvision.models.resnet18(weights=None)
     head = nn.Linear(512, labels(scenes[:1]).shape[1])
     torch.set_rng_state(generator_state)
     images = normalised(pixels, IMAGENET_MEAN, IMAGENET_STD)
     images = images.contiguous(memory_format=torch.channels_last)
-    targets = torch.from_numpy(labels(scenes))
+    targets, weights = torch.from_numpy(labels(scenes)), torch.from_numpy(label_weights())
     train = _awake(model).to(memory_format=torch.channels_last)
     parameters = [*train.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.01)
@@ -65,7 +67,7 @@ def train_resnet(
     train.train()
     for step, rows in enumerate(batches(len(scenes), BATCH, steps, seed)):
         logits = head(train(images[rows]))
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, targets[rows])
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, targets[rows], weights)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -75,11 +77,13 @@ def train_resnet(
     return {name: value.contiguous() for name, value in model.state_dict().items()}
 
 
-def _awake(model: nn.Module) -> nn.Module:
+def _awake(model: ResNet) -> nn.Module:
     """The trained part of ``model``, sharing its weights: images [n, 3, h, w] → [n, 512]."""
     from torch import nn
 
     stem = (model.conv1, model.bn1, model.relu, model.maxpool)
     stages = (model.layer1, model.layer2, model.layer3, model.layer4)
+    for stage in stages:
+        nn.init.zeros_(stage.get_parameter("1.bn2.weight"))
     first_blocks = (stage[0] for stage in stages)
     return nn.Sequential(*stem, *first_blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())

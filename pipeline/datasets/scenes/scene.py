@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pipeline.datasets.scenes.vocabulary import ATTRIBUTES
 
 COUNTS = (1, 2, 2, 2, 2, 3, 3, 3)  # how many things a scene has, by frequency
-RADIUS = {"small": 0.13, "big": 0.22}  # of the picture's edge
+RADIUS = {"small": 0.16, "big": 0.25}  # of the picture's edge
 _CLEAR = 0.06  # by how much one axis must win for a relation to be plain, of the edge
 _OWNERS = ("train",) * 8 + ("dev", "test")
 

@@ -38,7 +38,7 @@ class ScenesSource(Source):
     dev_pairs: Count = 1000
     test_pairs: Count = 2000
     resnet_steps: Steps = 200
-    clip_steps: Steps = 300
+    clip_steps: Steps = 200
     teacher_steps: Steps = 300
     student_layers: Count = 2
     student_hidden: Annotated[int, Field(ge=32, multiple_of=4)] = 128

@@ -14,6 +14,7 @@ from pipeline.datasets.scenes.vocabulary import ATTRIBUTES
 if TYPE_CHECKING:
     import torch
 
+SHAPE_WEIGHT = 4.0
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -28,25 +29,27 @@ def normalised(
 
 
 def labels(scenes: Sequence[Scene]) -> NDArray[np.float32]:
-    """What each scene holds, float32 [n, values + shapes · colours], 1 where it is there.
-
-    First every value of every attribute, then every shape in every colour.
-    """
-    columns: dict[tuple[str, ...], int] = {}
-    for attribute, values in ATTRIBUTES.items():
-        for value in values:
-            columns[attribute, value.name] = len(columns)
-    for shape in ATTRIBUTES["shape"]:
-        for colour in ATTRIBUTES["colour"]:
-            columns[shape.name, colour.name] = len(columns)
+    """What each scene holds: float32 [n, values], 1 for every value of an attribute in it."""
+    columns = _columns()
     table = np.zeros((len(scenes), len(columns)), dtype=np.float32)
     for row, scene in enumerate(scenes):
         for placed in scene.things:
-            thing = placed.thing
-            table[row, columns[thing.shape, thing.colour]] = 1
-            for attribute, value in thing._asdict().items():
-                table[row, columns[attribute, value]] = 1
+            for item in placed.thing._asdict().items():
+                table[row, columns[item]] = 1
     return table
+
+
+def label_weights() -> NDArray[np.float32]:
+    """Weight of each column of `labels` in the loss: float32 [values].
+
+    Colours are learned in a few steps and then crowd out the shapes, so shapes weigh more.
+    """
+    return np.array([SHAPE_WEIGHT if a == "shape" else 1.0 for a, _ in _columns()], np.float32)
+
+
+def _columns() -> dict[tuple[str, str], int]:
+    names = [(attribute, v.name) for attribute, values in ATTRIBUTES.items() for v in values]
+    return {name: column for column, name in enumerate(names)}
 
 
 def batches(count: int, size: int, steps: int, seed: int) -> Iterator[torch.Tensor]:

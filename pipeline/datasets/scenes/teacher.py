@@ -30,14 +30,15 @@ def train_teacher(
 
     model = new_bert(layers=LAYERS, hidden=HIDDEN, seed=seed)
     tokenizer = new_tokenizer()
-    sides = [tokenizer([pair[side] for pair in pairs])["input_ids"] for side in (1, 2)]
+    texts = [pair.sentence1 for pair in pairs], [pair.sentence2 for pair in pairs]
+    sides = [tokenizer(side)["input_ids"] for side in texts]
     scores = torch.tensor([pair.score / HIGHEST for pair in pairs])
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, max(2, steps))
     model.eval()  # no dropout: the targets are exact
     for step, rows in enumerate(batches(len(pairs), BATCH, steps, seed)):
-        texts = [side[row] for side in sides for row in rows.tolist()]
-        padded = tokenizer.pad({"input_ids": texts}, return_tensors="pt")
+        ids = [side[row] for side in sides for row in rows.tolist()]
+        padded = tokenizer.pad({"input_ids": ids}, return_tensors="pt")
         vectors = model(**padded).last_hidden_state[:, 0]  # [2N, hidden]
         one, other = vectors.chunk(2)
         loss = functional.mse_loss(functional.cosine_similarity(one, other), scores[rows])

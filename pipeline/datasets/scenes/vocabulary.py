@@ -18,7 +18,7 @@ class Value(NamedTuple):
 
 ATTRIBUTES: dict[str, tuple[Value, ...]] = {
     "shape": (
-        Value("disc", ("wug", "blicket")),
+        Value("post", ("wug", "blicket")),
         Value("square", ("dax", "tovel")),
         Value("triangle", ("fep", "gorlan")),
         Value("diamond", ("koba", "stimmer")),
