@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export SAM2_BUILD_CUDA := 0
+# every stage is a process of its own, and importing torch without bytecode takes 15 seconds more
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo study docs test test-slow lint bench setup lock clean
 .DEFAULT_GOAL := help
@@ -21,10 +23,12 @@ $(READY): pyproject.toml requirements.lock
 	@touch $(READY)
 
 demo: $(READY) ## Draw scenes, fill a cache, train on it, print what grounding was worth
-	@$(BIN)/sightline demo
+	@$(BIN)/dvc repro --quiet report
+	@$(BIN)/sightline stage report --seed 0
 
 study: $(READY) ## The demo's systems over three seeds (resumable)
-	@$(BIN)/sightline demo --study
+	@$(BIN)/dvc repro --quiet study
+	@$(BIN)/sightline stage report --out study
 
 test: $(READY) ## Run the tests
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow"

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-GROUP_OVERHEAD: dict[str, int] = {"cpu": 48}
-"""What one more group costs, in tokens, by device type; bench/train_step.py measures it.
+_TOKENS_A_GROUP = 48
+_WIDTH = 768
+"""What one more group costs on a CPU, in tokens of a model of that width (bench/train_step.py)."""
 
-On a CPU time goes with the number of tokens, so several groups pay. A GPU that waits for kernels
-to be launched is best served by one group: a device type that is not listed gets one.
-"""
+
+def group_overhead(device: str, hidden: int) -> int | None:
+    """What one more group costs, in tokens of a model with ``hidden`` units; None: too much.
+
+    On a CPU time goes with the number of tokens, so several groups pay; a group's own time is that
+    of launching its kernels, whatever the width, while a token's grows with the width squared. A
+    GPU that waits for kernels to be launched is best served by one group.
+    """
+    if device != "cpu":
+        return None
+    return round(_TOKENS_A_GROUP * (_WIDTH / hidden) ** 2)
 
 
 def length_groups(lengths: Sequence[int], overhead: int | None) -> list[list[int]]:

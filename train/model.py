@@ -13,7 +13,7 @@ from pipeline.cache import SightlineError
 from train.config import StudentConfig
 from train.data import Batch
 from train.encoder_folder import load_model, load_tokenizer, read_recipe
-from train.length_groups import GROUP_OVERHEAD, length_groups
+from train.length_groups import group_overhead, length_groups
 from train.objectives.base import Objective, Views
 from train.pooling import Pooling, needs_hidden_states, pool
 
@@ -39,7 +39,7 @@ class GroundedModel(nn.Module):
             encoder: any encoder of transformers.
             dims: slot → width of the objective's cached features.
             group_overhead: what another length group costs, in tokens; None takes what was
-                measured for the device that a batch is on (see `length_groups`).
+                measured for the batch's device and the encoder's width (see `length_groups`).
         """
         super().__init__()
         self.encoder = encoder
@@ -63,7 +63,8 @@ class GroundedModel(nn.Module):
         """
         overhead = self.group_overhead
         if overhead is None:
-            overhead = GROUP_OVERHEAD.get(batch.input_ids.device.type)
+            width = int(self.encoder.config.hidden_size)
+            overhead = group_overhead(batch.input_ids.device.type, width)
         total, widest = batch.input_ids.shape
         # one group needs no lengths on the host, and so no wait for the accelerator
         lengths = [widest] * total if overhead is None else batch.lengths.tolist()

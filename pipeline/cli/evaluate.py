@@ -86,5 +86,7 @@ def similarity(
 
 def _embedder(model: str, pooling: str | None, device: str) -> Embedder:
     from train.embed import Embedder
+    from train.quiet import quiet_transformers
 
-    return Embedder.load(model, pooling, device=device)  # pyright: ignore[reportArgumentType]
+    with quiet_transformers():
+        return Embedder.load(model, pooling, device=device)  # pyright: ignore[reportArgumentType]

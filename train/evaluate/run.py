@@ -6,6 +6,7 @@ from pathlib import Path
 
 from train.embed import Embedder
 from train.evaluate.score import score
+from train.quiet import quiet_transformers
 from train.report.results import DevPoint, RunResult, TrainingSummary, save_result
 from train.summary import RunSummary
 
@@ -22,7 +23,9 @@ def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "
         SightlineError: the run is not finished, or an evaluation file is missing or malformed.
     """
     summary = RunSummary.read(folder)
-    found = score(Embedder.load(folder / "model", device=device).encode, test, dev)
+    with quiet_transformers():
+        embedder = Embedder.load(folder / "model", device=device)
+    found = score(embedder.encode, test, dev)
     history = dict(summary.dev_history)
     result = RunResult(
         run=summary.run,
