@@ -23,11 +23,11 @@ $(READY): pyproject.toml requirements.lock
 	@touch $(READY)
 
 demo: $(READY) ## Draw scenes, fill a cache, train on it, print what grounding was worth
-	@$(BIN)/dvc repro --quiet report
+	@$(BIN)/dvc repro report
 	@$(BIN)/sightline stage report --seed 0
 
 study: $(READY) ## The demo's systems over three seeds (resumable)
-	@$(BIN)/dvc repro --quiet study
+	@$(BIN)/dvc repro study
 	@$(BIN)/sightline stage report --out study
 
 test: $(READY) ## Run the tests
