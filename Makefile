@@ -49,7 +49,7 @@ docs: $(READY) ## Write docs/cli.md anew
 	$(BIN)/python -m pipeline.cli.reference > docs/cli.md
 
 lock: ## Write requirements.lock anew (no addresses in it)
-	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --output-file requirements.lock pyproject.toml
 
 clean: ## Remove the environment
 	rm -rf $(VENV)
