@@ -6,7 +6,8 @@ Everything that a run needs is found, and everything that is missing is said, be
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -237,6 +238,12 @@ class TrainingData(Dataset[Batch]):
                 f"{paths}: made with different tokenizers; run `sightline tokens` for both streams "
                 "with the same student"
             )
+
+
+def first_paired(data: TrainingData, batches: int, count: int = 100) -> Iterator[Batch]:
+    """The first ``count`` paired ones among micro-batches 0 … ``batches`` − 1 of a run."""
+    paired = (k for k in range(batches) if data.schedule.draw(k).stream == "pairs")
+    return (data[k] for k in itertools.islice(paired, count))
 
 
 def open_tokens(path: Path, max_length: int) -> TokenSet:

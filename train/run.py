@@ -16,7 +16,7 @@ from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress
 from train.config import RunSpec
-from train.data import TrainingData
+from train.data import TrainingData, first_paired
 from train.embed import Embedder, pick_device
 from train.export import HEADS_FILE, MODEL_FOLDER, check_exportable, export_heads, export_model
 from train.model import GroundedModel, check_tokenizer, load_student
@@ -25,7 +25,7 @@ from train.provenance import FeatureUse
 from train.quiet import quiet_transformers
 from train.selection import dev_score, load_dev_set
 from train.summary import FILE_NAME, RunSummary
-from train.trainer import SightlineTrainer
+from train.trainer import SightlineTrainer, micro_batches
 
 
 def train_run(
@@ -68,6 +68,8 @@ def train_run(
         _clear(spec.out, checkpoints, best)
     if data.dropped_pairs:
         tell(f"{spec.run}: {data.dropped_pairs} pairs left out: their images were not extracted")
+    for line in objective.warnings(first_paired(data, micro_batches(spec.train, data))):
+        tell(f"{spec.run}: warning: {line}")
 
     set_seed(spec.seed)  # before the heads are drawn
     with quiet_transformers():

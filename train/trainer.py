@@ -60,6 +60,7 @@ class SightlineTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
         self.data = data
+        self._objective = model.objective
         self.config = config
         self.micro_batches = micro_batches(config, data)
         self.checkpoints = checkpoints
@@ -117,11 +118,12 @@ class SightlineTrainer(Trainer):
         total = terms[TOTAL]
         if not torch.isfinite(total):
             self._stop_non_finite(batch, {name: term.item() for name, term in terms.items()})
-        for name, term in terms.items():
-            if name != TOTAL:
-                sums = self._sums[f"loss_{name}"]
-                sums[0] = sums[0] + term.detach().float()
-                sums[1] += 1
+        figures = {f"loss_{name}": term for name, term in terms.items() if name != TOTAL}
+        figures |= self._objective.statistics(batch)
+        for name, figure in figures.items():
+            sums = self._sums[name]
+            sums[0] = sums[0] + figure.detach().float()
+            sums[1] += 1
         self._window[1] += len(batch)
         self.progress.sentences += len(batch)
         self._last_batch = batch

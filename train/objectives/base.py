@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -41,7 +41,7 @@ class ObjectiveParams(BaseModel):
         temperature: τ of the text term.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     caption: CaptionPolicy = "random"
     data_seed: int = Field(default=0, ge=0)
@@ -115,6 +115,18 @@ class Objective(ABC, Generic[P]):
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Σ weight × term."""
         return sum((self.weights[name] * term for name, term in terms.items()), start=_ZERO)
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """Figures that are logged beside the terms of a batch: name → scalar; none by default."""
+        return {}
+
+    def warnings(self, batches: Iterable[Batch]) -> list[str]:
+        """What looks wrong in the paired batches that a run begins with; nothing by default.
+
+        The batches are on the CPU and as the run will see them. Each line is said before the first
+        step, after the name of the run.
+        """
+        return []
 
     def describe(self) -> dict[str, Any]:
         """The parameters in full, defaults included, as JSON-ready values."""

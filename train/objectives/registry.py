@@ -8,12 +8,16 @@ from pydantic import ValidationError
 
 from pipeline.cache import SightlineError
 from train.objectives.base import Objective
+from train.objectives.dalr import DALR
+from train.objectives.kdmcse import KDMCSE
 from train.objectives.mcse import MCSE
 from train.objectives.simcse import SimCSE
 
 OBJECTIVES: dict[str, type[Objective[Any]]] = {
     SimCSE.name: SimCSE,
     MCSE.name: MCSE,
+    KDMCSE.name: KDMCSE,
+    DALR.name: DALR,
 }
 
 
@@ -38,9 +42,14 @@ def make_objective(name: str, parameters: dict[str, Any]) -> Objective[Any]:
     try:
         return found(found.Params.model_validate(parameters))
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, part['loc']))}: {part['msg'].lower()}" for part in error.errors()
-        )
+        problems = "; ".join(_problem(dict(part)) for part in error.errors())
         raise SightlineError(
             f"objective {name}: {problems}; it takes {', '.join(found.Params.model_fields)}"
         ) from error
+
+
+def _problem(error: dict[str, Any]) -> str:
+    where = ".".join(map(str, error["loc"]))
+    if error["type"] == "value_error":  # one of our own, which names its parameters
+        return str(error["ctx"]["error"])
+    return f"{where}: {error['msg'].lower()}"

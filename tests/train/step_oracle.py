@@ -1,0 +1,298 @@
+"""Oracle of a training step: float64, sentence by sentence and number by number.
+
+Nothing here is shared with `train`, nothing is batched or padded, and nothing is rearranged for
+precision. An objective's test adds its terms, as the paper's equations have them.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import World
+from feature_sets import Features
+from torch import Tensor
+from transformers import BertConfig, BertModel, TrainerCallback
+
+from train.config import RunSpec
+from train.data import Batch, TrainingData
+from train.model import GroundedModel, load_student
+from train.objectives import make_objective
+from train.objectives.base import Views
+from train.run import train_run
+
+Row = Tensor
+"""One vector, float64."""
+
+
+# ---- arithmetic ---------------------------------------------------------------------------------
+
+
+def cosine(a: Row, b: Row) -> Tensor:
+    return a.dot(b) / (a.dot(a).sqrt() * b.dot(b).sqrt())
+
+
+def cosines(left: Sequence[Row], right: Sequence[Row]) -> list[list[Tensor]]:
+    return [[cosine(a, b) for b in right] for a in left]
+
+
+def mean(values: Sequence[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total / len(values)
+
+
+def info_nce(queries: Sequence[Row], keys: Sequence[Row], temperature: float) -> Tensor:
+    of_rows = []
+    for i, query in enumerate(queries):
+        scores = [torch.exp(cosine(query, key) / temperature) for key in keys]
+        of_rows.append(-torch.log(scores[i] / torch.stack(scores).sum()))
+    return mean(of_rows)
+
+
+# ---- the student --------------------------------------------------------------------------------
+
+
+class OracleStudent:
+    """A BERT without dropout and its heads, in float64, with the weights of a `GroundedModel`."""
+
+    def __init__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        config = BertConfig.from_pretrained(folder)
+        self.bert = BertModel(config, add_pooling_layer=False).double()
+        self.bert.load_state_dict(
+            {name[8:]: value for name, value in state.items() if name.startswith("encoder.")}
+        )
+        self.weights: dict[str, Tensor] = {
+            f"encoder.{name}": value for name, value in self.bert.named_parameters()
+        }
+        for name, value in state.items():
+            if name.startswith("heads."):
+                self.weights[name] = value.double().clone().requires_grad_()
+        self.moments: dict[str, tuple[int, Tensor, Tensor]] = {}
+
+    def embed(self, ids: list[int]) -> Row:
+        return self.bert(input_ids=torch.tensor([ids])).last_hidden_state[0, 0]
+
+    def project(self, head: str, row: Row) -> Row:
+        weight, bias = (self.weights[f"heads.{head}.0.{part}"] for part in ("weight", "bias"))
+        return torch.tanh(weight @ row + bias)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: w.grad for name, w in self.weights.items() if w.grad is not None}
+
+    def adamw(self, learning_rate: float, largest_norm: float = 1.0) -> None:
+        """Clip, one step of AdamW without weight decay, and clear the gradients."""
+        gradients = self.gradients()
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
+        scale = min(1.0, largest_norm / (norm + 1e-6))
+        for name, gradient in gradients.items():
+            zero = torch.zeros_like(gradient)
+            count, first, second = self.moments.get(name, (0, zero, zero))
+            count += 1
+            first = 0.9 * first + 0.1 * gradient * scale
+            second = 0.999 * second + 0.001 * (gradient * scale) ** 2
+            self.moments[name] = (count, first, second)
+            step = first / (1 - 0.9**count) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
+            with torch.no_grad():
+                self.weights[name] -= learning_rate * step
+            self.weights[name].grad = None
+
+
+@dataclass(frozen=True)
+class OracleBatch:
+    """What an objective's oracle is given.
+
+    Attributes:
+        first, second: sentence embeddings of both views, before any head.
+        features: slot → rows; empty for plain sentences.
+        batch: for the draws that are made from its generator.
+    """
+
+    first: list[Row]
+    second: list[Row]
+    features: dict[str, list[Row]]
+    batch: Batch
+
+
+Terms = Callable[[OracleStudent, OracleBatch], dict[str, Tensor]]
+"""An objective's oracle: its terms of a batch, unweighted."""
+
+
+# ---- a run ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One objective with its parameters on the tiny world.
+
+    Attributes:
+        slots: slot → name of the feature set.
+    """
+
+    world: World
+    features: Features
+    objective: str
+    parameters: dict[str, Any]
+    slots: dict[str, str]
+
+    def spec(self, out: Path, **train: Any) -> RunSpec:
+        """A run without dropout, in batches of 6."""
+        folder = self.features.root / "student-without-dropout"
+        if not folder.is_dir():
+            shutil.copytree(self.world.student, folder)
+            config = BertConfig.from_pretrained(folder)
+            config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+            # At the usual 0.02 all sentences of an untrained BERT are nearly one: their text term
+            # is log N, its gradient is rounding, and Adam makes steps of full size out of that.
+            config.initializer_range = 0.3
+            torch.manual_seed(2)
+            BertModel(config).save_pretrained(folder)
+        return self.world.spec(
+            out,
+            self.objective,
+            student={"model": str(folder)},
+            train={"batch_size": 6, **train},
+            parameters=self.parameters,
+            features={slot: self.features.root / name for slot, name in self.slots.items()},
+            dev=None,
+        )
+
+    def build(self) -> tuple[GroundedModel, TrainingData]:
+        """The model that a run would train, and its data."""
+        spec = self.spec(self.features.root / "unused")
+        objective = make_objective(spec.objective, spec.parameters)
+        data = TrainingData(spec, objective)
+        torch.manual_seed(1)
+        encoder, _ = load_student(spec.student)
+        return GroundedModel(encoder, objective, "cls", data.dims).train(), data
+
+    def oracle(self, state: Mapping[str, Tensor]) -> OracleStudent:
+        return OracleStudent(self.features.root / "student-without-dropout", state)
+
+    def oracle_batch(self, student: OracleStudent, batch: Batch) -> OracleBatch:
+        rows = zip(batch.input_ids.tolist(), batch.lengths.tolist(), strict=True)
+        sentences = [ids[:length] for ids, length in rows]
+        views = [[student.embed(ids) for ids in sentences] for _ in range(2)]
+        return OracleBatch(views[0], views[1], self.slots_of(batch), batch)
+
+    def slots_of(self, batch: Batch) -> dict[str, list[Row]]:
+        if batch.stream == "text":
+            return {}
+        return {slot: self.features.of(name, batch) for slot, name in self.slots.items()}
+
+
+# ---- the three proofs ---------------------------------------------------------------------------
+
+
+def paired(data: TrainingData) -> Batch:
+    """The first batch of image–caption pairs."""
+    return next(batch for batch in map(data.__getitem__, range(9)) if batch.stream == "pairs")
+
+
+def total_of(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+
+
+def check_terms_of_two_views(case: Case, terms: Terms, weights: Mapping[str, float]) -> None:
+    """Terms, and gradients for both views and all heads, where the two views really differ."""
+    model, data = case.build()
+    batch = paired(data)
+    views = torch.randn(2, len(batch), 16, generator=torch.Generator().manual_seed(3))
+    ours, theirs = views.clone().requires_grad_(), views.double().requires_grad_()
+    found = model.objective.terms(batch, Views(ours[0], ours[1], batch.lengths), model.heads)
+    student = case.oracle(model.state_dict())
+    given = OracleBatch(list(theirs[0]), list(theirs[1]), case.slots_of(batch), batch)
+    expected = terms(student, given)
+    _same_values(found, expected)
+    model.objective.total(found).backward()
+    total_of(expected, weights).backward()
+    _same_gradients({"views": ours.grad}, {"views": theirs.grad})
+    heads = {f"heads.{name}": w.grad for name, w in model.heads.named_parameters()}
+    _same_gradients(heads, student.gradients())
+
+
+def check_whole_step(case: Case, terms: Terms, weights: Mapping[str, float]) -> None:
+    """Terms and every gradient of one paired step, from token ids and cached rows on."""
+    model, data = case.build()
+    batch = paired(data)
+    found = model(batch)
+    found["total"].backward()
+    student = case.oracle(model.state_dict())
+    expected = terms(student, case.oracle_batch(student, batch))
+    expected["total"] = total_of(expected, weights)
+    expected["total"].backward()
+    _same_values(found, expected)
+    ours = {name: weight.grad for name, weight in model.named_parameters()}
+    _same_gradients(ours, student.gradients())
+
+
+def check_twenty_steps(
+    case: Case, terms: Terms, weights: Mapping[str, float], out: Path
+) -> list[dict[str, float]]:
+    """Both streams, AdamW and all: the losses of a run; returns what the run logged."""
+    steps, learning_rate = 20, 1e-3
+    spec = case.spec(out, max_steps=steps, learning_rate=learning_rate)
+    recorder = _Recorder()
+    train_run(spec, say=lambda line: None, callbacks=[recorder])
+    student = case.oracle(recorder.start)
+    _, data = case.build()
+    streams = set()
+    for k, logged in enumerate(recorder.logs):
+        batch = data[k]
+        streams.add(batch.stream)
+        expected = terms(student, case.oracle_batch(student, batch))
+        found = {n[5:]: value for n, value in logged.items() if n.startswith("loss_")}
+        assert set(found) == set(expected)
+        for name, term in expected.items():
+            theirs = float(term.detach())
+            assert abs(found[name] - theirs) <= 1e-4, (k, name, found[name], theirs)
+        total_of(expected, weights).backward()
+        student.adamw(learning_rate * (steps - k) / steps)
+    assert len(recorder.logs) == steps
+    assert streams == {"pairs", "text"}
+    return recorder.logs
+
+
+class _Recorder(TrainerCallback):
+    """Keeps the weights that a run starts from, and its log."""
+
+    def __init__(self) -> None:
+        self.start: dict[str, Tensor] = {}
+        self.logs: list[dict[str, float]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.start = {name: w.detach().clone() for name, w in kwargs["model"].state_dict().items()}
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if "loss" in kwargs["logs"]:
+            self.logs.append(dict(kwargs["logs"]))
+
+
+def _same_values(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, term in expected.items():
+        ours, theirs = float(found[name].detach()), float(term.detach())
+        assert abs(ours - theirs) <= 1e-5 * max(1.0, abs(theirs)), (name, ours, theirs)
+
+
+def _same_gradients(
+    found: Mapping[str, Tensor | None], expected: Mapping[str, Tensor | None]
+) -> None:
+    """Equal to 1e-5 of a parameter's largest gradient, or of 1 % of the largest of all."""
+    assert set(found) == set(expected)
+    missing = [name for name in expected if found[name] is None or expected[name] is None]
+    assert missing == []
+    largest = {name: float(g.abs().max()) for name, g in expected.items() if g is not None}
+    overall = max(largest.values())
+    for name, gradient in expected.items():
+        ours = found[name]
+        assert ours is not None
+        assert gradient is not None
+        bound = 1e-5 * max(largest[name], 0.01 * overall)
+        assert float((ours.double() - gradient).abs().max()) <= bound, name

@@ -1,0 +1,370 @@
+"""DALR: its terms against a loop-by-loop step, any teachers, terms switched off, bad parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import World
+from feature_sets import Features
+from step_oracle import (
+    Case,
+    OracleBatch,
+    OracleStudent,
+    Row,
+    Terms,
+    check_terms_of_two_views,
+    check_twenty_steps,
+    check_whole_step,
+    cosine,
+    cosines,
+    info_nce,
+    mean,
+    paired,
+)
+from torch import Tensor
+
+from pipeline.cache import SightlineError
+from train.objectives import make_objective
+from train.objectives.base import Views
+from train.run import train_run
+
+MIX = [{"encoder": "first", "weight": 0.33}, {"encoder": "second", "weight": 0.67}]
+TEACHERS = {"teacher-first": "first", "teacher-second": "second"}
+DEFAULTS = {
+    "text": 1.0,
+    "image": 1.0,
+    "consistency": 0.1,
+    "cross_modal": 0.1,
+    "ranking": 0.2,
+    "intra_modal": 0.2,
+}
+OWN_NUMBERS = {
+    "temperature": 0.07,
+    "image_temperature": 0.06,
+    "ranking_temperature": 0.2,
+    "target_temperature": 1.0,
+    "student_temperature": 0.5,
+    "consistency_margin": -0.1,
+    "image_weight": 0.1,
+    "cross_modal_weight": 0.7,
+    "ranking_weight": 0.05,
+}
+
+
+@pytest.fixture(scope="module")
+def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
+    made = Features(world, tmp_path_factory.mktemp("teachers"))
+    made.add("resnet", "image", dim=7)
+    made.add("first", "teacher", dim=9)
+    made.add("second", "teacher", dim=9)
+    made.add("third", "teacher", dim=9)
+    made.add("wide", "teacher", dim=11)
+    one = {key: torch.eye(4)[0].double().numpy() for key in made.rows["first"]}
+    made.write("all-alike", "teacher", one)
+    return made
+
+
+def case_of(world: World, features: Features, **parameters: Any) -> Case:
+    given = {"image": "resnet", "teachers": MIX, **parameters}
+    return Case(world, features, "dalr", given, {"image": "resnet", **TEACHERS})
+
+
+def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
+    """The terms that are on, and their weights."""
+    weights = {term: parameters.get(f"{term}_weight", value) for term, value in DEFAULTS.items()}
+    weights = {term: weight for term, weight in weights.items() if weight > 0}
+    mix = {f"teacher-{each['encoder']}": each["weight"] for each in parameters.get("teachers", MIX)}
+    mix = {slot: weight for slot, weight in mix.items() if weight > 0}
+    number = {
+        "temperature": 0.05,
+        "image_temperature": 0.05,
+        "ranking_temperature": 0.05,
+        "target_temperature": 0.5,
+        "student_temperature": 0.05 * 0.45,
+        "consistency_margin": 0.2,
+        **parameters,
+    }
+
+    def softmax(row: list[Tensor]) -> Tensor:
+        exponentials = [torch.exp(value) for value in row]
+        return torch.stack([each / torch.stack(exponentials).sum() for each in exponentials])
+
+    def divergence(targets: list[list[Tensor]], scores: list[list[Tensor]]) -> Tensor:
+        of_rows = []
+        for target, score in zip(targets, scores, strict=True):
+            p = softmax([value / number["target_temperature"] for value in target])
+            q = softmax([value / number["student_temperature"] for value in score])
+            of_rows.append(sum(p[j] * torch.log(p[j] / q[j]) for j in range(len(p))))
+        return mean(of_rows)
+
+    def mixed_rows(given: OracleBatch) -> list[Row]:
+        rows = range(len(given.first))
+        slots = list(mix)
+        return [
+            torch.stack([mix[slot] * given.features[slot][i] for slot in slots]).sum(dim=0)
+            for i in rows
+        ]
+
+    def mixed_score(given: OracleBatch, i: int, j: int) -> float:
+        found = 0.0
+        for slot, weight in mix.items():
+            rows = given.features[slot]
+            found += weight * float(cosine(rows[i], rows[j]))
+        return found
+
+    def consistency(texts: list[Row], images: list[Row], given: OracleBatch) -> Tensor:
+        generator = given.batch.generator()
+        order = list(range(len(texts)))
+        while any(place == row for place, row in enumerate(order)):
+            order = torch.randperm(len(texts), generator=generator).tolist()
+        values = []
+        for i, text in enumerate(texts):
+            values.append(1 - cosine(text, images[i]))
+            too_near = cosine(text, images[order[i]]) - number["consistency_margin"]
+            values.append(too_near if float(too_near.detach()) > 0 else too_near * 0)
+        return mean(values)
+
+    def cross_modal(texts: list[Row], images: list[Row], given: OracleBatch) -> Tensor:
+        rows = range(len(texts))
+        teacher, raw = mixed_rows(given), given.features["image"]
+        from_texts = divergence(cosines(teacher, teacher), cosines(texts, images))
+        transposed = [[cosine(texts[i], images[j]) for i in rows] for j in rows]
+        return (from_texts + divergence(cosines(raw, raw), transposed)) / 2
+
+    def ranking(first: list[Row], second: list[Row], given: OracleBatch) -> Tensor:
+        of_rows = []
+        for i, query in enumerate(first):
+            score = [cosine(query, key) / number["ranking_temperature"] for key in second]
+            teacher = [mixed_score(given, i, j) for j in range(len(second))]
+            assert len(set(teacher)) == len(teacher)  # ties have a test of their own
+            order = sorted(range(len(teacher)), key=lambda j: -teacher[j])
+            positions = []
+            for place, column in enumerate(order):
+                rest = torch.stack([torch.exp(score[j]) for j in order[place:]]).sum()
+                positions.append(-torch.log(torch.exp(score[column]) / rest))
+            of_rows.append(torch.stack(positions).sum())
+        return mean(of_rows)
+
+    def terms(student: OracleStudent, given: OracleBatch) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        h: list[list[Row]] = []
+        if {"text", "ranking", "intra_modal"} & set(weights):
+            views = (given.first, given.second)
+            h = [[student.project("text", row) for row in view] for view in views]
+        if "text" in weights:
+            found["text"] = info_nce(h[0], h[1], number["temperature"])
+        if given.batch.stream == "text":
+            return found
+        if {"image", "consistency", "cross_modal"} & set(weights):
+            images = [student.project("image", row) for row in given.features["image"]]
+            first = [student.project("grounding", row) for row in given.first]
+            second = [student.project("grounding", row) for row in given.second]
+            if "image" in weights:
+                of_views = [
+                    info_nce(v, images, number["image_temperature"]) for v in (first, second)
+                ]
+                found["image"] = mean(of_views)
+            if "consistency" in weights:
+                found["consistency"] = consistency(first, images, given)
+            if "cross_modal" in weights:
+                found["cross_modal"] = cross_modal(first, images, given)
+        if "ranking" in weights:
+            found["ranking"] = ranking(h[0], h[1], given)
+        if "intra_modal" in weights:
+            teacher = mixed_rows(given)
+            found["intra_modal"] = divergence(cosines(teacher, teacher), cosines(h[0], h[1]))
+        return found
+
+    return terms, weights
+
+
+@pytest.mark.parametrize("parameters", [{}, OWN_NUMBERS], ids=["defaults", "own numbers"])
+def test_terms_and_gradients_of_two_different_views(
+    world: World, features: Features, parameters: dict[str, Any]
+) -> None:
+    case = case_of(world, features, **parameters)
+    check_terms_of_two_views(case, *oracle_of(parameters))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_any_number_of_teachers(world: World, features: Features, count: int) -> None:
+    names = ["third", "first", "second"][:count]
+    teachers = [{"encoder": name, "weight": 1.0 + i} for i, name in enumerate(names)]
+    given = case_of(world, features, teachers=teachers)
+    slots = {"image": "resnet"} | {f"teacher-{name}": name for name in names}
+    case = dataclasses.replace(given, slots=slots)
+    check_terms_of_two_views(case, *oracle_of({"teachers": teachers}))
+
+
+def test_a_whole_step(world: World, features: Features) -> None:
+    check_whole_step(case_of(world, features), *oracle_of({}))
+
+
+def test_twenty_steps(world: World, features: Features, tmp_path: Path) -> None:
+    check_twenty_steps(case_of(world, features), *oracle_of({}), tmp_path)
+
+
+GROUNDED = {"grounding", "image"}
+ALONE = [  # what a term needs when it is the only one
+    ("text", {"text"}, set()),
+    ("image", GROUNDED, {"image"}),
+    ("consistency", GROUNDED, {"image"}),
+    ("cross_modal", GROUNDED, {"image", *TEACHERS}),
+    ("ranking", {"text"}, set(TEACHERS)),
+    ("intra_modal", {"text"}, set(TEACHERS)),
+]
+
+
+@pytest.mark.parametrize(("term", "heads", "slots"), ALONE)
+def test_one_term_alone_has_only_its_heads_and_features(
+    world: World, features: Features, term: str, heads: set[str], slots: set[str]
+) -> None:
+    off: dict[str, Any] = {f"{other}_weight": 0 for other in DEFAULTS if other != term}
+    whole = case_of(world, features, **off)
+    given = dict(whole.parameters)
+    if "image" not in slots:
+        del given["image"]
+    if not slots & set(TEACHERS):
+        del given["teachers"]
+    kept = {slot: name for slot, name in whole.slots.items() if slot in slots}
+    case = Case(world, features, "dalr", given, kept)
+    model, data = case.build()
+    assert set(model.heads) == heads
+    assert set(data.dims) == slots
+    check_terms_of_two_views(case, *oracle_of(off))
+    model(paired(data))["total"].backward()
+    assert [name for name, w in model.named_parameters() if w.grad is None] == []
+
+
+@pytest.mark.parametrize("term", DEFAULTS)
+def test_switching_one_term_off_leaves_the_others_as_they_are(
+    world: World, features: Features, term: str
+) -> None:
+    whole, data = case_of(world, features).build()
+    batch = paired(data)
+    without = make_objective("dalr", {"image": "resnet", "teachers": MIX, f"{term}_weight": 0})
+    first, second = torch.randn(2, len(batch), 16)
+    views = Views(first, second, batch.lengths)
+    every = whole.objective.terms(batch, views, whole.heads)
+    rest = without.terms(batch, views, whole.heads)
+    assert set(every) - set(rest) == {term}
+    for name, value in rest.items():
+        assert torch.equal(value, every[name]), name
+
+
+def test_ties_and_mismatched_images_are_drawn_anew_in_every_batch_and_again_after_a_resume(
+    world: World, features: Features
+) -> None:
+    alike = [{"encoder": "all-alike", "weight": 1.0}]
+    given = case_of(world, features, teachers=alike, consistency_margin=-1.0)
+    slots = {"image": "resnet", "teacher-all-alike": "all-alike"}
+    model, data = dataclasses.replace(given, slots=slots).build()
+    batch = paired(data)
+    first, second = torch.randn(2, len(batch), 16)
+    views = Views(first, second, batch.lengths)
+
+    def drawn(**changes: int) -> tuple[float, float]:
+        other = dataclasses.replace(batch, **changes)
+        terms = model.objective.terms(other, views, model.heads)
+        return float(terms["ranking"].detach()), float(terms["consistency"].detach())
+
+    assert drawn() == drawn()
+    for changes in ({"k": 1001}, {"seed": 17}):
+        assert drawn(**changes)[0] != drawn()[0]
+        assert drawn(**changes)[1] != drawn()[1]
+
+
+def test_losses_and_gradients_are_finite_under_bf16(world: World, features: Features) -> None:
+    model, data = case_of(world, features).build()
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = model(paired(data))
+    terms["total"].backward()
+    assert {term.dtype for term in terms.values()} == {torch.float32}
+    gradients = [w.grad for w in model.parameters() if w.grad is not None]
+    assert all(torch.isfinite(each).all() for each in [*terms.values(), *gradients])
+
+
+def test_teachers_of_different_widths_rank_but_are_not_added_up(
+    world: World, features: Features
+) -> None:
+    teachers = [{"encoder": "first", "weight": 0.3}, {"encoder": "wide", "weight": 0.7}]
+    slots = {"image": "resnet", "teacher-first": "first", "teacher-wide": "wide"}
+    whole = dataclasses.replace(case_of(world, features, teachers=teachers), slots=slots)
+    with pytest.raises(SightlineError) as raised:
+        whole.build()
+    assert "widths differ (first 9, wide 11)" in str(raised.value)
+    assert "set cross_modal_weight, intra_modal_weight to 0" in str(raised.value)
+    off = {"teachers": teachers, "cross_modal_weight": 0, "intra_modal_weight": 0}
+    ranked = dataclasses.replace(case_of(world, features, **off), slots=slots)
+    check_terms_of_two_views(ranked, *oracle_of(off))
+
+
+def test_a_teacher_of_weight_0_is_not_read(world: World, features: Features) -> None:
+    teachers = [*MIX, {"encoder": "not-there", "weight": 0}]
+    _, data = case_of(world, features, teachers=teachers).build()
+    assert set(data.dims) == {"image", *TEACHERS}
+
+
+def test_defaults_are_the_papers() -> None:
+    found = make_objective("dalr", {"image": "resnet", "teachers": MIX})
+    assert found.weights == DEFAULTS
+    told = found.describe()
+    assert told["caption"] == "random"
+    assert (told["target_temperature"], told["student_temperature"]) == (0.5, 0.0225)
+    assert told["consistency_margin"] == 0.2
+    assert told["temperature"] == told["image_temperature"] == told["ranking_temperature"] == 0.05
+
+
+def test_plain_sentences_without_a_text_term_are_refused(
+    world: World, features: Features, tmp_path: Path
+) -> None:
+    spec = case_of(world, features, text_weight=0).spec(tmp_path, max_steps=2)
+    with pytest.raises(SightlineError, match="text_weight is 0, so a batch of plain sentences"):
+        train_run(spec, say=lambda line: None)
+    pairs_only = spec.model_copy(update={"text": None})
+    assert train_run(pairs_only, say=lambda line: None).steps == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_weight": -1}, "image_weight: input should be greater than or equal to 0"),
+        ({"ranking_weight": math.nan}, "ranking_weight: input should be a finite number"),
+        ({"cross_modal_weight": math.inf}, "cross_modal_weight: input should be a finite number"),
+        ({"temperature": 0}, "temperature: input should be greater than 0"),
+        ({"image_temperature": 0}, "image_temperature: input should be greater than 0"),
+        ({"ranking_temperature": 0}, "ranking_temperature: input should be greater than 0"),
+        ({"target_temperature": 0}, "target_temperature: input should be greater than 0"),
+        ({"student_temperature": 0}, "student_temperature: input should be greater than 0"),
+        ({"consistency_margin": 1.5}, "consistency_margin: input should be less than or equal"),
+        ({"variant": "released"}, "variant: extra inputs are not permitted"),
+        ({"image": None}, "set image_weight, consistency_weight, cross_modal_weight to 0"),
+        ({"teachers": []}, "set cross_modal_weight, ranking_weight, intra_modal_weight to 0"),
+        ({"teachers": [{"encoder": "first", "weight": 0}]}, "none with a weight above 0"),
+        ({"teachers": [*MIX, MIX[0]]}, "teachers: first is there more than once"),
+        ({"teachers": [{"encoder": "first", "weight": -1}]}, "teachers.0.weight: input should be"),
+        ({"teachers": [{"encoder": "first", "weight": math.inf}]}, "teachers.0.weight: input"),
+        ({"teachers": [{"encoder": "", "weight": 1}]}, "teachers.0.encoder: string should have"),
+        ({f"{term}_weight": 0 for term in DEFAULTS}, "every weight is 0"),
+    ],
+)
+def test_bad_parameters_are_one_clear_error(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SightlineError) as raised:
+        make_objective("dalr", {"image": "resnet", "teachers": MIX, **change})
+    assert message in str(raised.value)
+
+
+def test_a_teacher_without_features_is_named(world: World, features: Features) -> None:
+    case = dataclasses.replace(case_of(world, features), slots={"image": "resnet"})
+    with pytest.raises(SightlineError, match=r"teacher-first \(teacher features of first\)"):
+        case.build()
+    absent = dataclasses.replace(
+        case, slots={"image": "resnet", **TEACHERS, "teacher-second": "never-made"}
+    )
+    with pytest.raises(SightlineError, match="never-made"):
+        absent.build()

@@ -1,0 +1,253 @@
+"""DALR: images and frozen sentence encoders say how alike the sentences of a batch should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from pipeline.cache import SightlineError
+from train.data import Batch
+from train.losses import (
+    consistency_loss,
+    cross_modal_alignment,
+    derangement,
+    info_nce,
+    kl_alignment,
+    list_mle,
+)
+from train.objectives.base import (
+    PROJECTION_DIM,
+    FeatureNeed,
+    Objective,
+    ObjectiveParams,
+    Views,
+    head,
+    text_head,
+)
+from train.objectives.similarity import cosine_matrix
+
+_NEEDS_IMAGES = ("image", "consistency", "cross_modal")
+_NEEDS_TEACHERS = ("cross_modal", "ranking", "intra_modal")
+_NEEDS_TEXT_HEAD = ("text", "ranking", "intra_modal")
+_NEEDS_MIXED_FEATURES = ("cross_modal", "intra_modal")
+
+
+class Teacher(BaseModel):
+    """One frozen sentence encoder and its share in the mix; only ratios of weights matter."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    encoder: str = Field(min_length=1)
+    weight: float = Field(ge=0)
+
+
+class DALRParams(ObjectiveParams):
+    """DALR's parameters. Weight 0 switches a term off, with its features and heads.
+
+    Attributes:
+        image: encoder whose features the images have.
+        teachers: the text teachers, any number. The paper mixes SimCSE and DiffCSE, 0.33 to 0.67.
+        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
+        image_weight: w of L_info (eq. 14: 1; the released code has 0.1).
+        consistency_weight, cross_modal_weight: λ, of either part of L_CML.
+        ranking_weight, intra_modal_weight: μ, of either part of L_IML.
+        image_temperature: τ′ of L_info.
+        ranking_temperature: what ranked similarities are divided by.
+        target_temperature, student_temperature: τ_t and τ_s of every KL. The equations print
+            none; these are what the released code comes to.
+        consistency_margin: cosine that a text and a wrong image may have for free.
+        projection_dim: width of the grounding and image heads.
+    """
+
+    image: str | None = Field(default=None, min_length=1)
+    teachers: tuple[Teacher, ...] = ()
+    text_weight: float = Field(default=1.0, ge=0)
+    image_weight: float = Field(default=1.0, ge=0)
+    consistency_weight: float = Field(default=0.1, ge=0)
+    cross_modal_weight: float = Field(default=0.1, ge=0)
+    ranking_weight: float = Field(default=0.2, ge=0)
+    intra_modal_weight: float = Field(default=0.2, ge=0)
+    image_temperature: float = Field(default=0.05, gt=0)
+    ranking_temperature: float = Field(default=0.05, gt=0)
+    target_temperature: float = Field(default=0.5, gt=0)
+    student_temperature: float = Field(default=0.0225, gt=0)
+    consistency_margin: float = Field(default=0.2, ge=-1, le=1)
+    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
+
+    @model_validator(mode="after")
+    def _terms_have_what_they_need(self) -> DALRParams:
+        if not self.term_weights:
+            raise ValueError("every weight is 0, so there is nothing to train")
+        if self.image is None and (terms := self.on(_NEEDS_IMAGES)):
+            raise ValueError(
+                f"image is not given; name the image encoder, or set {_weights_of(terms)} to 0"
+            )
+        names = [teacher.encoder for teacher in self.teachers]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"teachers: {', '.join(twice)} is there more than once")
+        if not self.mixed and (terms := self.on(_NEEDS_TEACHERS)):
+            raise ValueError(
+                "teachers has none with a weight above 0; list teachers as {encoder: NAME, "
+                f"weight: NUMBER}}, or set {_weights_of(terms)} to 0"
+            )
+        return self
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """Term → weight in the total, of the terms that are on."""
+        weights = {
+            "text": self.text_weight,
+            "image": self.image_weight,
+            "consistency": self.consistency_weight,
+            "cross_modal": self.cross_modal_weight,
+            "ranking": self.ranking_weight,
+            "intra_modal": self.intra_modal_weight,
+        }
+        return {term: weight for term, weight in weights.items() if weight > 0}
+
+    @property
+    def mixed(self) -> dict[str, Teacher]:
+        """Slot → teacher, of the teachers that have a share in the mix."""
+        return {f"teacher-{each.encoder}": each for each in self.teachers if each.weight > 0}
+
+    def on(self, terms: tuple[str, ...]) -> list[str]:
+        """Those of ``terms`` that are switched on."""
+        return [term for term in terms if term in self.term_weights]
+
+
+class DALR(Objective[DALRParams]):
+    """L_text + w L_info + λ (L_cons + L_CMA) + μ (L_rank + L_IMA) (He et al. 2025; METHODS §4).
+
+    All but `text` exist on paired batches. `image` is the mean over both views; the equations of
+    `consistency` and `cross_modal` have one sentence embedding, which is the first view (as in the
+    released code). `ranking` and `intra_modal` compare the first view with the second.
+    """
+
+    name = "dalr"
+    Params = DALRParams
+    source = "DALR (He et al. 2025)"
+
+    @classmethod
+    def features(cls, params: DALRParams) -> dict[str, FeatureNeed]:
+        needs = {}
+        if params.on(_NEEDS_IMAGES):
+            needs["image"] = FeatureNeed("image", str(params.image))
+        if params.on(_NEEDS_TEACHERS):
+            for slot, teacher in params.mixed.items():
+                needs[slot] = FeatureNeed("teacher", teacher.encoder)
+        return needs
+
+    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
+        """See `Objective.heads`.
+
+        Raises:
+            SightlineError: teachers whose features have to be mixed differ in width.
+        """
+        teachers = self.params.mixed
+        widths = {dims[slot] for slot in teachers if slot in dims}
+        if len(widths) > 1 and (terms := self.params.on(_NEEDS_MIXED_FEATURES)):
+            found = ", ".join(f"{each.encoder} {dims[slot]}" for slot, each in teachers.items())
+            raise SightlineError(
+                "objective dalr adds up the features of its teachers, but their widths differ "
+                f"({found}); take teachers of one width, or set {_weights_of(terms)} to 0"
+            )
+        heads = nn.ModuleDict()
+        if self.params.on(_NEEDS_TEXT_HEAD):
+            heads["text"] = text_head(hidden)
+        if self.params.on(_NEEDS_IMAGES):
+            heads["grounding"] = head(hidden, self.params.projection_dim)
+            heads["image"] = head(dims["image"], self.params.projection_dim)
+        return heads
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return self.params.term_weights
+
+    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+        """See `Objective.terms`.
+
+        Raises:
+            SightlineError: a batch of plain sentences although the text term is off.
+        """
+        terms: dict[str, Tensor] = {}
+        if batch.stream == "pairs":
+            terms |= self._with_images(batch, views, heads)
+            terms |= self._of_texts(batch, views, heads)
+        elif "text" not in self.weights:
+            raise SightlineError(
+                "objective dalr: text_weight is 0, so a batch of plain sentences trains nothing; "
+                "leave the text stream out, or give text_weight a value above 0"
+            )
+        if "text" in self.weights:
+            first, second = heads["text"](views.first), heads["text"](views.second)
+            terms["text"] = info_nce(first, second, self.params.temperature)
+        return {term: terms[term] for term in self.weights if term in terms}
+
+    def _with_images(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+        """The terms in the grounded space."""
+        params, weights, terms = self.params, self.weights, {}
+        if not params.on(_NEEDS_IMAGES):
+            return terms
+        images = heads["image"](batch.features["image"])  # (N, 256)
+        first = heads["grounding"](views.first)  # (N, 256)
+        if "image" in weights:
+            second = heads["grounding"](views.second)
+            of_views = [
+                info_nce(view, images, params.image_temperature) for view in (first, second)
+            ]
+            terms["image"] = (of_views[0] + of_views[1]) / 2
+        if "consistency" in weights:
+            order = derangement(len(batch), batch.generator()).to(images.device)
+            terms["consistency"] = consistency_loss(
+                first, images, images[order], params.consistency_margin
+            )
+        if "cross_modal" in weights:
+            terms["cross_modal"] = cross_modal_alignment(
+                first,
+                images,
+                self._mixed_features(batch),
+                batch.features["image"],
+                params.target_temperature,
+                params.student_temperature,
+            )
+        return terms
+
+    def _of_texts(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+        """The terms on the text head's views: h_i against h′_j."""
+        params, weights, terms = self.params, self.weights, {}
+        if "ranking" not in weights and "intra_modal" not in weights:
+            return terms
+        student = cosine_matrix(heads["text"](views.first), heads["text"](views.second))  # (N, N)
+        if "ranking" in weights:
+            # its own generator, so that ties do not depend on which other terms are on
+            terms["ranking"] = list_mle(
+                student / params.ranking_temperature, self._mixed_cosines(batch), batch.generator()
+            )
+        if "intra_modal" in weights:
+            mixed = self._mixed_features(batch)
+            terms["intra_modal"] = kl_alignment(
+                cosine_matrix(mixed, mixed),
+                student,
+                params.target_temperature,
+                params.student_temperature,
+            )
+        return terms
+
+    def _mixed_features(self, batch: Batch) -> Tensor:
+        """Σ weight × features of the teachers, [N, D]."""
+        shares = [each.weight * batch.features[slot] for slot, each in self.params.mixed.items()]
+        return sum(shares[1:], start=shares[0])
+
+    def _mixed_cosines(self, batch: Batch) -> Tensor:
+        """Σ weight × in-batch cosines of the teachers, [N, N]; their widths may differ."""
+        shares = []
+        for slot, teacher in self.params.mixed.items():
+            rows = batch.features[slot]
+            shares.append(teacher.weight * cosine_matrix(rows, rows))
+        return sum(shares[1:], start=shares[0])
+
+
+def _weights_of(terms: list[str]) -> str:
+    return ", ".join(f"{term}_weight" for term in terms)

@@ -1,0 +1,263 @@
+"""KDMCSE: each caption finds its image and its text among the batch's, as a frozen CLIP has them.
+
+Negatives that the teacher finds alike are moved less, and those it finds very alike are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from pipeline.cache import SightlineError
+from train.data import Batch
+from train.losses import adaptive_margin_nce, info_nce, removed_share
+from train.names import CaptionPolicy
+from train.objectives.base import (
+    PROJECTION_DIM,
+    FeatureNeed,
+    Objective,
+    ObjectiveParams,
+    Views,
+    head,
+    text_head,
+)
+from train.objectives.similarity import cosine_matrix, product_matrix
+
+_RELEASED_DEFAULTS = {
+    "margin": 0.15,
+    "text_margin": 0.15,
+    "image_threshold": None,
+    "teacher_text_threshold": None,
+}
+
+
+class KDMCSEParams(ObjectiveParams):
+    """KDMCSE's parameters. The defaults are the paper's; `released` has its own where it says so.
+
+    Attributes:
+        variant: `released` computes what the authors' code does: Δ of the image term from
+            cos(v̂_i, v̂_j), only negatives further off than the margin are moved, L_v + L_t in
+            place of their average, and thresholds compared with raw products.
+        image, text: the teacher's two encoders, such as CLIP's image and text tower.
+        weight: λ of both teacher terms together. At 0 they are gone, and so are their features.
+        image_weight, teacher_text_weight: factors of L_v and L_t under λ; 0 switches one off.
+        margin: m of the teacher terms, radians (released: 0.15).
+        text_margin: constant margin of the text term's negatives, radians (released: 0.15).
+        image_threshold, teacher_text_threshold: negatives that score as much or more are removed
+            from L_v or L_t; null removes none (released: null). `paper` compares cosines, t̂_i with
+            v̂_j for the image term and t̂_i with t̂_j for the other; CLIP's image–text cosines are
+            about 0.1 to 0.4, so the default of 0.9 does nothing there, and a run says so.
+        teacher_temperature: τ′ of both teacher terms.
+        projection_dim: width of the grounding, image and teacher-text heads.
+    """
+
+    caption: CaptionPolicy = "all"
+    variant: Literal["paper", "released"] = "paper"
+    image: str | None = Field(default=None, min_length=1)
+    text: str | None = Field(default=None, min_length=1)
+    weight: float = Field(default=0.01, ge=0)
+    image_weight: float = Field(default=1.0, ge=0)
+    teacher_text_weight: float = Field(default=1.0, ge=0)
+    margin: float = Field(default=0.125, ge=0, le=math.pi)
+    text_margin: float = Field(default=0.0, ge=0, le=math.pi)
+    image_threshold: float | None = 0.9
+    teacher_text_threshold: float | None = 0.9
+    teacher_temperature: float = Field(default=0.05, gt=0)
+    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_variant(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("variant") == "released":
+            return {**_RELEASED_DEFAULTS, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _encoders_are_named(self) -> KDMCSEParams:
+        for slot, encoder in (("image", self.image), ("text", self.text)):
+            if encoder is None and slot in self.slots:
+                raise ValueError(
+                    f"{slot} is not given; name the {slot} encoder of the teacher, "
+                    "or set weight to 0"
+                )
+        return self
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The teacher terms that are switched on."""
+        factors = {"image": self.image_weight, "teacher_text": self.teacher_text_weight}
+        return tuple(term for term, factor in factors.items() if self.weight * factor > 0)
+
+    @property
+    def crossed(self) -> bool:
+        """Whether a term that is on compares the teacher's images with its texts."""
+        paper = self.variant == "paper"
+        crossed = {
+            "image": paper or self.image_threshold is not None,
+            "teacher_text": not paper and self.teacher_text_threshold is not None,
+        }
+        return any(crossed[term] for term in self.terms)
+
+    @property
+    def slots(self) -> set[str]:
+        """Which of the teacher's features the terms that are on read."""
+        of_terms = {"image": "image", "teacher_text": "text"}
+        return {"image", "text"} if self.crossed else {of_terms[term] for term in self.terms}
+
+    @property
+    def filtered(self) -> list[str]:
+        """The teacher terms that are on and have a threshold."""
+        return [term for term in self.terms if self.threshold(term) is not None]
+
+    def threshold(self, term: str) -> float | None:
+        """Threshold of a teacher term."""
+        return self.image_threshold if term == "image" else self.teacher_text_threshold
+
+
+class KDMCSE(Objective[KDMCSEParams]):
+    """L_text + λ (L_v + L_t)/2 (Nguyen et al. 2024, eqs. 7–14; METHODS §3).
+
+    Terms: `text` (L_text), `image` (L_v), `teacher_text` (L_t), the last two on paired batches.
+    """
+
+    name = "kdmcse"
+    Params = KDMCSEParams
+    source = "KDMCSE (Nguyen et al., NAACL 2024, arXiv 2403.17486)"
+
+    @classmethod
+    def features(cls, params: KDMCSEParams) -> dict[str, FeatureNeed]:
+        needs = {}
+        if "image" in params.slots:
+            needs["image"] = FeatureNeed("image", str(params.image))
+        if "text" in params.slots:
+            needs["text"] = FeatureNeed("text", str(params.text))
+        return needs
+
+    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
+        """See `Objective.heads`.
+
+        Raises:
+            SightlineError: image and text features that have to be compared differ in width.
+        """
+        if self.params.crossed and dims["image"] != dims["text"]:
+            raise SightlineError(
+                f"objective kdmcse compares image features of {self.params.image} with text "
+                f"features of {self.params.text}, but they are {dims['image']} and {dims['text']} "
+                "wide; both must come from one model, such as CLIP"
+            )
+        width = self.params.projection_dim
+        heads = nn.ModuleDict({"text": text_head(hidden)})
+        if self.params.terms:
+            heads["grounding"] = head(hidden, width)
+        if "image" in self.params.terms:
+            heads["image"] = head(dims["image"], width)
+        if "teacher_text" in self.params.terms:
+            heads["teacher_text"] = head(dims["text"], width)
+        return heads
+
+    @property
+    def weights(self) -> dict[str, float]:
+        params = self.params
+        share = params.weight / 2 if params.variant == "paper" else params.weight
+        factors = {"image": params.image_weight, "teacher_text": params.teacher_text_weight}
+        return {"text": 1.0} | {term: share * factors[term] for term in params.terms}
+
+    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+        terms = {"text": self._text(heads["text"](views.first), heads["text"](views.second))}
+        if batch.stream != "pairs" or not self.params.terms:
+            return terms
+        grounded = [heads["grounding"](view) for view in (views.first, views.second)]  # (N, 256)
+        for term in self.params.terms:
+            teacher = heads[term](batch.features["image" if term == "image" else "text"])
+            labels, scores = self._soft_labels(term, batch), self._filter_scores(term, batch)
+            of_views = [
+                adaptive_margin_nce(
+                    view,
+                    teacher,
+                    labels,
+                    self.params.margin,
+                    self.params.teacher_temperature,
+                    self.params.threshold(term),
+                    filter_scores=scores,
+                    margin_gate=self.params.variant == "released",
+                )
+                for view in grounded
+            ]
+            terms[term] = (of_views[0] + of_views[1]) / 2
+        return terms
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """The share of negatives that each threshold removes, 0 to 1."""
+        return {
+            f"removed_{term}": removed_share(scores, self.params.threshold(term))
+            for term, scores in self._compared(batch).items()
+        }
+
+    def warnings(self, batches: Iterable[Batch]) -> list[str]:
+        """One line for each threshold that removes nothing from any of the batches."""
+        if not self.params.filtered:
+            return []
+        removed: dict[str, float] = {}
+        highest: dict[str, float] = {}
+        count = 0
+        for batch in batches:
+            count += 1
+            for term, scores in self._compared(batch).items():
+                threshold = self.params.threshold(term)
+                removed[term] = removed.get(term, 0.0) + float(removed_share(scores, threshold))
+                own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+                best = float(scores.masked_fill(own, -math.inf).max())
+                highest[term] = max(highest.get(term, -math.inf), best)
+        return [
+            f"{term}_threshold {self.params.threshold(term)} removes no negative in the first "
+            f"{count} paired steps: the highest score is {highest[term]:.3f}. Lower it to filter, "
+            "or set it to null"
+            for term, share in removed.items()
+            if share == 0
+        ]
+
+    def _text(self, first: Tensor, second: Tensor) -> Tensor:
+        params = self.params
+        if params.text_margin == 0:
+            return info_nce(first, second, params.temperature)
+        return adaptive_margin_nce(
+            first,
+            second,
+            first.new_zeros(len(first), len(first)),  # Δ = 1: the same margin for all
+            params.text_margin,
+            params.temperature,
+            margin_gate=params.variant == "released",
+        )
+
+    def _soft_labels(self, term: str, batch: Batch) -> Tensor:
+        """α of a teacher term, [N, N]."""
+        if term == "teacher_text":
+            texts = batch.features["text"]
+            return cosine_matrix(texts, texts)
+        images = batch.features["image"]
+        paper = self.params.variant == "paper"
+        return cosine_matrix(batch.features["text"] if paper else images, images)
+
+    def _filter_scores(self, term: str, batch: Batch) -> Tensor | None:
+        """What the threshold is compared with, [N, N], where that is not the soft labels."""
+        if self.params.variant == "paper" or self.params.threshold(term) is None:
+            return None
+        images, texts = batch.features["image"], batch.features["text"]
+        if term == "image":
+            return product_matrix(texts, images)
+        return product_matrix(images, texts)
+
+    def _compared(self, batch: Batch) -> dict[str, Tensor]:
+        """Teacher term that is filtered → what its threshold is compared with, [N, N]."""
+        if batch.stream != "pairs":
+            return {}
+        compared = {}
+        for term in self.params.filtered:
+            scores = self._filter_scores(term, batch)
+            compared[term] = self._soft_labels(term, batch) if scores is None else scores
+        return compared
