@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, SightlineError
-from pipeline.cache.keys import Keys, keys_of_texts
+from pipeline.cache.keys import Keys, as_keys, keys_of_texts
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
 from pipeline.progress import progress
@@ -120,7 +120,7 @@ def extract_images(
             published before), or no room on the disk.
     """
     paths = {entry.key: entry.path for entry in entries}
-    keys = _keys(list(paths))
+    keys = as_keys(list(paths))
     spec = _spec(kind, encoder.identity, encoder.preprocessing.describe(), encoder.dim, settings)
 
     def encode(batches: Sequence[Batch], batch_size: int) -> Iterator[Encoded]:
@@ -278,10 +278,6 @@ def _decoded(
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=decode_worker_init if workers else None,
     )
-
-
-def _keys(keys: Sequence[bytes]) -> Keys:
-    return np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), 32)
 
 
 def _spec(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.cache import SightlineError
+from pipeline.cache.atomic import write_bytes
 from train.provenance import FeatureUse
 
 FILE_NAME = "result.json"
@@ -83,11 +84,8 @@ class RunResult(_Strict):
 def save_result(result: RunResult, path: str | Path) -> Path:
     """Write `result` to the file `path` (or to result.json in the folder `path`), atomically."""
     file = _result_file(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
     body = result.model_dump(mode="json", by_alias=True)
-    partial = file.with_name(f"{file.name}.tmp")
-    partial.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(file)
+    write_bytes(file, (json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode())
     return file
 
 
