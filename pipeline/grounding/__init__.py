@@ -1,0 +1,1 @@
+"""Grounding: captioned images → exact (phrase, span, box, mask, cut-out) records."""

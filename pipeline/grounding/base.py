@@ -1,0 +1,122 @@
+"""What grounding is made of: grounders find phrases and boxes, segmenters turn boxes into masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Reason = Literal[
+    "no_phrase",  # the caption names nothing that could be looked for
+    "not_in_caption",  # the label stands nowhere in the caption, or not that often
+    "no_box",  # the phrase has no box: the grounder found none, or people drew none
+    "scene",  # the phrase names the whole scene (Flickr30k Entities)
+    "not_visual",  # the phrase names nothing that can be seen (Flickr30k Entities)
+    "bad_box",  # inverted, not finite, without area, or wholly outside the image
+    "low_score",
+    "too_small",
+    "too_large",
+    "duplicate",  # the same box as another phrase's of that caption
+    "too_many",  # beyond the largest number of pairs of a caption
+    "empty_mask",  # the segmenter found no pixel in the box
+    "unfinished",  # the grounder's answer ends inside a phrase
+]
+"""Why a phrase did not become a record; stable, for filters and counts."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption, and the image it belongs to.
+
+    Attributes:
+        image_id: as in the images manifest.
+        image_key: 32 raw bytes, SHA-256 of the image file.
+        text: the caption.
+    """
+
+    image_id: str
+    image_key: bytes
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Grounded:
+    """A phrase of a caption and where the image shows it.
+
+    Attributes:
+        phrase: as the caption writes it, ``caption[char_start:char_end]``.
+        char_start, char_end: its span in the caption, in characters.
+        boxes: float32 [k, 4], x0, y0, x1, y1 in pixels; k ≥ 1.
+        scores: float32 [k], between 0 and 1; 1 where a grounder gives none.
+        masks: bool [k, h, w] where masks came with the boxes, else None.
+    """
+
+    phrase: str
+    char_start: int
+    char_end: int
+    boxes: Tensor
+    scores: Tensor
+    masks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A phrase, or a box of one, that did not become a record.
+
+    Attributes:
+        phrase: as the caption, or as the grounder, writes it; may be empty.
+        reason: a stable code.
+        detail: what was found, for a person to read.
+    """
+
+    phrase: str
+    reason: Reason
+    detail: str = ""
+
+
+Answer = tuple[list[Grounded], list[Dropped]]
+"""What a grounder says about one caption."""
+
+
+class Grounder(Protocol):
+    """Finds the phrases of captions in their images."""
+
+    name: str
+
+    def describe(self) -> dict[str, object]:
+        """What decides an answer (model, weights' hash, parameters), as plain JSON values."""
+        ...
+
+    def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
+        """Ground every caption in its image; answers do not depend on what shares the batch.
+
+        Args:
+            images: uint8 [3, h, w] each, the image of the caption at the same place; sizes vary.
+            captions: as many.
+        """
+        ...
+
+
+class Segmenter(Protocol):
+    """Finds the pixels of the object in a box."""
+
+    name: str
+
+    def describe(self) -> dict[str, object]:
+        """What decides a mask (model, weights' hash, parameters), as plain JSON values."""
+        ...
+
+    def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
+        """Masks of every box of every image.
+
+        Args:
+            images: uint8 [3, h, w] each; sizes vary.
+            boxes: float32 [k, 4] for each image, x0, y0, x1, y1 in pixels; k may be 0.
+
+        Returns:
+            bool [k, h, w] for each image.
+        """
+        ...
