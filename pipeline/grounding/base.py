@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from pipeline.cache import SightlineError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,8 +25,26 @@ Reason = Literal[
     "too_many",  # beyond the largest number of pairs of a caption
     "empty_mask",  # the segmenter found no pixel in the box
     "unfinished",  # the grounder's answer ends inside a phrase
+    "unnamed",  # people drew a box for it, and no caption of the image names it
+    "too_long",  # beyond what the grounder reads of a caption
 ]
 """Why a phrase did not become a record; stable, for filters and counts."""
+
+
+class GroundingError(SightlineError):
+    """One image that cannot be grounded: it costs its own row and nothing else.
+
+    Attributes:
+        image_key: of that image.
+        code: a short stable code, such as ``wrong_size``.
+        reason: what was found.
+    """
+
+    def __init__(self, image_key: bytes, code: str, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.image_key = image_key
+        self.code = code
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -96,6 +116,9 @@ class Grounder(Protocol):
         Args:
             images: uint8 [3, h, w] each, the image of the caption at the same place; sizes vary.
             captions: as many.
+
+        Raises:
+            GroundingError: what belongs to one of the images is damaged.
         """
         ...
 

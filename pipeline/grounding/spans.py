@@ -1,0 +1,121 @@
+"""Where a phrase stands in its caption: case and white space folded, whole words, exact spans."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+_JOINER = "\u200d"  # holds an emoji sequence together
+
+
+class SpanFinder:
+    """Finds the spans of one caption's phrases; a second mention gets the second occurrence.
+
+    Letters are compared by Unicode case folding and composed form, runs of white space as one
+    space. A span begins and ends at the edge of a word, and never between a letter and its
+    combining marks or inside an emoji sequence.
+
+    Args:
+        caption: spans count its characters.
+        ascii_only: characters beyond ASCII do not take part in the comparison; for labels from
+            which they were taken out. A span still covers the whole words.
+    """
+
+    def __init__(self, caption: str, *, ascii_only: bool = False) -> None:
+        self.caption = caption
+        self._ascii_only = ascii_only
+        self._folded = _fold(caption, ascii_only)
+        self._resume: dict[str, int] = {}
+
+    def find(self, label: str) -> tuple[int, int] | None:
+        """Span (start, end) of the next occurrence of ``label``, or None if there is none left."""
+        wanted = _fold(label, self._ascii_only).text.strip(" ")
+        if not wanted:
+            return None
+        start = self._resume.get(wanted, 0)
+        while (start := self._folded.text.find(wanted, start)) >= 0:
+            end = start + len(wanted)
+            if self._folded.separates(start) and self._folded.separates(end):
+                self._resume[wanted] = end
+                return self._widened(self._folded.starts[start], self._folded.ends[end - 1])
+            start += 1
+        return None
+
+    def reason(self, label: str) -> str:
+        """Why `find` gave no span for ``label``."""
+        if _fold(label, self._ascii_only).text.strip(" ") in self._resume:
+            return "named more often than the caption has it"
+        return "not in the caption"
+
+    def _widened(self, start: int, end: int) -> tuple[int, int]:
+        """A span that takes in the letters beyond ASCII at its ends, where they were left out."""
+        if self._ascii_only:
+            while start > 0 and _left_out(self.caption[start - 1]):
+                start -= 1
+            while end < len(self.caption) and _left_out(self.caption[end]):
+                end += 1
+        return start, end
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A folded text, and for each of its characters the cluster it came from, as a span."""
+
+    text: str
+    starts: list[int]
+    ends: list[int]
+
+    def separates(self, at: int) -> bool:
+        """Whether the place before character ``at`` lies between two clusters and two words."""
+        if at in (0, len(self.text)):
+            return True
+        if self.starts[at] == self.starts[at - 1]:
+            return False
+        return not (_in_word(self.text[at - 1]) and _in_word(self.text[at]))
+
+
+def _fold(text: str, ascii_only: bool) -> _Folded:
+    characters: list[str] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, end in _clusters(text):
+        cluster = text[start:end]
+        if ascii_only:
+            cluster = "".join(character for character in cluster if character.isascii())
+        folded = " " if cluster.isspace() else _composed(_composed(cluster).casefold())
+        if folded == " " and characters and characters[-1] == " ":
+            ends[-1] = end
+            continue
+        characters.extend(folded)
+        starts.extend([start] * len(folded))
+        ends.extend([end] * len(folded))
+    return _Folded("".join(characters), starts, ends)
+
+
+def _clusters(text: str) -> list[tuple[int, int]]:
+    """Spans of what a reader takes for one character: a base with its marks, joined emoji."""
+    spans: list[tuple[int, int]] = []
+    for i, character in enumerate(text):
+        joined = i > 0 and text[i - 1] == _JOINER
+        if spans and (joined or character == _JOINER or _extends(character)):
+            spans[-1] = (spans[-1][0], i + 1)
+        else:
+            spans.append((i, i + 1))
+    return spans
+
+
+def _extends(character: str) -> bool:
+    skin_tone = "\U0001f3fb" <= character <= "\U0001f3ff"
+    return skin_tone or unicodedata.category(character).startswith("M")
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"
+
+
+def _left_out(character: str) -> bool:
+    return not character.isascii() and _in_word(character)

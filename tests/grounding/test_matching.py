@@ -1,0 +1,181 @@
+"""Rules of matching: what becomes of boxes and phrases, and that nothing vanishes silently."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.grounding.base import Grounded
+from pipeline.grounding.config import Rules
+from pipeline.grounding.matching import hull, iou, select
+
+HEIGHT, WIDTH = 60, 80
+
+
+def phrase(text="a dog", start=0, boxes=((10, 10, 30, 30),), scores=None, masks=None):
+    scores = [1.0] * len(boxes) if scores is None else scores
+    return Grounded(
+        text,
+        start,
+        start + len(text),
+        torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+        torch.tensor(scores, dtype=torch.float32),
+        masks,
+    )
+
+
+def chosen(found, **rules):
+    return select(found, Rules(**rules), HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (30, 10, 10, 30),
+        (10, 30, 30, 10),
+        (10, 10, 10, 30),
+        (90, 10, 99, 30),
+        (-20, -20, -1, -1),
+        (math.nan, 0, 10, 10),
+        (0, 0, math.inf, 10),
+    ],
+)
+def test_boxes_that_are_none_are_dropped_with_what_was_found(box):
+    kept, dropped = chosen([phrase(boxes=[box])])
+    assert kept == []
+    assert [(each.phrase, each.reason) for each in dropped] == [("a dog", "bad_box")]
+    assert dropped[0].detail
+
+
+def test_a_box_that_reaches_beyond_the_image_is_cut_at_its_edge():
+    (kept,), dropped = chosen([phrase(boxes=[(-5, -5, 200, 30)])])
+    assert kept.boxes.tolist() == [[0, 0, WIDTH, 30]]
+    assert dropped == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        ({"min_score": 0.5}, "low_score"),
+        ({"min_area": 401}, "too_small"),
+        ({"max_share": 0.05}, "too_large"),
+    ],
+)
+def test_each_rule_drops_what_breaks_it_and_nothing_at_its_limit(rules, reason):
+    found = [phrase(boxes=[(10, 10, 30, 30)], scores=[0.4])]  # 400 of 4,800 pixels
+    kept, dropped = chosen(found, **rules)
+    assert kept == []
+    assert [each.reason for each in dropped] == [reason]
+    at_limit = {"min_score": 0.4, "min_area": 400, "max_share": 400 / 4800}
+    kept, dropped = chosen([phrase(scores=[0.5])], **at_limit)
+    assert len(kept) == 1
+    assert dropped == []
+
+
+def test_best_takes_the_first_of_the_best_boxes_and_union_all_good_ones():
+    boxes = [(0, 0, 10, 10), (20, 20, 40, 40), (50, 20, 60, 40), (5, 5, 5, 5)]
+    found = [phrase(boxes=boxes, scores=[0.2, 0.9, 0.9, 1.0])]
+    (best,), dropped = chosen(found)
+    assert best.boxes.tolist() == [[20, 20, 40, 40]]
+    assert [each.reason for each in dropped] == ["bad_box"]
+    (union,), _ = chosen(found, boxes="union")
+    assert union.boxes.tolist() == [list(map(float, box)) for box in boxes[:3]]
+    assert hull(union.boxes).tolist() == [0, 0, 60, 40]
+
+
+def test_masks_that_came_with_the_boxes_stay_with_them():
+    masks = torch.zeros(2, HEIGHT, WIDTH, dtype=torch.bool)
+    masks[1, 20:40, 20:40] = True
+    boxes = [(0, 0, 10, 10), (20, 20, 40, 40)]
+    (kept,), _ = chosen([phrase(boxes=boxes, scores=[0.1, 0.2], masks=masks)])
+    assert kept.masks is not None
+    assert kept.masks.shape[0] == 1
+    assert kept.masks.sum() == 400
+
+
+def test_of_duplicate_boxes_the_better_phrase_stays_and_of_equal_ones_the_first():
+    pair = [phrase("a man", 0, scores=[0.5]), phrase("a clown", 10, scores=[0.6])]
+    kept, dropped = chosen(pair)
+    assert [each.phrase for each in kept] == ["a clown"]
+    assert dropped[0].reason == "duplicate"
+    assert "a clown" in dropped[0].detail
+    kept, _ = chosen([phrase("a clown", 10), phrase("a man", 0)])
+    assert [each.phrase for each in kept] == ["a man"]
+    kept, dropped = chosen(pair, duplicate_iou=None)
+    assert len(kept) == 2
+
+
+def test_the_same_words_are_one_phrase_even_where_duplicate_boxes_may_stay():
+    again = phrase(boxes=[(50, 0, 60, 10)], scores=[0.5])
+    kept, dropped = chosen([phrase(), again], duplicate_iou=None)
+    assert len(kept) == 1
+    assert [each.reason for each in dropped] == ["duplicate"]
+
+
+def test_only_the_best_pairs_of_a_caption_stay_in_its_order():
+    found = [
+        phrase(str(i), i * 2, [(i * 10, 0, i * 10 + 9, 9)], [score])
+        for i, score in enumerate([0.9, 0.1, 0.8, 0.7])
+    ]
+    kept, dropped = chosen(found, max_pairs=2)
+    assert [each.phrase for each in kept] == ["0", "2"]
+    assert [(each.phrase, each.reason) for each in dropped] == [
+        ("3", "too_many"),
+        ("1", "too_many"),
+    ]
+
+
+def test_a_phrase_without_boxes_is_dropped_with_its_reason():
+    kept, dropped = chosen([phrase(boxes=[])])
+    assert kept == []
+    assert [each.reason for each in dropped] == ["no_box"]
+
+
+EDGES = st.floats(-100, 200, width=32) | st.just(math.nan) | st.just(math.inf)
+BOXES = st.lists(st.tuples(EDGES, EDGES, EDGES, EDGES), max_size=4)
+RULES = st.builds(
+    Rules,
+    boxes=st.sampled_from(["best", "union"]),
+    min_score=st.floats(0, 1),
+    min_area=st.floats(0, 3000),
+    max_share=st.floats(0, 1),
+    duplicate_iou=st.none() | st.floats(0.01, 1),
+    max_pairs=st.none() | st.integers(1, 3),
+)
+
+
+@given(st.lists(BOXES, max_size=6), RULES, st.data())
+def test_every_phrase_is_kept_once_or_dropped_with_a_reason(all_boxes, rules, data):
+    found = [
+        phrase(f"w{i}", i * 3, boxes, [data.draw(st.floats(0, 1, width=32)) for _ in boxes])
+        for i, boxes in enumerate(all_boxes)
+    ]
+    kept, dropped = select(found, rules, HEIGHT, WIDTH)
+    names = [each.phrase for each in kept]
+    assert len(set(names)) == len(names)
+    assert set(names) | {each.phrase for each in dropped} == {each.phrase for each in found}
+    assert [each.char_start for each in kept] == sorted(each.char_start for each in kept)
+    for each in kept:
+        x0, y0, x1, y1 = each.boxes.double().unbind(dim=1)
+        assert (x0 >= 0).all()
+        assert (y0 >= 0).all()
+        assert (x1 <= WIDTH).all()
+        assert (y1 <= HEIGHT).all()
+        area = (x1 - x0) * (y1 - y0)
+        assert (area > 0).all()
+        assert (area >= rules.min_area).all()
+        assert (area <= rules.max_share * HEIGHT * WIDTH * (1 + 1e-9)).all()
+        assert (each.scores >= rules.min_score - 1e-7).all()
+        assert rules.boxes == "union" or len(each.boxes) == 1
+    assert rules.max_pairs is None or len(kept) <= rules.max_pairs
+
+
+def test_intersection_over_union_of_known_boxes():
+    a = torch.tensor([0.0, 0, 10, 10])
+    assert iou(a, torch.tensor([5.0, 0, 15, 10])) == pytest.approx(50 / 150)
+    assert iou(a, torch.tensor([20.0, 20, 30, 30])) == 0
+    assert iou(a, a) == 1
