@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 
 
 def fsync_folder(folder: Path) -> None:
@@ -26,6 +29,18 @@ def fsync_file(path: Path) -> None:
         os.close(handle)
 
 
+def write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
+    """Write every byte of ``data`` at ``offset``; the system may take them in several pieces.
+
+    Raises:
+        OSError: the disk is full or failing; what was written so far is in the file.
+    """
+    left = memoryview(data).cast("B")
+    while left:
+        count = os.pwrite(handle, left, offset)
+        left, offset = left[count:], offset + count
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, which takes the place of ``path`` when the block ends without an error.
@@ -35,15 +50,32 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        part.unlink(missing_ok=True)  # whatever lies there, it is not followed
         yield part
         fsync_file(part)
         part.replace(path)
         fsync_folder(path.parent)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data``, durably and at once."""
     with replacing(path) as part:
-        part.write_bytes(data)
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            write_all(handle, data, 0)
+        finally:
+            os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the unfinished files that killed runs left in ``folder``.
+
+    Only for the one that holds the folder's lock: a running writer's file looks the same.
+    """
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if _LEFTOVER.fullmatch(path.name):
+                path.unlink(missing_ok=True)

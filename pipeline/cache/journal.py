@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from pipeline.cache.atomic import write_all
 from pipeline.cache.keys import KEY_BYTES, Keys
 
 _MAGIC = b"SLJRNL01"
@@ -27,11 +29,13 @@ class Block:
         keys: uint8 [n, 32].
         offset: where the first row's numbers start in the file, in bytes; the others follow.
         failed: key → error code of the rows that could not be computed.
+        batch_size: rows that were computed in one call, padding included.
     """
 
     keys: Keys
     offset: int
     failed: dict[bytes, str]
+    batch_size: int
 
 
 class Journal:
@@ -48,27 +52,40 @@ class Journal:
         self._head = json.dumps({"fingerprint": fingerprint, "dim": dim}).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.blocks, self._end = self._read()
-        self._file = path.open("r+b" if self._end else "wb")
-        if self._end:
-            self._file.truncate(self._end)
-            self._file.seek(self._end)
-        else:
-            self._write(self._head)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(path, flags, 0o666)
+        try:
+            os.ftruncate(self._file, self._end)
+            if not self._end:
+                self._write(self._head)
+        except BaseException:
+            os.close(self._file)
+            raise
 
-    def append(self, keys: Keys, features: NDArray, failed: dict[bytes, str]) -> None:
+    def append(
+        self, keys: Keys, features: NDArray, failed: dict[bytes, str], batch_size: int
+    ) -> None:
         """Write one block durably; it counts once this returns.
 
         Args:
             keys: uint8 [n, 32].
             features: [n, dim], cast to the storage dtype.
             failed: key → error code.
+            batch_size: rows that were computed in one call, padding included.
+
+        Raises:
+            OSError: the disk is full or failing; earlier blocks stand.
         """
-        about = {"rows": len(keys), "failed": {key.hex(): code for key, code in failed.items()}}
+        about = {
+            "rows": len(keys),
+            "failed": {key.hex(): code for key, code in failed.items()},
+            "batch_size": batch_size,
+        }
         text = json.dumps(about).encode()
         lead = struct.pack("<I", len(text)) + text + keys.tobytes()
         offset = self._end + _HEAD.size + len(lead)
         self._write(lead + np.ascontiguousarray(features, dtype=self._dtype).tobytes())
-        self.blocks.append(Block(keys, offset, failed))
+        self.blocks.append(Block(keys, offset, failed, batch_size))
 
     def offsets(self) -> NDArray[np.int64]:
         """Byte offset of every finished row, in the order of the blocks' keys: int64 [n]."""
@@ -89,13 +106,17 @@ class Journal:
         return starts[offsets].view(self._dtype)
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._file)
 
     def _write(self, payload: bytes) -> None:
         head = _HEAD.pack(_MAGIC, len(payload), hashlib.sha256(payload).digest())
-        self._file.write(head + payload)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            write_all(self._file, head + payload, self._end)
+            os.fsync(self._file)
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._end)  # room on a full disk, for what comes next
+            raise
         self._end += len(head) + len(payload)
 
     def _read(self) -> tuple[list[Block], int]:
@@ -116,7 +137,10 @@ class Journal:
             if end == 0 and payload.tobytes() != self._head:
                 return [], 0  # a journal of another encoder: nothing of it can be used
             if end:
-                blocks.append(_parse(payload, start))
+                try:
+                    blocks.append(_parse(payload, start))
+                except (ValueError, KeyError, TypeError, struct.error):
+                    break  # whole, but not of this version
             end = at
         return blocks, end
 
@@ -127,4 +151,4 @@ def _parse(payload: NDArray[np.uint8], start: int) -> Block:
     middle = 4 + length + about["rows"] * KEY_BYTES
     keys = np.array(payload[4 + length : middle]).reshape(-1, KEY_BYTES)
     failed = {bytes.fromhex(key): code for key, code in about["failed"].items()}
-    return Block(keys, start + middle, failed)
+    return Block(keys, start + middle, failed, int(about["batch_size"]))

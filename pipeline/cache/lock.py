@@ -15,41 +15,49 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
+_held: set[tuple[int, int]] = set()
+"""Device and inode of the locks of this process, which the kernel lets it take again and again."""
+
 
 class WriterLock:
     """Holds ``<run folder>/lock`` while a run writes.
 
     A POSIX record lock: the kernel drops it when the process dies, however it dies, and decode
-    workers that outlive a killed parent do not inherit it. The process and host inside the file
-    are for the message only.
+    workers that outlive a killed parent do not inherit it. A run whose own parent was killed (DVC,
+    a shell) goes on and keeps it. The process and host inside the file are for the message only.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lock"
         self._handle: int | None = None
+        self._identity = (0, 0)
 
     def __enter__(self) -> WriterLock:
         if fcntl is None:
             raise SightlineError(f"{self.path}: this system has no file locks; use Linux or macOS")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
-            os.close(handle)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise BusyError(
-                    f"{self.path.parent}: another run is writing here ({holder}); wait for it, or "
-                    "end that process; what it has done is kept"
-                ) from error
-            raise SightlineError(
-                f"{self.path}: this file system has no locks ({error.strerror}); two runs could "
-                "damage each other. Put the output on a local disk."
-            ) from error
-        os.truncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        self._handle = handle
+        while self._handle is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(
+                self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
+            )
+            self._identity = _identity(os.fstat(handle))
+            if self._identity in _held:
+                # closing the file would drop the lock that this process has, so it stays open
+                raise BusyError(f"{self.path.parent}: this process is writing here already")
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
+                os.close(handle)
+                raise _refusal(self.path, error, holder) from error
+            if self._in_place():
+                self._handle = handle
+            else:  # removed with its folder while we waited for it
+                os.close(handle)
+        _held.add(self._identity)
+        text = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+        os.truncate(self._handle, 0)
+        os.pwrite(self._handle, text, 0)
         return self
 
     def __exit__(
@@ -59,6 +67,28 @@ class WriterLock:
         traceback: TracebackType | None,
     ) -> None:
         if self._handle is not None:
-            os.truncate(self._handle, 0)
+            _held.discard(self._identity)
             os.close(self._handle)  # which releases it
             self._handle = None
+
+    def _in_place(self) -> bool:
+        try:
+            return _identity(os.lstat(self.path)) == self._identity
+        except FileNotFoundError:
+            return False
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _refusal(path: Path, error: OSError, holder: str) -> SightlineError:
+    if error.errno in (errno.EACCES, errno.EAGAIN):
+        return BusyError(
+            f"{path.parent}: another run is writing here ({holder}); wait for it, or end that "
+            "process; what it has done is kept"
+        )
+    return SightlineError(
+        f"{path}: this file system has no locks ({error.strerror}); two runs could damage each "
+        "other. Put the output on a local disk."
+    )

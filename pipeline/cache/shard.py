@@ -11,13 +11,14 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.atomic import replacing
+from pipeline.cache.atomic import write_bytes
 from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import KEY_BYTES, Keys, key_of_file
+from pipeline.cache.keys import KEY_BYTES, Keys
 from pipeline.cache.record import FileRecord, ShardRecord
 
 FEATURES, KEYS = "features", "keys"
 TARGET_BYTES = 64 << 20
+_VERSIONS = ("v108", "v110")
 _REMEDY = "do not use it; pull the feature set again, or run its stage again"
 
 
@@ -39,17 +40,25 @@ def write_shard(
     features = np.ascontiguousarray(features, dtype=features.dtype.newbyteorder("<"))
     content = hashlib.sha256(np.ascontiguousarray(keys).data)
     content.update(features.data)
+    data = _image(keys, features)
     path = folder / f"shard-{content.hexdigest()[:32]}.h5"
-    with replacing(path) as part, h5py.File(part, "w", libver=("v108", "v110")) as file:
-        file.create_dataset(FEATURES, data=features, track_times=False)
-        file.create_dataset(KEYS, data=keys, track_times=False)
+    write_bytes(path, data)
     return ShardRecord(
         name=path.name,
-        sha256=key_of_file(path).hex(),
-        bytes=path.stat().st_size,
+        sha256=hashlib.sha256(data).hexdigest(),
+        bytes=len(data),
         rows=len(keys),
         computed=computed,
     )
+
+
+def _image(keys: Keys, features: NDArray) -> bytes:
+    """The bytes of a shard; made in memory, so that a failing disk never meets HDF5."""
+    with h5py.File("shard", "w", driver="core", backing_store=False, libver=_VERSIONS) as file:
+        file.create_dataset(FEATURES, data=features, track_times=False)
+        file.create_dataset(KEYS, data=keys, track_times=False)
+        file.flush()
+        return file.id.get_file_image()
 
 
 def map_features(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> NDArray:

@@ -12,12 +12,12 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.atomic import write_bytes
+from pipeline.cache.atomic import remove_leftovers, write_bytes
 from pipeline.cache.content import content_digest
 from pipeline.cache.errors import CacheError, SightlineError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.index import Index, write_index
-from pipeline.cache.journal import Journal
+from pipeline.cache.journal import Block, Journal
 from pipeline.cache.keys import Keys, KeyTable, as_keys, sort_order, unique_sorted
 from pipeline.cache.lock import WriterLock
 from pipeline.cache.plan import Batch, Plan
@@ -66,14 +66,22 @@ class FeatureSetWriter:
         """What differs from the set that stood here before, if it is not of this fingerprint."""
         self._lock = WriterLock(self.run_folder)
         self._journal: Journal | None = None
+        self.planned_rows = 0
+        self.durable_rows = 0
+        """Rows of the plan that no kill can take away any more."""
+        self.rows_per_call = 0
+        """Rows to compute in one call: the plan's batch size, or less where memory ran out."""
         self._buffer: list[tuple[Keys, NDArray, dict[bytes, str]]] = []
         self._buffered_rows = 0
+        self._buffer_call = 0  # rows per call of what is in the buffer
         self._last_flush = time.monotonic()
         self._failures: dict[bytes, dict[str, str]] = {}
 
     def __enter__(self) -> FeatureSetWriter:
         self._lock.__enter__()
         try:
+            remove_leftovers(self.folder)
+            remove_leftovers(self.run_folder)
             self._published = self._open_published()
             self._journal = Journal(
                 self.run_folder / "journal.bin", self.spec.fingerprint, self.spec.dim, self.dtype
@@ -92,8 +100,13 @@ class FeatureSetWriter:
     ) -> None:
         try:
             if self._journal is not None:
-                self.flush()
-                self._journal.close()
+                try:
+                    self.flush()
+                except OSError:
+                    if error is None:
+                        raise  # else the run already ends with an error, most likely this very one
+                finally:
+                    self._journal.close()
         finally:
             self._lock.__exit__(kind, error, traceback)
 
@@ -137,17 +150,24 @@ class FeatureSetWriter:
         if stored is None or stored.digest != plan.digest:
             plan.save(self.run_folder / "plan")
         self._plan = plan
-        self.batch_size = batch_size
+        self.batch_size = self.rows_per_call = batch_size
+        if done:
+            self.rows_per_call = min(batch_size, self._journal_blocks()[-1].batch_size)
         self.planned_rows = len(plan.keys)
         batches = [
             batch for batch in plan.batches() if not all(k.tobytes() in done for k in batch.keys)
         ]
         self.resumed_rows = len(plan.keys) - sum(len(batch.keys) for batch in batches)
+        self.durable_rows = self.resumed_rows
         self._require_space(sum(len(batch.keys) for batch in batches))
         return batches
 
     def add(
-        self, keys: Keys, features: NDArray, failed: dict[bytes, dict[str, str]] | None = None
+        self,
+        keys: Keys,
+        features: NDArray,
+        failed: dict[bytes, dict[str, str]] | None = None,
+        rows_per_call: int | None = None,
     ) -> None:
         """Take finished rows; they are durable within `BLOCK_ROWS` rows or `BLOCK_SECONDS`.
 
@@ -157,7 +177,14 @@ class FeatureSetWriter:
             keys: uint8 [n, 32].
             features: float32 [n, dim], un-normalised.
             failed: key → {"code", "path", "reason"} of rows that could not be computed.
+            rows_per_call: rows that were computed in one call, padding included; default: the
+                plan's batch size. A smaller number is recorded beside the shards, and a run that
+                goes on from here begins with it.
         """
+        call = rows_per_call or self.batch_size
+        if call != self._buffer_call:
+            self.flush()  # a block holds rows of one shape
+            self._buffer_call = call
         failed = dict(failed or {})
         with np.errstate(over="ignore"):
             stored = features.astype(self.dtype)
@@ -185,7 +212,8 @@ class FeatureSetWriter:
         features = np.concatenate([part[1] for part in self._buffer])
         failed = {key: code for part in self._buffer for key, code in part[2].items()}
         self._write_failures()
-        self._journal.append(keys, features, failed)
+        self._journal.append(keys, features, failed, self._buffer_call)
+        self.durable_rows += len(keys) + len(failed)
         self._buffer, self._buffered_rows = [], 0
 
     def publish(self, computed: dict[str, str | int]) -> FeatureSetRecord:
@@ -199,6 +227,9 @@ class FeatureSetWriter:
         """
         assert self._journal is not None
         self.flush()
+        halved = min((block.batch_size for block in self._journal.blocks), default=self.batch_size)
+        if halved < self.batch_size:
+            computed = {**computed, "halved_to": halved}
         self.folder.mkdir(parents=True, exist_ok=True)
         new_keys, new_shards, new_rows, shards, failed = self._assemble(computed)
         old_keys, old_shards, old_rows, old_records, old_failed = self._kept()
@@ -269,11 +300,14 @@ class FeatureSetWriter:
             absent[i] = self._wanted[i].tobytes() not in failed
         return absent
 
-    def _done(self) -> set[bytes]:
+    def _journal_blocks(self) -> list[Block]:
         assert self._journal is not None
+        return self._journal.blocks
+
+    def _done(self) -> set[bytes]:
         return {
             key
-            for block in self._journal.blocks
+            for block in self._journal_blocks()
             for key in [*(row.tobytes() for row in block.keys), *block.failed]
         }
 
@@ -363,8 +397,14 @@ class FeatureSetWriter:
             return {}
         failures: dict[bytes, dict[str, str]] = {}
         for line in self.failures_path.read_text(encoding="utf-8").splitlines():
-            about = json.loads(line)
-            failures[bytes.fromhex(about.pop("key"))] = about
+            try:
+                about = json.loads(line)
+                failures[bytes.fromhex(about.pop("key"))] = about
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise CacheError(
+                    f"{self.failures_path}: not a list of failures ({error}); delete it: only "
+                    "the paths and reasons of failed rows are lost"
+                ) from error
         return failures
 
     def _write_failures(self) -> None:

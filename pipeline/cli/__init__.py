@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from types import FrameType
 
 import typer
 
 from pipeline.cli import cache, doctor, evaluate, extract, prepare, stage, tokens, train
+from pipeline.signals import Stopped, stop_on_signals
 
 app = typer.Typer(
     name="sightline",
@@ -29,13 +28,16 @@ app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 failed, 2 misuse, 130 interrupted."""
+    """Run the command line.
+
+    Exit codes: 0 done, 1 failed, 2 misuse, 130 stopped by SIGINT (Ctrl-C), 143 by SIGTERM.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
-    signal.signal(signal.SIGTERM, _interrupt)
+    stop_on_signals()
     try:
         app()
-    except KeyboardInterrupt:
-        _fail("interrupted: what was finished is kept; run the same command again to go on", 130)
+    except Stopped as stop:
+        _fail(str(stop), 128 + stop.number)
     except Exception as error:
         message = _message(error)
         if message is None:
@@ -54,10 +56,6 @@ def _message(error: Exception) -> str | None:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}; what was published before is intact"
     return None
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> None:

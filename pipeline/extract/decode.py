@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import signal
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -195,12 +195,14 @@ class DecodedBatches(Dataset[tuple[Tensor, list[Failure]]]):
 
 
 def decode_worker_init(worker_id: int) -> None:
-    """`worker_init_fn` of the decoding processes: one thread each, and Ctrl-C left to the parent.
+    """`worker_init_fn` of the decoding processes: one thread each, in a process group of its own.
 
-    Several workers with a thread pool each would fight over the cores that the encoder needs.
+    Several workers with a thread pool each would fight over the cores that the encoder needs. A
+    signal to the group of the command (Ctrl-C, `timeout`) would end the workers first, and the
+    command could only tell that they died. They end with it, or seconds after it was killed.
     """
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)
 
 
 def _pixels(data: bytes, image: Image.Image) -> Tensor:

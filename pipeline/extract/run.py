@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,9 @@ from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, Sigh
 from pipeline.cache.keys import Keys, as_keys, keys_of_texts
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
+from pipeline.extract.memory import RowsPerCall
 from pipeline.progress import progress
+from pipeline.signals import Stopped
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +27,15 @@ if TYPE_CHECKING:
     from pipeline.encoders.base import EncoderIdentity, ImageEncoder, TextEncoder
 
 _WRITES_AHEAD = 4
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SIGNAL_GRACE = 0.5  # seconds
 
 Failures = dict[bytes, dict[str, str]]
 """Key → code, path and reason of a row that could not be computed."""
 
 Encoded = tuple[Batch, np.ndarray, Failures]
-_Encode = Callable[[Sequence[Batch], int], Iterable[Encoded]]
-"""Batches and the batch size → each batch, its rows float32 [n, dim], and its failures."""
+_Encode = Callable[[Sequence[Batch], int, RowsPerCall], Iterable[Encoded]]
+"""Batches, batch size, rows per call → each batch, its rows float32 [n, dim], its failures."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +128,15 @@ def extract_images(
     keys = as_keys(list(paths))
     spec = _spec(kind, encoder.identity, encoder.preprocessing.describe(), encoder.dim, settings)
 
-    def encode(batches: Sequence[Batch], batch_size: int) -> Iterator[Encoded]:
+    def encode(batches: Sequence[Batch], batch_size: int, calls: RowsPerCall) -> Iterator[Encoded]:
         for batch, (images, failures) in zip(
             batches, _decoded(batches, paths, encoder, batch_size, settings), strict=True
         ):
-            features = encoder.encode(images).numpy()[: len(batch.keys)]
+
+            def call(start: int, stop: int, images: torch.Tensor = images) -> torch.Tensor:
+                return encoder.encode(_padded(images[start:stop], stop - start))
+
+            features = calls.encode(len(batch.keys), call)
             failed = {
                 batch.keys[row].tobytes(): {
                     "code": code,
@@ -162,11 +171,17 @@ def extract_texts(
     lengths = np.array(encoder.lengths(distinct), dtype=np.int32)
     spec = _spec(kind, encoder.identity, encoder.preprocessing, encoder.dim, settings)
 
-    def encode(batches: Sequence[Batch], batch_size: int) -> Iterator[Encoded]:
+    def encode(batches: Sequence[Batch], batch_size: int, calls: RowsPerCall) -> Iterator[Encoded]:
         for batch in batches:
             rows = [by_key[key.tobytes()] for key in batch.keys]
-            padded = rows + [""] * (batch_size - len(rows))
-            yield batch, encoder.encode(padded, batch.length).numpy()[: len(rows)], {}
+
+            def call(
+                start: int, stop: int, rows: list[str] = rows, length: int = batch.length
+            ) -> torch.Tensor:
+                part = rows[start:stop]
+                return encoder.encode(part + [""] * (stop - start - len(part)), length)
+
+            yield batch, calls.encode(len(rows), call), {}
 
     return _extract(keys, lengths, spec, encode, out, settings, "texts")
 
@@ -184,16 +199,18 @@ def _extract(
     if not len(keys):
         raise SightlineError(f"{out}: there are no {unit} to encode; look at the manifest")
     start = time.monotonic()
-    with FeatureSetWriter(out, spec) as writer:
+    writer = FeatureSetWriter(out, spec)
+    with _account(writer, unit), writer:
         batches = writer.plan(keys, lengths, batch_size=settings.batch_size)
         count = sum(len(batch.keys) for batch in batches)
+        calls = RowsPerCall(writer.rows_per_call, out.as_posix())
         with (
             progress(out.as_posix(), writer.planned_rows, unit, writer.resumed_rows) as advance,
             _writing_behind(writer) as write,
         ):
-            for batch, features, failed in encode(batches, writer.batch_size):
+            for batch, features, failed in encode(batches, writer.batch_size, calls):
                 good = np.array([key.tobytes() not in failed for key in batch.keys])
-                write(batch.keys[good], features[good], failed)
+                write(batch.keys[good], features[good], failed, calls.count)
                 advance(len(batch.keys))
         record = writer.publish(_computed_by(settings.device, writer.batch_size))
         failures, failures_path = writer.failures, writer.failures_path
@@ -238,20 +255,54 @@ def _check_failures(
 
 
 @contextmanager
+def _account(writer: FeatureSetWriter, unit: str) -> Iterator[None]:
+    """Say how much is done and how to go on when a signal or the disk ends the run."""
+
+    def kept() -> str:
+        if not writer.planned_rows:
+            return f"{writer.folder}: nothing was started"
+        return (
+            f"{writer.folder}: {writer.durable_rows:,} of {writer.planned_rows:,} {unit} are done "
+            "and kept"
+        )
+
+    try:
+        yield
+    except Stopped as stop:
+        stop.add_note(f"{kept()}; run the same command again to go on")
+        raise
+    except OSError as error:
+        remedy = "make room" if error.errno in _DISK_FULL else "mend that"
+        raise SightlineError(
+            f"{kept()}, then: {error.strerror or error}. What was published before is intact; "
+            f"{remedy} and run the same command again to go on"
+        ) from error
+
+
+@contextmanager
 def _writing_behind(writer: FeatureSetWriter) -> Iterator:
     """Yield a ``writer.add`` that runs in a thread of its own, a few batches behind at most."""
     pending: list[Future[None]] = []
 
     with ThreadPoolExecutor(max_workers=1) as pool:
 
-        def write(keys: Keys, features: np.ndarray, failed: Failures) -> None:
+        def write(keys: Keys, features: np.ndarray, failed: Failures, rows_per_call: int) -> None:
             while len(pending) >= _WRITES_AHEAD:
                 pending.pop(0).result()
-            pending.append(pool.submit(writer.add, keys, features, failed))
+            pending.append(pool.submit(writer.add, keys, features, failed, rows_per_call))
 
         yield write
         for future in pending:
             future.result()
+
+
+def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """``rows`` [n, …] with zeros up to ``count`` rows."""
+    if len(rows) == count:
+        return rows
+    padded = rows.new_zeros(count, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    return padded
 
 
 def _decoded(
@@ -261,7 +312,11 @@ def _decoded(
     batch_size: int,
     settings: ExtractSettings,
 ) -> Iterable[tuple[torch.Tensor, list[tuple[int, str, str]]]]:
-    """Decoded batches in plan order, from ``settings.workers`` processes."""
+    """Decoded batches in plan order, from ``settings.workers`` processes.
+
+    Raises:
+        SightlineError: such a process died.
+    """
     import torch
     from torch.utils.data import DataLoader
 
@@ -271,13 +326,23 @@ def _decoded(
     entries = [(paths[key.tobytes()], key.tobytes()) for batch in batches for key in batch.keys]
     dataset = DecodedBatches(entries, batch_size, encoder.preprocessing, settings.max_pixels)
     workers = min(settings.workers, len(batches))
-    return DataLoader(
+    loader = DataLoader(
         dataset,
         batch_size=None,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=decode_worker_init if workers else None,
     )
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        time.sleep(_SIGNAL_GRACE)  # a signal to the whole group may reach a worker before us
+        raise SightlineError(
+            f"a decode process died: {str(error).splitlines()[0]} What was finished is kept; run "
+            "the same command again, with fewer workers if memory was short (--workers 0: none)"
+        ) from error
 
 
 def _spec(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import os
 import subprocess
 import sys
 
@@ -11,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cache import BusyError, key_of_bytes, key_of_file, key_of_text
+from pipeline.cache import BusyError, SightlineError, key_of_bytes, key_of_file, key_of_text
 from pipeline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
 from pipeline.cache.lock import WriterLock
 
@@ -77,3 +80,54 @@ def test_a_second_writer_is_told_who_holds_the_lock(tmp_path):
     finally:
         other.kill()
         other.communicate()
+
+
+def test_one_process_cannot_write_twice_at_once(tmp_path):
+    with WriterLock(tmp_path):
+        with pytest.raises(BusyError, match="this process"), WriterLock(tmp_path):
+            pass
+        # and the attempt has not let go of the lock, as closing its file would have
+        code = (
+            "import sys; from pathlib import Path; from pipeline.cache.lock import WriterLock\n"
+            "WriterLock(Path(sys.argv[1])).__enter__()"
+        )
+        found = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+        )
+        assert f"process {os.getpid()}" in found.stderr
+    with WriterLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
+    def lockf(handle: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.lockf", lockf)
+    with pytest.raises(SightlineError, match=r"has no locks .* local disk"), WriterLock(tmp_path):
+        pass
+
+
+def test_a_lock_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
+    real, calls = fcntl.lockf, []
+
+    def lockf(handle: int, how: int) -> None:
+        if not calls:
+            (tmp_path / "lock").unlink()
+        calls.append(handle)
+        real(handle, how)
+
+    monkeypatch.setattr("fcntl.lockf", lockf)
+    with WriterLock(tmp_path):
+        assert len(calls) == 2
+        assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()}")
+
+
+def test_a_lock_is_never_a_link(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="symbolic links"), WriterLock(tmp_path / "run"):
+        pass
+    assert (tmp_path / "mine").read_text() == "precious"

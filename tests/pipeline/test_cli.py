@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,10 +83,20 @@ def test_doctor_says_what_there_is(monkeypatch, capsys):
     assert "HF_HUB_OFFLINE" in report["model hub"]
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
-    def interrupted() -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_with_one_line_on_how_to_go_on(monkeypatch, capsys, number):
+    def signalled() -> None:
+        signal.raise_signal(number)
 
-    monkeypatch.setattr("pipeline.cli.app", interrupted)
-    assert sightline(monkeypatch) == 130
-    assert "run the same command again" in capsys.readouterr().err
+    monkeypatch.setattr("pipeline.cli.app", signalled)
+    handlers = {
+        each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        assert sightline(monkeypatch) == 128 + number
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"stopped by {number.name}: ")
+    assert "run the same command again" in line
