@@ -1,0 +1,178 @@
+"""Boxes that people drew: Flickr30k Entities' sentences and annotations.
+
+Sentences/<image>.txt holds one caption a line, its phrases marked as ``[/EN#283585/people A man]``.
+Annotations/<image>.xml holds objects with the ids they belong to and a box, or ``nobndbox`` or
+``scene``. Boxes count pixels from 1 and include their last one. The format is described by its
+authors (Plummer et al., "Flickr30k Entities", ICCV 2015, and the README of their release).
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NOT_VISUAL = "notvisual"
+_MARK = re.compile(r"\[/EN#(\d+)((?:/[^/\s\]]+)+)\s")
+
+
+class EntitiesError(ValueError):
+    """A file that does not follow the format; the message says what was found, without the path."""
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A marked phrase: the entity it names, its types, and its span in the plain sentence."""
+
+    entity: str
+    types: tuple[str, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A caption without its marks, and its phrases in order."""
+
+    text: str
+    mentions: tuple[Mention, ...]
+
+
+@dataclass
+class Entity:
+    """What people drew for one id: boxes x0, y0, x1, y1 in pixels from 0, the end exclusive."""
+
+    boxes: list[tuple[float, float, float, float]] = field(default_factory=list)
+    scene: bool = False
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """One image's XML: its size in pixels as the file says it, and its entities by id."""
+
+    width: int
+    height: int
+    entities: dict[str, Entity]
+
+
+def parse_sentence(line: str) -> Sentence:
+    """Take the marks out of a sentence.
+
+    A phrase may hold brackets of its own as long as they come in pairs.
+
+    Raises:
+        EntitiesError: a mark that does not end.
+    """
+    text = ""
+    mentions: list[Mention] = []
+    at = 0
+    while (mark := _MARK.search(line, at)) is not None:
+        text += line[at : mark.start()]
+        end = _closing_bracket(line, mark.end())
+        phrase = line[mark.end() : end]
+        lead = len(phrase) - len(phrase.lstrip())
+        start = len(text) + lead
+        types = tuple(mark[2].strip("/").split("/"))
+        mentions.append(Mention(mark[1], types, start, start + len(phrase.strip())))
+        text += phrase
+        at = end + 1
+    return Sentence(text + line[at:], tuple(mentions))
+
+
+def read_sentences(path: Path) -> list[Sentence]:
+    """The sentences of one image.
+
+    Raises:
+        EntitiesError: no such file, not UTF-8, or a mark that does not end.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError as error:
+        raise EntitiesError("no such file") from error
+    except UnicodeDecodeError as error:
+        raise EntitiesError(f"byte {error.start} is not UTF-8") from error
+    sentences: list[Sentence] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                sentences.append(parse_sentence(line))
+            except EntitiesError as error:
+                raise EntitiesError(f"line {number}: {error}") from error
+    return sentences
+
+
+def read_annotation(path: Path) -> Annotation:
+    """The boxes of one image.
+
+    Raises:
+        EntitiesError: no such file, cut short or otherwise not XML, or an element is missing or
+            not a number.
+    """
+    try:
+        root = ElementTree.fromstring(path.read_bytes())
+    except FileNotFoundError as error:
+        raise EntitiesError("no such file") from error
+    except ElementTree.ParseError as error:
+        raise EntitiesError(f"not whole XML ({error})") from error
+    entities: dict[str, Entity] = {}
+    for thing in root.iter("object"):
+        names = [(name.text or "").strip() for name in thing.iter("name")]
+        if not any(names):
+            raise EntitiesError("an object without a name; expected the id of its phrases")
+        corners = thing.find("bndbox")
+        scene = (thing.findtext("scene") or "0").strip() == "1"
+        for name in names:
+            entity = entities.setdefault(name, Entity())
+            entity.scene = entity.scene or scene
+            if corners is not None:
+                x0, y0, x1, y1 = (
+                    _number(corners, edge) for edge in ("xmin", "ymin", "xmax", "ymax")
+                )
+                entity.boxes.append((x0 - 1, y0 - 1, x1, y1))
+    width, height = (int(_number(root, f"size/{edge}")) for edge in ("width", "height"))
+    return Annotation(width, height, entities)
+
+
+def align(sentence: Sentence, caption: str) -> Callable[[Mention], tuple[int, int] | None] | None:
+    """A function from the sentence's mentions to spans of ``caption``, or None.
+
+    The sentences are tokenised ("a man 's hat ."), a caption may be the raw one. They are the
+    same when their characters are, white space and case apart, or else their letters and digits;
+    spans are carried over character by character.
+    """
+    for counts in (lambda c: not c.isspace(), str.isalnum):
+        ours, theirs = _characters(caption, counts), _characters(sentence.text, counts)
+        if [c for c, _ in ours] != [c for c, _ in theirs]:
+            continue
+        pairs = [(there, here) for (_, there), (_, here) in zip(theirs, ours, strict=True)]
+
+        def span(mention: Mention, pairs: list[tuple[int, int]] = pairs) -> tuple[int, int] | None:
+            inside = [here for there, here in pairs if mention.start <= there < mention.end]
+            return (inside[0], inside[-1] + 1) if inside else None
+
+        return span
+    return None
+
+
+def _characters(text: str, counts: Callable[[str], bool]) -> list[tuple[str, int]]:
+    """Folded characters that count, each with its place in ``text``."""
+    return [(f, i) for i, c in enumerate(text) if counts(c) for f in c.casefold()]
+
+
+def _closing_bracket(line: str, start: int) -> int:
+    depth = 1
+    for i in range(start, len(line)):
+        depth += {"[": 1, "]": -1}.get(line[i], 0)
+        if not depth:
+            return i
+    raise EntitiesError(f"the mark at character {start} has no closing bracket")
+
+
+def _number(element: ElementTree.Element, name: str) -> float:
+    text = element.findtext(name)
+    try:
+        return float(text or "")
+    except ValueError:
+        raise EntitiesError(f"{name} is {text!r}, expected a number of pixels") from None
