@@ -4,7 +4,7 @@
 
 One process, one thread, files in the page cache, CPU time (so that a busy machine shows less).
 Both sides read the bytes, check the key and bring each image to ResNet's input (resize 256, centre
-crop 224, normalised float32): ours with `pipeline.extract.decode.decode_batch`, the other one as
+crop 224, normalised float32): ours with `pipeline.extract.batches.decode_batch`, the other one as
 torchvision's transforms do on Pillow images. "decode" is the first step alone. The two sides take
 turns, and the ratio of the medians is printed. Skips where there are no photographs.
 """
@@ -39,12 +39,14 @@ def main() -> None:
     from torchvision.models import ResNet50_Weights
 
     from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
-    from pipeline.extract.decode import decode_batch, decode_image
+    from pipeline.extract.batches import ImageReader, decode_batch
+    from pipeline.extract.decode import decode_image
 
     torch.set_num_threads(1)
     entries = [(path, hashlib.sha256(path.read_bytes()).digest()) for path in paths]
     contents = [path.read_bytes() for path in paths]
     ours = ImagePreprocessing((256, 256), (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
+    read = ImageReader(ours)
     transform = ResNet50_Weights.IMAGENET1K_V1.transforms()
 
     def ours_decode() -> None:
@@ -57,7 +59,7 @@ def main() -> None:
 
     def ours_batch() -> None:
         for start in range(0, len(entries), 64):
-            _, failures = decode_batch(entries[start : start + 64], 64, ours)
+            _, failures = decode_batch(entries[start : start + 64], 64, read)
             assert not failures
 
     def pillow_batch() -> None:

@@ -18,6 +18,11 @@ def image_root(dataset: str, source: Source) -> Path:
     return Path(root) if root is not None else dataset_folder(dataset) / "images"
 
 
+def phrases_file(dataset: str) -> Path:
+    """Which words of a data set's captions name which pixels."""
+    return dataset_folder(dataset) / "phrases.parquet"
+
+
 def features_folder(dataset: str, kind: str, encoder: str) -> Path:
     """One feature set."""
     return Path("data/features") / dataset / kind / encoder

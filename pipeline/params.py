@@ -15,6 +15,7 @@ from pipeline.cache.record import DTypeName
 from pipeline.datasets.base import Source
 from pipeline.datasets.registry import KINDS, source_type
 from pipeline.encoders.config import EncoderConfig
+from pipeline.extract.cutouts import CutoutRules
 from train.config import Precision, StudentConfig, TrainConfig
 
 FILE_NAME = "params.yaml"
@@ -35,6 +36,7 @@ class Graph(_Strict):
         pairs: data set whose images and captions the paired batches come from.
         text: data set whose sentences the text-only batches come from.
         image_encoders, text_encoders, teachers: names under `encoders` to run over `pairs`.
+        object_encoders: names under `encoders.image` to run over the objects of `pairs`.
         seeds: one training of every run for each.
         demo_seed: the one whose results `make demo` shows.
     """
@@ -42,6 +44,7 @@ class Graph(_Strict):
     pairs: str
     text: str
     image_encoders: list[str] = []
+    object_encoders: list[str] = []
     text_encoders: list[str] = []
     teachers: list[str] = []
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -57,7 +60,11 @@ class Encoders(_Strict):
 
 
 class Extract(_Strict):
-    """How the frozen models are run; see `pipeline.extract.run.ExtractSettings`."""
+    """How the frozen models are run; see `pipeline.extract.run.ExtractSettings`.
+
+    Attributes:
+        cutouts: what objects look like to an image encoder.
+    """
 
     device: str = "auto"
     precision: Precision = "fp32"
@@ -65,6 +72,7 @@ class Extract(_Strict):
     batch_size: int = Field(default=64, ge=1, le=4096)
     workers: int = Field(default=2, ge=0, le=256)
     max_failed: float = Field(default=0.01, ge=0, le=1)
+    cutouts: CutoutRules = CutoutRules()
 
 
 class Evaluation(_Strict):
@@ -142,6 +150,7 @@ class Params(_Strict):
             ("graph.pairs", [graph.pairs], datasets),
             ("graph.text", [graph.text], datasets),
             ("graph.image_encoders", graph.image_encoders, self.encoders.image),
+            ("graph.object_encoders", graph.object_encoders, self.encoders.image),
             ("graph.text_encoders", graph.text_encoders, self.encoders.text),
             ("graph.teachers", graph.teachers, self.encoders.teacher),
             ("report.baseline", [self.report.baseline], self.runs),

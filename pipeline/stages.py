@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from pipeline import layout
 from pipeline.cache import CAPTIONS, read_manifest
-from pipeline.extract.inputs import entries_of_manifest
+from pipeline.extract.inputs import entries_of_manifest, objects_of_phrases
 from pipeline.extract.run import (
     ExtractSettings,
     ExtractSummary,
     extract_images,
+    extract_objects,
     extract_texts,
 )
 from pipeline.params import Params
@@ -45,6 +46,22 @@ def image_features(params: Params, dataset: str, encoder: str) -> ExtractSummary
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
     out = layout.features_folder(dataset, "image", encoder)
     return extract_images(entries, model, out, settings)
+
+
+def object_features(params: Params, dataset: str, encoder: str) -> ExtractSummary:
+    """Features of every object that a caption of ``dataset`` names, by one image encoder."""
+    from pipeline.encoders.registry import build_image_encoder
+
+    _, source = params.source(dataset)
+    entries = objects_of_phrases(
+        layout.phrases_file(dataset),
+        layout.dataset_folder(dataset) / "images.parquet",
+        layout.image_root(dataset, source),
+    )
+    settings, device = settings_of(params)
+    model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
+    out = layout.features_folder(dataset, "object", encoder)
+    return extract_objects(entries, model, params.extract.cutouts, out, settings)
 
 
 def text_features(
@@ -166,5 +183,5 @@ def settings_of(params: Params) -> tuple[ExtractSettings, torch.device]:
 
     given = params.extract
     device = resolve_device(given.device)
-    settings = ExtractSettings(**{**given.model_dump(), "device": str(device)})
+    settings = ExtractSettings(**{**given.model_dump(exclude={"cutouts"}), "device": str(device)})
     return settings, device

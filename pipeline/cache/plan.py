@@ -32,7 +32,7 @@ class Plan:
 
     Attributes:
         fingerprint: of the rows to compute.
-        keys: uint8 [n, 32], sorted by length, then by key.
+        keys: uint8 [n, 32], sorted by length, then by group where there are groups, then by key.
         lengths: int32 [n], padded length of each row (0 for images).
         batch_size: rows of every batch, padding included.
         shard_rows: rows of a shard.
@@ -52,9 +52,16 @@ class Plan:
         lengths: NDArray[np.int32] | None,
         batch_size: int,
         shard_rows: int,
+        groups: Keys | None = None,
     ) -> Plan:
-        """Put distinct ``keys`` (uint8 [n, 32]) into the canonical order of computation."""
+        """Put distinct ``keys`` (uint8 [n, 32]) into the canonical order of computation.
+
+        Args:
+            groups: uint8 [n, 32]; rows of one group (the objects of one image) follow each other.
+        """
         by_key = sort_order(keys)
+        if groups is not None:
+            by_key = by_key[sort_order(groups[by_key])]
         if lengths is None:
             lengths = np.zeros(len(keys), dtype=np.int32)
         order = by_key[np.argsort(lengths[by_key], kind="stable")]

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from pipeline.cache.errors import CacheError
 
+CROP_RULE = "mask-transparent,tight-box/1"
+"""Everything outside the mask is transparent, and the cut-out ends with the mask's box."""
+
 _OFFSET = 48  # the compressed string uses the characters 48 to 111
 _MORE = 0x20
 

@@ -117,6 +117,7 @@ class FeatureSetWriter:
         *,
         batch_size: int,
         shard_bytes: int = TARGET_BYTES,
+        groups: Keys | None = None,
     ) -> list[Batch]:
         """The batches that are still to be computed for the set to hold exactly ``keys``.
 
@@ -125,6 +126,7 @@ class FeatureSetWriter:
             lengths: int32 [n], padded length of each row, or None where there is only one shape.
             batch_size: rows of every batch, padding included.
             shard_bytes: bytes of a shard's rows.
+            groups: uint8 [n, 32]; rows of one group are computed one after the other.
 
         Raises:
             SightlineError: the disk has no room for the estimated output.
@@ -146,6 +148,7 @@ class FeatureSetWriter:
             None if lengths is None else lengths[missing],
             batch_size,
             shard_rows,
+            None if groups is None else groups[first][missing],
         )
         if stored is None or stored.digest != plan.digest:
             plan.save(self.run_folder / "plan")

@@ -17,6 +17,9 @@ app = typer.Typer(help="Run one frozen model into a feature set.", no_args_is_he
 _WEIGHTS = Annotated[
     str, typer.Option(help="pretrained:TAG, file:PATH or random:SEED.", show_default=False)
 ]
+_IMAGE_ENCODER = Annotated[
+    str, typer.Option(help="resnet50, ViT-B-32, … or a model config (JSON).", show_default=False)
+]
 _TEXTS = Annotated[
     Path,
     typer.Option(help="A text file, one a line, or a captions or sentences manifest (Parquet)."),
@@ -33,7 +36,7 @@ def image(
     images: Annotated[
         Path, typer.Option(help="A folder of images, or an images manifest (Parquet).")
     ],
-    encoder: Annotated[str, typer.Option(help="resnet50, ViT-B-32, … or a model config (JSON).")],
+    encoder: _IMAGE_ENCODER,
     weights: _WEIGHTS,
     out: OUT,
     root: Annotated[
@@ -63,6 +66,54 @@ def image(
     )
     summary = extract_images(entries, build_image_encoder(config, where, precision), out, settings)
     _print(summary, out, as_json)
+
+
+@app.command("object")
+def objects(
+    phrases: Annotated[Path, typer.Option(help="A phrases manifest (Parquet).")],
+    images_manifest: Annotated[Path, typer.Option(help="The images manifest it belongs to.")],
+    root: Annotated[Path, typer.Option(help="Folder that the manifest's paths are relative to.")],
+    encoder: _IMAGE_ENCODER,
+    weights: _WEIGHTS,
+    out: OUT,
+    margin: Annotated[
+        float, typer.Option(min=0, max=1, help="Round an object, as a share of its longer side.")
+    ] = 0.1,
+    background: Annotated[
+        str, typer.Option(help="mean (the encoder's colour), white, black or keep.")
+    ] = "mean",
+    device: DEVICE = "auto",
+    precision: _PRECISION = "fp32",
+    dtype: _DTYPE = "float16",
+    batch_size: _BATCH = 64,
+    workers: _WORKERS = 2,
+    max_failed: _MAX_FAILED = 0.01,
+    as_json: JSON = False,
+) -> None:
+    """Encode the objects that phrases name, cut out by their masks, with a ResNet or a CLIP.
+
+    Example: sightline extract object --phrases data/mine/phrases.parquet --images-manifest
+    data/mine/images.parquet --root photos --encoder ViT-B-32 --weights random:0
+    --out features/objects
+    """
+    from pipeline.encoders.registry import build_image_encoder, named_encoder
+    from pipeline.extract.cutouts import BACKGROUNDS, CutoutRules
+    from pipeline.extract.inputs import objects_of_phrases
+    from pipeline.extract.run import extract_objects
+
+    if background not in BACKGROUNDS:
+        raise typer.BadParameter(
+            f"found {background!r}, expected one of {', '.join(BACKGROUNDS)}",
+            param_hint="background",
+        )
+    rules = CutoutRules(margin=margin, background=background)
+    config = named_encoder(encoder, weights, "image")
+    entries = objects_of_phrases(phrases, images_manifest, root)
+    settings, where = _settings(
+        device, precision, dtype, batch_size, workers=workers, max_failed=max_failed
+    )
+    model = build_image_encoder(config, where, precision)
+    _print(extract_objects(entries, model, rules, out, settings), out, as_json)
 
 
 @app.command()

@@ -43,6 +43,17 @@ def image_features(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE)
     print(f"{dataset}/image/{encoder}: {stages.image_features(_load(params), dataset, encoder)}")
 
 
+@app.command("object-features")
+def object_features(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE) -> None:
+    """Features of every object that a caption names, by one image encoder.
+
+    Example: sightline stage object-features scenes clip
+    """
+    from pipeline import stages
+
+    print(f"{dataset}/object/{encoder}: {stages.object_features(_load(params), dataset, encoder)}")
+
+
 @app.command("text-features")
 def text_features(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE) -> None:
     """Features of every caption, by a CLIP's text tower.

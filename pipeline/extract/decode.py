@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from pipeline.cache import SightlineError, key_of_bytes
-from pipeline.encoders.preprocessing import ImagePreprocessing
 
 MAX_PIXELS = 89_478_485
 """The largest image that is decoded, in pixels: Pillow's own limit, 256 MiB of RGB."""
@@ -32,7 +27,8 @@ class ImageError(SightlineError):
 
     Attributes:
         code: ``missing``, ``empty``, ``undecodable``, ``truncated``, ``too_many_pixels`` or
-            ``changed`` (its bytes are not those the manifest was made from).
+            ``changed`` (its bytes are not those the manifest was made from); of an object also
+            those of `pipeline.extract.objects`.
         reason: what was found, without the path.
     """
 
@@ -40,14 +36,6 @@ class ImageError(SightlineError):
         super().__init__(f"{code}: {reason}")
         self.code = code
         self.reason = reason
-
-
-class Failure(NamedTuple):
-    """An image of a batch that could not be used: its row there, an error code, the reason."""
-
-    row: int
-    code: str
-    reason: str
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
@@ -123,86 +111,6 @@ def load_image(path: Path, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
             "prepare the data set again",
         )
     return decode_image(data, max_pixels)
-
-
-def decode_batch(
-    entries: Sequence[tuple[Path, bytes]],
-    batch_size: int,
-    preprocessing: ImagePreprocessing,
-    max_pixels: int = MAX_PIXELS,
-) -> tuple[Tensor, list[Failure]]:
-    """Load the images of one batch and bring them to the model's input.
-
-    Args:
-        entries: at most `batch_size` pairs of path and key.
-
-    Returns:
-        float32 [batch_size, 3, h, w], zeros where an image failed or there is none; and the
-        failures, in order.
-    """
-    if len(entries) > batch_size:
-        raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
-    height, width = preprocessing.crop
-    batch = torch.zeros(batch_size, 3, height, width)
-    failures: list[Failure] = []
-    for row, (path, key) in enumerate(entries):
-        try:
-            image = load_image(path, key, max_pixels)
-            resized = preprocessing.resized(image.shape[1], image.shape[2])
-            if resized[0] * resized[1] > max_pixels:
-                # A strip one pixel wide grows to billions when its short side is scaled up.
-                raise ImageError(
-                    "too_many_pixels",
-                    f"{image.shape[2]} × {image.shape[1]} pixels would be resized to "
-                    f"{resized[1]} × {resized[0]}, at most {max_pixels:,} are allowed",
-                )
-            batch[row] = preprocessing(image)
-        except ImageError as error:
-            failures.append(Failure(row, error.code, error.reason))
-    return batch, failures
-
-
-class DecodedBatches(Dataset[tuple[Tensor, list[Failure]]]):
-    """The batches of an extraction, in order, for a `DataLoader` with ``batch_size=None``.
-
-    Item ``i`` is `decode_batch` of entries ``[i · batch_size, (i + 1) · batch_size)``: it depends
-    on nothing else, so the number of worker processes changes no byte.
-    """
-
-    def __init__(
-        self,
-        entries: Sequence[tuple[Path, bytes]],
-        batch_size: int,
-        preprocessing: ImagePreprocessing,
-        max_pixels: int = MAX_PIXELS,
-    ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; expected at least 1")
-        self._entries = entries
-        self._batch_size = batch_size
-        self._preprocessing = preprocessing
-        self._max_pixels = max_pixels
-
-    def __len__(self) -> int:
-        return -(-len(self._entries) // self._batch_size)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, list[Failure]]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
-        start = index * self._batch_size
-        entries = self._entries[start : start + self._batch_size]
-        return decode_batch(entries, self._batch_size, self._preprocessing, self._max_pixels)
-
-
-def decode_worker_init(worker_id: int) -> None:
-    """`worker_init_fn` of the decoding processes: one thread each, in a process group of its own.
-
-    Several workers with a thread pool each would fight over the cores that the encoder needs. A
-    signal to the group of the command (Ctrl-C, `timeout`) would end the workers first, and the
-    command could only tell that they died. They end with it, or seconds after it was killed.
-    """
-    torch.set_num_threads(1)
-    os.setpgid(0, 0)
 
 
 def _pixels(data: bytes, image: Image.Image) -> Tensor:

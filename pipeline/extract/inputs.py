@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.cache import IMAGES, SightlineError, read_manifest
+from pipeline.cache import IMAGES, PHRASES, SightlineError, key_column, read_manifest
+from pipeline.cache.keys import unique_sorted
 from pipeline.extract.run import ImageEntry
+
+if TYPE_CHECKING:
+    from pipeline.extract.objects import CutoutEntry
 
 
 def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]:
@@ -45,6 +50,40 @@ def entries_of_manifest(manifest: Path, root: Path) -> list[ImageEntry]:
     table = read_manifest(manifest, IMAGES)
     paths, keys = table["path"].to_pylist(), table["key"].to_pylist()
     return [ImageEntry(root / path, key) for path, key in zip(paths, keys, strict=True)]
+
+
+def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEntry]:
+    """The distinct objects of a phrases manifest, each with the file of its image.
+
+    Args:
+        phrases: phrases manifest.
+        images: images manifest of the same data set.
+        root: folder that the paths of ``images`` are relative to.
+
+    Raises:
+        SightlineError: a manifest is missing or of another kind, ``root`` is no folder, or a
+            phrase belongs to an image that ``images`` does not have.
+    """
+    from pipeline.extract.objects import CutoutEntry
+
+    paths = {entry.key: entry.path for entry in entries_of_manifest(images, root)}
+    table = read_manifest(phrases, PHRASES)
+    table = table.take(unique_sorted(key_column(table["cutout_key"])))
+    keys, image_keys = table["cutout_key"].to_pylist(), table["image_key"].to_pylist()
+    strange = {key for key in image_keys if key not in paths}
+    if strange:
+        first = "no key" if None in strange else min(strange).hex()[:16]
+        raise SightlineError(
+            f"{phrases}: its phrases belong to {len(strange):,} images that {images} does not "
+            f"have (such as {first}); make the phrases of these images, or name their manifest"
+        )
+    entries: list[CutoutEntry] = []
+    for key, image_key, mask in zip(keys, image_keys, table["mask"].to_pylist(), strict=True):
+        mask = mask or {}  # an object without one keeps its place, to become an error there
+        height, width = mask.get("size") or (0, 0)
+        counts = mask.get("counts") or ""
+        entries.append(CutoutEntry(paths[image_key], key, image_key, (height, width), counts))
+    return entries
 
 
 def texts_in(path: Path) -> list[str]:

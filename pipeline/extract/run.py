@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import torch
 
     from pipeline.encoders.base import EncoderIdentity, ImageEncoder, TextEncoder
+    from pipeline.extract.batches import Failure, Reader
+    from pipeline.extract.cutouts import CutoutRules
+    from pipeline.extract.objects import CutoutEntry
 
 _WRITES_AHEAD = 4
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -61,8 +64,7 @@ class ExtractSettings:
     device: str = "cpu"
 
 
-@dataclass(frozen=True)
-class ImageEntry:
+class ImageEntry(NamedTuple):
     """One image file and the SHA-256 of its bytes."""
 
     path: Path
@@ -113,7 +115,6 @@ def extract_images(
     encoder: ImageEncoder,
     out: Path,
     settings: ExtractSettings,
-    kind: Kind = "image",
 ) -> ExtractSummary:
     """Encode image files into the feature set ``out``.
 
@@ -124,30 +125,41 @@ def extract_images(
         SightlineError: no images, more failures than ``settings.max_failed`` (everything good was
             published before), or no room on the disk.
     """
-    paths = {entry.key: entry.path for entry in entries}
-    keys = as_keys(list(paths))
-    spec = _spec(kind, encoder.identity, encoder.preprocessing.describe(), encoder.dim, settings)
+    from pipeline.extract.batches import ImageReader
 
-    def encode(batches: Sequence[Batch], batch_size: int, calls: RowsPerCall) -> Iterator[Encoded]:
-        for batch, (images, failures) in zip(
-            batches, _decoded(batches, paths, encoder, batch_size, settings), strict=True
-        ):
+    by_key = {entry.key: entry for entry in entries}
+    read = ImageReader(encoder.preprocessing, settings.max_pixels)
+    described = encoder.preprocessing.describe()
+    spec = _spec("image", encoder.identity, described, encoder.dim, settings)
+    encode = _encode_pictures(by_key, read, encoder, settings)
+    return _extract(as_keys(list(by_key)), None, None, spec, encode, out, settings, "images")
 
-            def call(start: int, stop: int, images: torch.Tensor = images) -> torch.Tensor:
-                return encoder.encode(_padded(images[start:stop], stop - start))
 
-            features = calls.encode(len(batch.keys), call)
-            failed = {
-                batch.keys[row].tobytes(): {
-                    "code": code,
-                    "path": str(paths[batch.keys[row].tobytes()]),
-                    "reason": reason,
-                }
-                for row, code, reason in failures
-            }
-            yield batch, features, failed
+def extract_objects(
+    entries: Sequence[CutoutEntry],
+    encoder: ImageEncoder,
+    rules: CutoutRules,
+    out: Path,
+    settings: ExtractSettings,
+) -> ExtractSummary:
+    """Encode objects, cut out of their images, into the feature set ``out``.
 
-    return _extract(keys, None, spec, encode, out, settings, "images")
+    An object that several captions name counts once, and an image with several is decoded once
+    (twice where a batch ends between them).
+
+    Raises:
+        SightlineError: as `extract_images`.
+    """
+    from pipeline.extract.cutouts import CutoutPreprocessing
+    from pipeline.extract.objects import ObjectReader
+
+    by_key = {entry.key: entry for entry in entries}
+    groups = as_keys([entry.image_key for entry in by_key.values()])
+    preprocessing = CutoutPreprocessing(encoder.preprocessing, rules)
+    read = ObjectReader(preprocessing, settings.max_pixels)
+    spec = _spec("object", encoder.identity, preprocessing.describe(), encoder.dim, settings)
+    encode = _encode_pictures(by_key, read, encoder, settings)
+    return _extract(as_keys(list(by_key)), None, groups, spec, encode, out, settings, "objects")
 
 
 def extract_texts(
@@ -183,25 +195,26 @@ def extract_texts(
 
             yield batch, calls.encode(len(rows), call), {}
 
-    return _extract(keys, lengths, spec, encode, out, settings, "texts")
+    return _extract(keys, lengths, None, spec, encode, out, settings, "texts")
 
 
 def _extract(
     keys: Keys,
     lengths: np.ndarray | None,
+    groups: Keys | None,
     spec: FeatureSpec,
     encode: _Encode,
     out: Path,
     settings: ExtractSettings,
     unit: str,
 ) -> ExtractSummary:
-    """Plan, encode, write and publish; the part that images and texts share."""
+    """Plan, encode, write and publish; the part that images, objects and texts share."""
     if not len(keys):
         raise SightlineError(f"{out}: there are no {unit} to encode; look at the manifest")
     start = time.monotonic()
     writer = FeatureSetWriter(out, spec)
     with _account(writer, unit), writer:
-        batches = writer.plan(keys, lengths, batch_size=settings.batch_size)
+        batches = writer.plan(keys, lengths, batch_size=settings.batch_size, groups=groups)
         count = sum(len(batch.keys) for batch in batches)
         calls = RowsPerCall(writer.rows_per_call, out.as_posix())
         with (
@@ -296,6 +309,32 @@ def _writing_behind(writer: FeatureSetWriter) -> Iterator:
             future.result()
 
 
+def _encode_pictures(
+    by_key: Mapping[bytes, ImageEntry | CutoutEntry],
+    read: Reader,
+    encoder: ImageEncoder,
+    settings: ExtractSettings,
+) -> _Encode:
+    """Encode what ``read`` makes of the entries behind a batch's keys."""
+
+    def encode(batches: Sequence[Batch], batch_size: int, calls: RowsPerCall) -> Iterator[Encoded]:
+        entries = [[by_key[key.tobytes()] for key in batch.keys] for batch in batches]
+        decoded = _decoded(entries, read, batch_size, settings)
+        for batch, own, (inputs, failures) in zip(batches, entries, decoded, strict=True):
+
+            def call(start: int, stop: int, inputs: torch.Tensor = inputs) -> torch.Tensor:
+                return encoder.encode(_padded(inputs[start:stop], stop - start))
+
+            features = calls.encode(len(own), call)
+            failed = {
+                own[row].key: {"code": code, "path": str(own[row].path), "reason": reason}
+                for row, code, reason in failures
+            }
+            yield batch, features, failed
+
+    return encode
+
+
 def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
     """``rows`` [n, …] with zeros up to ``count`` rows."""
     if len(rows) == count:
@@ -306,12 +345,11 @@ def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _decoded(
-    batches: Sequence[Batch],
-    paths: dict[bytes, Path],
-    encoder: ImageEncoder,
+    batches: Sequence[Sequence[ImageEntry | CutoutEntry]],
+    read: Reader,
     batch_size: int,
     settings: ExtractSettings,
-) -> Iterable[tuple[torch.Tensor, list[tuple[int, str, str]]]]:
+) -> Iterable[tuple[torch.Tensor, list[Failure]]]:
     """Decoded batches in plan order, from ``settings.workers`` processes.
 
     Raises:
@@ -320,11 +358,11 @@ def _decoded(
     import torch
     from torch.utils.data import DataLoader
 
-    from pipeline.extract.decode import DecodedBatches, decode_worker_init
+    from pipeline.extract.batches import DecodedBatches, decode_worker_init
 
     # only the last batch of a plan is short, so the batches follow each other without a gap
-    entries = [(paths[key.tobytes()], key.tobytes()) for batch in batches for key in batch.keys]
-    dataset = DecodedBatches(entries, batch_size, encoder.preprocessing, settings.max_pixels)
+    entries = [entry for batch in batches for entry in batch]
+    dataset = DecodedBatches(entries, batch_size, read)
     workers = min(settings.workers, len(batches))
     loader = DataLoader(
         dataset,

@@ -16,14 +16,13 @@ from torch.utils.data import DataLoader
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import decode
-from pipeline.extract.decode import (
+from pipeline.extract.batches import (
     DecodedBatches,
-    ImageError,
+    ImageReader,
     decode_batch,
-    decode_image,
     decode_worker_init,
-    load_image,
 )
+from pipeline.extract.decode import ImageError, decode_image, load_image
 
 SMALL = ImagePreprocessing(
     resize=(16, 16), crop=(16, 16), interpolation="bilinear", mean=(0.5,) * 3, std=(0.5,) * 3
@@ -246,7 +245,7 @@ def test_a_bad_file_costs_its_own_row(tmp_path: Path) -> None:
     changed = (good[0], bytes(32))
     empty = entry(tmp_path, "empty.jpg", b"")
     batch, failures = decode_batch(
-        [cut, good, missing, changed, empty, folder, strip], 9, SMALL, max_pixels=100_000
+        [cut, good, missing, changed, empty, folder, strip], 9, ImageReader(SMALL, 100_000)
     )
     assert batch.shape == (9, 3, 16, 16)
     assert batch.dtype == torch.float32
@@ -263,7 +262,7 @@ def test_a_bad_file_costs_its_own_row(tmp_path: Path) -> None:
     others = [0, *range(2, 9)]
     assert not batch[others].any()
     with pytest.raises(ValueError, match="do not fit"):
-        decode_batch([good] * 3, 2, SMALL)
+        decode_batch([good] * 3, 2, ImageReader(SMALL))
 
 
 def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
@@ -271,7 +270,7 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
         entry(tmp_path, f"{i}.png", saved(photograph(20 + i, 30, seed=i), "PNG")) for i in range(7)
     ]
     entries[3] = (tmp_path / "gone", bytes(32))
-    batches = pickle.loads(pickle.dumps(DecodedBatches(entries, 3, SMALL)))
+    batches = pickle.loads(pickle.dumps(DecodedBatches(entries, 3, ImageReader(SMALL))))
     assert len(batches) == 3
     loader = DataLoader(batches, batch_size=None, num_workers=2, worker_init_fn=decode_worker_init)
     for (here, here_failures), (there, there_failures) in zip(

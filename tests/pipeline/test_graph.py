@@ -78,6 +78,7 @@ def test_every_feature_set_of_a_run_is_made_by_a_stage(given):
         layout.features_folder(graph.pairs, kind, encoder)
         for kind, encoders in [
             ("image", graph.image_encoders),
+            ("object", graph.object_encoders),
             ("text", graph.text_encoders),
             ("teacher", graph.teachers),
         ]

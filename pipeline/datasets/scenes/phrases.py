@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 
 from pipeline.cache.keys import key_of_text
 from pipeline.cache.manifest import PHRASES, write_manifest
-from pipeline.cache.rle import cutout_key, encode_mask
+from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
 from pipeline.datasets.scenes.captions import Caption
 from pipeline.datasets.scenes.draw import box_of
-
-CROP_RULE = "mask-transparent,tight-box/1"
-"""Everything outside the mask is transparent, and the cut-out ends with the mask's box."""
 
 
 class PhraseRows:

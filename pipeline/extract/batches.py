@@ -1,0 +1,127 @@
+"""Batches of model inputs from worker processes; what cannot be used costs its own row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from pipeline.encoders.preprocessing import ImagePreprocessing
+from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+
+
+class Failure(NamedTuple):
+    """An entry of a batch that could not be used: its row there, an error code, the reason."""
+
+    row: int
+    code: str
+    reason: str
+
+
+class Reader(Protocol):
+    """From one entry of a manifest to a model's input. Picklable: it goes to worker processes."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(h, w) of the input in pixels."""
+        ...
+
+    def __call__(self, entry: Any) -> Tensor:
+        """float32 [3, h, w], decided by ``entry`` alone.
+
+        Raises:
+            ImageError: the entry cannot be used.
+        """
+        ...
+
+
+class ImageReader:
+    """Reads whole images, as entries of path and key.
+
+    Args:
+        preprocessing: of the encoder.
+        max_pixels: largest width × height, of the file and of what it is resized to.
+    """
+
+    def __init__(self, preprocessing: ImagePreprocessing, max_pixels: int = MAX_PIXELS) -> None:
+        self._preprocessing = preprocessing
+        self._max_pixels = max_pixels
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self._preprocessing.crop
+
+    def __call__(self, entry: tuple[Path, bytes]) -> Tensor:
+        path, key = entry
+        image = load_image(path, key, self._max_pixels)
+        resized = self._preprocessing.resized(image.shape[1], image.shape[2])
+        if resized[0] * resized[1] > self._max_pixels:
+            # A strip one pixel wide grows to billions when its short side is scaled up.
+            raise ImageError(
+                "too_many_pixels",
+                f"{image.shape[2]} × {image.shape[1]} pixels would be resized to "
+                f"{resized[1]} × {resized[0]}, at most {self._max_pixels:,} are allowed",
+            )
+        return self._preprocessing(image)
+
+
+def decode_batch(
+    entries: Sequence[Any], batch_size: int, read: Reader
+) -> tuple[Tensor, list[Failure]]:
+    """Read the entries of one batch, at most `batch_size`.
+
+    Returns:
+        float32 [batch_size, 3, h, w], zeros where an entry failed or there is none; and the
+        failures, in order.
+    """
+    if len(entries) > batch_size:
+        raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
+    batch = torch.zeros(batch_size, 3, *read.size)
+    failures: list[Failure] = []
+    for row, entry in enumerate(entries):
+        try:
+            batch[row] = read(entry)
+        except ImageError as error:
+            failures.append(Failure(row, error.code, error.reason))
+    return batch, failures
+
+
+class DecodedBatches(Dataset[tuple[Tensor, list[Failure]]]):
+    """The batches of an extraction, in order, for a `DataLoader` with ``batch_size=None``.
+
+    Item ``i`` is `decode_batch` of entries ``[i · batch_size, (i + 1) · batch_size)``: it depends
+    on nothing else, so the number of worker processes changes no byte.
+    """
+
+    def __init__(self, entries: Sequence[Any], batch_size: int, read: Reader) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; expected at least 1")
+        self._entries = entries
+        self._batch_size = batch_size
+        self._read = read
+
+    def __len__(self) -> int:
+        return -(-len(self._entries) // self._batch_size)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, list[Failure]]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        start = index * self._batch_size
+        entries = self._entries[start : start + self._batch_size]
+        return decode_batch(entries, self._batch_size, self._read)
+
+
+def decode_worker_init(worker_id: int) -> None:
+    """`worker_init_fn` of the decoding processes: one thread each, in a process group of its own.
+
+    Several workers with a thread pool each would fight over the cores that the encoder needs. A
+    signal to the group of the command (Ctrl-C, `timeout`) would end the workers first, and the
+    command could only tell that they died. They end with it, or seconds after it was killed.
+    """
+    torch.set_num_threads(1)
+    os.setpgid(0, 0)

@@ -1,0 +1,122 @@
+"""From a cut-out to a model's input: a margin, a square, one resize, the background's colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline.cache.rle import CROP_RULE
+from pipeline.encoders.preprocessing import KERNEL, ImagePreprocessing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Background = Literal["mean", "white", "black", "keep"]
+BACKGROUNDS: tuple[Background, ...] = get_args(Background)
+
+COMPOSE = "margin round the longer side, square, premultiplied alpha resized to the input"
+"""How a cut-out becomes an input. Part of every object fingerprint: change it with the code."""
+
+_OPAQUE = 255
+
+
+class CutoutRules(BaseModel):
+    """What is chosen about the input that a cut-out becomes.
+
+    Attributes:
+        margin: on every side, as a share of the longer side.
+        background: what transparent pixels are composited on: the encoder's ``mean`` colour
+            (which normalises to 0), ``white`` or ``black``. ``keep`` leaves the image's own
+            pixels in the box; only what lies outside the box is the mean colour.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    margin: float = Field(default=0.1, ge=0, le=1)
+    background: Background = "mean"
+
+
+@dataclass(frozen=True)
+class CutoutPreprocessing:
+    """Makes an encoder's input of a cut-out. Frozen, picklable, holds no model.
+
+    The whole object is always in the input: there is no centre crop, which would cost a standing
+    person head and feet.
+
+    Attributes:
+        image: the encoder's preprocessing of whole images, of which the size of the input, the
+            resize filter and the normalisation hold here too.
+    """
+
+    image: ImagePreprocessing
+    rules: CutoutRules
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(h, w) of the input in pixels."""
+        return self.image.crop
+
+    def edge(self, height: int, width: int) -> int:
+        """Edge in pixels of the square that a cut-out of `height` × `width` is padded to."""
+        longer = max(height, width)
+        return longer + 2 * round(self.rules.margin * longer)
+
+    def __call__(self, cutout: Tensor) -> Tensor:
+        """Bring a cut-out to the model's input.
+
+        Args:
+            cutout: uint8 [4, H, W], RGB premultiplied with alpha: black where it is transparent.
+                A resize of straight colours would draw those of transparent pixels into the
+                object's edge.
+
+        Returns:
+            float32 [3, h, w], normalised.
+        """
+        import torch
+        from torch.nn import functional
+
+        height, width = cutout.shape[-2:]
+        edge = self.edge(height, width)
+        left, top = (edge - width) // 2, (edge - height) // 2
+        square = functional.pad(cutout, [left, edge - width - left, top, edge - height - top])
+        if self.size != (edge, edge):
+            square = functional.interpolate(
+                square.unsqueeze(0),
+                size=self.size,
+                mode=self.image.interpolation,
+                antialias=True,
+                align_corners=False,
+            ).squeeze(0)
+        alpha = square[3:]
+        # bicubic overshoots, and by more in a bright channel than in alpha
+        colour = torch.minimum(square[:3], alpha).to(torch.float32).div_(_OPAQUE)
+        mean = torch.tensor(self.image.mean).view(3, 1, 1)
+        std = torch.tensor(self.image.std).view(3, 1, 1)
+        clear = (_OPAQUE - alpha).to(torch.float32).div_(_OPAQUE)
+        return colour.add_(clear * self._behind(mean)).sub_(mean).div_(std).contiguous()
+
+    def _behind(self, mean: Tensor) -> Tensor:
+        """The colour behind the cut-out: float32 [3, 1, 1], 0–1."""
+        import torch
+
+        match self.rules.background:
+            case "white":
+                return torch.ones_like(mean)
+            case "black":
+                return torch.zeros_like(mean)
+        return mean
+
+    def describe(self) -> dict[str, object]:
+        """Everything that decides a pixel, as JSON values: part of the fingerprint."""
+        return {
+            "decoder": self.image.decoder,
+            "cutout": CROP_RULE,
+            "compose": COMPOSE,
+            **self.rules.model_dump(mode="json"),
+            "size": list(self.size),
+            "kernel": f"{self.image.interpolation}, {KERNEL}",
+            "mean": list(self.image.mean),
+            "std": list(self.image.std),
+        }

@@ -1,0 +1,134 @@
+"""The objects of a phrases manifest: a mask of an image becomes a cut-out, or a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.cache import CacheError
+from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
+from pipeline.extract.cutouts import CutoutPreprocessing
+from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+
+
+class CutoutEntry(NamedTuple):
+    """One object: the image file it is in, and its mask there.
+
+    Attributes:
+        path: the image file.
+        key: of the cut-out, as `pipeline.cache.rle.cutout_key` makes it (32 bytes).
+        image_key: SHA-256 of the file's bytes (32 bytes).
+        size: (height, width) of the mask in pixels.
+        counts: COCO's compressed runs.
+    """
+
+    path: Path
+    key: bytes
+    image_key: bytes
+    size: tuple[int, int]
+    counts: str
+
+
+def cut_out(image: Tensor, mask: NDArray[np.bool_], *, keep_background: bool = False) -> Tensor:
+    """Cut an object out of its image, tightly.
+
+    Args:
+        image: uint8 [3, H, W].
+        mask: bool [H, W].
+        keep_background: leave the whole box opaque.
+
+    Returns:
+        uint8 [4, h, w] of the mask's box: RGB premultiplied with alpha, which is 0 or 255.
+
+    Raises:
+        ImageError: ``mask_empty``.
+    """
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    if not len(rows):
+        raise ImageError("mask_empty", "the mask has no pixel")
+    box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    inside = np.ones_like(mask[box]) if keep_background else mask[box]
+    alpha = torch.from_numpy(np.ascontiguousarray(inside)).unsqueeze(0)
+    return torch.cat([image[:, *box] * alpha, alpha.to(torch.uint8) * 255])
+
+
+class ObjectReader:
+    """Reads objects as inputs of an encoder.
+
+    The image decoded last stays at hand, so that one with many objects is decoded once: a plan
+    keeps them together.
+
+    Args:
+        preprocessing: of cut-outs, for one encoder.
+        max_pixels: largest width × height, of an image and of a padded cut-out.
+    """
+
+    def __init__(self, preprocessing: CutoutPreprocessing, max_pixels: int = MAX_PIXELS) -> None:
+        self._preprocessing = preprocessing
+        self._max_pixels = max_pixels
+        self._last: tuple[tuple[Path, bytes], Tensor | ImageError] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self._preprocessing.size
+
+    def __call__(self, entry: CutoutEntry) -> Tensor:
+        """The input that an object becomes: float32 [3, h, w].
+
+        Raises:
+            ImageError: the codes of `load_image`; ``changed`` also if the cut-out's key is not
+                that of this image, mask and crop rule; ``mask_size`` if the mask is not of the
+                image's size, ``mask_damaged`` if it cannot be decoded, ``mask_empty``, or
+                ``too_many_pixels`` once padded.
+        """
+        return self._preprocessing(self.cutout(entry))
+
+    def cutout(self, entry: CutoutEntry) -> Tensor:
+        """The object as `cut_out` gives it: uint8 [4, h, w]."""
+        size, counts = list(entry.size), entry.counts
+        if cutout_key(entry.image_key, size, counts, CROP_RULE) != entry.key:
+            raise ImageError(
+                "changed",
+                "the cut-out's key is not that of its image and mask by the crop rule "
+                f"{CROP_RULE}; make the phrases again",
+            )
+        image = self._image(entry.path, entry.image_key)
+        height, width = image.shape[1:]
+        if entry.size != (height, width):
+            raise ImageError(
+                "mask_size",
+                f"the mask is {entry.size[1]} × {entry.size[0]} and the image "
+                f"{width} × {height} pixels; make the phrases again",
+            )
+        try:
+            mask = decode_mask(size, counts)
+        except CacheError as error:
+            raise ImageError("mask_damaged", str(error).removeprefix("mask: ")) from error
+        keep = self._preprocessing.rules.background == "keep"
+        cutout = cut_out(image, mask, keep_background=keep)
+        edge = self._preprocessing.edge(*cutout.shape[1:])
+        if edge**2 > self._max_pixels:
+            raise ImageError(
+                "too_many_pixels",
+                f"an object of {cutout.shape[2]} × {cutout.shape[1]} pixels would be padded to "
+                f"{edge} × {edge}, at most {self._max_pixels:,} are allowed",
+            )
+        return cutout
+
+    def _image(self, path: Path, key: bytes) -> Tensor:
+        """The decoded image, or the error that it gave."""
+        if self._last is None or self._last[0] != (path, key):
+            try:
+                found = load_image(path, key, self._max_pixels)
+            except ImageError as error:
+                found = error
+            self._last = (path, key), found
+        found = self._last[1]
+        if isinstance(found, ImageError):
+            raise found
+        return found

@@ -1,0 +1,269 @@
+"""`sightline extract object`: from phrases to features, whatever is wrong with some."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from pipeline.cache import (
+    IMAGES,
+    PHRASES,
+    FeatureSet,
+    key_of_file,
+    key_of_text,
+    verify,
+    write_manifest,
+)
+from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
+from pipeline.cli import main
+from pipeline.extract import objects
+
+CLIP = {
+    "embed_dim": 8,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
+    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+OBJECTS = 3  # of each image
+
+
+class Photos:
+    """Five images with three objects each, which two captions name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[dict] = []
+        self.paths: list[str] = []
+        (folder / "photos").mkdir()
+        rng = np.random.default_rng(0)
+        for i in range(5):
+            pixels = rng.integers(0, 256, (30, 40 + i, 3), dtype=np.uint8)
+            self.paths.append(f"{i}.png")
+            Image.fromarray(pixels).save(folder / "photos" / f"{i}.png")
+            for k in range(OBJECTS):
+                mask = np.zeros(pixels.shape[:2], dtype=bool)
+                mask[3 : 9 + k, 4 + 10 * k : 12 + 10 * k] = True
+                self.name(i, encode_mask(mask))
+        self.write_images()
+
+    def name(self, image: int, code: dict) -> bytes:
+        """Add the phrases of one object; its key."""
+        image_key = key_of_file(self.folder / "photos" / self.paths[image])
+        key = cutout_key(image_key, code["size"], code["counts"], CROP_RULE)
+        row = {"image_key": image_key, "phrase": "a thing", "char_start": 0, "char_end": 7}
+        row |= {"box": [0.0, 0.0, 1.0, 1.0], "score": 1.0, "mask": code, "cutout_key": key}
+        for caption in ("a thing is here", "a thing is there"):
+            self.rows.append({**row, "caption_key": key_of_text(caption)})
+        return key
+
+    def write_images(self) -> None:
+        keys = [key_of_file(self.folder / "photos" / path) for path in self.paths]
+        columns = {"image_id": self.paths, "path": self.paths, "key": keys}
+        columns |= {name: [0] * len(keys) for name in ("width", "height")}
+        columns |= {"split": ["train"] * len(keys)}
+        table = pa.table({name: columns[name] for name in IMAGES.names}, schema=IMAGES)
+        write_manifest(self.folder / "images.parquet", table, IMAGES)
+
+    def extract(self, monkeypatch, out: str = "out", **options: object) -> int:
+        """Run the command on the phrases as they are; its exit code."""
+        table = pa.Table.from_pylist(self.rows, schema=PHRASES)
+        write_manifest(self.folder / "phrases.parquet", table, PHRASES)
+        (self.folder / "clip.json").write_text(json.dumps(CLIP))
+        words = {
+            "phrases": self.folder / "phrases.parquet",
+            "images-manifest": self.folder / "images.parquet",
+            "root": self.folder / "photos",
+            "encoder": self.folder / "clip.json",
+            "weights": "random:0",
+            "out": self.folder / out,
+            "batch-size": 4,
+            "workers": 0,
+            **{name.replace("_", "-"): value for name, value in options.items()},
+        }
+        line = [str(word) for name, value in words.items() for word in (f"--{name}", value)]
+        monkeypatch.setattr(sys, "argv", ["sightline", "extract", "object", *line, "--json"])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return int(caught.value.code or 0)
+
+    def failures(self) -> dict[str, str]:
+        """Code → reason of the rows in error."""
+        lines = (self.folder / "out.run" / "failures.jsonl").read_text().splitlines()
+        return {each["code"]: each["reason"] for each in map(json.loads, lines)}
+
+
+@pytest.fixture
+def photos(tmp_path) -> Photos:
+    return Photos(tmp_path)
+
+
+def test_each_object_is_one_row_however_often_it_is_named(monkeypatch, capsys, photos):
+    assert photos.extract(monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out)["computed"] == 15
+    features = FeatureSet.open(photos.folder / "out")
+    assert (len(features), features.dim) == (15, 8)
+    assert features.record.spec.kind == "object"
+    assert features.record.spec.preprocessing["margin"] == 0.1
+    rows = features.take([row["cutout_key"] for row in photos.rows[::2]])
+    assert len(np.unique(rows, axis=0)) == 15
+    assert verify(photos.folder / "out") == []
+
+
+def test_a_row_is_the_encoding_of_its_own_cut_out(monkeypatch, photos):
+    import torch
+
+    from pipeline.encoders.registry import build_image_encoder, named_encoder
+    from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
+    from pipeline.extract.inputs import objects_of_phrases
+
+    assert photos.extract(monkeypatch, dtype="float32") == 0
+    config = named_encoder(str(photos.folder / "clip.json"), "random:0", "image")
+    encoder = build_image_encoder(config, torch.device("cpu"), "fp32")
+    read = objects.ObjectReader(CutoutPreprocessing(encoder.preprocessing, CutoutRules()))
+    features = FeatureSet.open(photos.folder / "out")
+    manifests = photos.folder / "phrases.parquet", photos.folder / "images.parquet"
+    for entry in objects_of_phrases(*manifests, photos.folder / "photos"):
+        alone = encoder.encode(read(entry).unsqueeze(0))[0]
+        np.testing.assert_allclose(features.take([entry.key])[0], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_is_decoded_once_for_all_its_objects(monkeypatch, photos):
+    loaded = []
+    usual = objects.load_image
+
+    def load_image(path, *others):
+        loaded.append(path)
+        return usual(path, *others)
+
+    monkeypatch.setattr(objects, "load_image", load_image)
+    assert photos.extract(monkeypatch) == 0
+    assert len(loaded) == len(set(loaded)) == 5
+
+
+def test_the_number_of_workers_changes_no_byte(monkeypatch, photos):
+    photos.name(2, {"size": [30, 42], "counts": "00"})  # one row in error
+    files = []
+    for workers in (0, 2):
+        assert photos.extract(monkeypatch, str(workers), workers=workers, max_failed=0.5) == 0
+        folder = photos.folder / str(workers)
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert files[0] == files[1]
+
+
+def test_the_order_of_phrases_and_images_changes_no_byte(monkeypatch, photos):
+    files = []
+    for out in ("one", "two"):
+        assert photos.extract(monkeypatch, out) == 0
+        files.append({path.name: path.read_bytes() for path in (photos.folder / out).iterdir()})
+        photos.rows.reverse()
+        photos.paths.reverse()
+        photos.write_images()
+    assert files[0] == files[1]
+
+
+def test_new_phrases_compute_only_new_objects(monkeypatch, capsys, photos):
+    computed = []
+    for step in range(3):
+        if step == 2:
+            mask = np.zeros((30, 41), dtype=bool)
+            mask[20:25, 1:30] = True
+            new = photos.name(1, encode_mask(mask))
+        assert photos.extract(monkeypatch) == 0
+        computed.append(json.loads(capsys.readouterr().out)["computed"])
+    assert computed == [15, 0, 1]
+    assert len(FeatureSet.open(photos.folder / "out").take([new])) == 1
+
+
+@pytest.mark.parametrize("change", [{"margin": 0.2}, {"background": "white"}])
+def test_other_rules_are_another_feature_set(monkeypatch, capsys, photos, change):
+    fingerprints, computed = set(), []
+    for options in ({}, change):
+        assert photos.extract(monkeypatch, **options) == 0
+        said = json.loads(capsys.readouterr().out)
+        fingerprints.add(said["fingerprint"])
+        computed.append(said["computed"])
+    assert len(fingerprints) == 2
+    assert computed == [15, 15]
+
+
+def test_what_cannot_be_cut_out_costs_its_own_row(monkeypatch, photos):
+    whole = np.ones((30, 43), dtype=bool)
+    photos.name(3, encode_mask(whole[:, :40]))  # of another size than the image
+    photos.name(3, encode_mask(~whole))
+    photos.name(3, {"size": [30, 43], "counts": "5"})  # too few runs
+    photos.name(3, {"size": [30, 43], "counts": "no code: \x00"})
+    changed = photos.name(3, encode_mask(whole))
+    for row in photos.rows:
+        if row["cutout_key"] == changed:
+            row["cutout_key"] = bytes(32)
+    (photos.folder / "photos" / "0.png").unlink()
+    assert photos.extract(monkeypatch, max_failed=0.5) == 0
+    features = FeatureSet.open(photos.folder / "out")
+    assert len(features) == 12
+    codes = sorted(features.failed.values())
+    assert (
+        codes
+        == ["changed", "mask_damaged", "mask_damaged", "mask_empty", "mask_size"]
+        + ["missing"] * OBJECTS
+    )
+    failures = photos.failures()
+    assert failures["missing"] == "no such file"
+    assert "the mask is 40 × 30 and the image 43 × 30 pixels" in failures["mask_size"]
+    assert CROP_RULE in failures["changed"]
+
+
+def test_a_phrase_without_a_mask_costs_its_own_row(monkeypatch, photos):
+    for row in photos.rows[:2]:
+        row["mask"] = None
+    assert photos.extract(monkeypatch, max_failed=0.5) == 0
+    assert list(FeatureSet.open(photos.folder / "out").failed.values()) == ["changed"]
+
+
+def test_too_many_failures_end_it_after_the_good_ones_are_published(monkeypatch, capsys, photos):
+    (photos.folder / "photos" / "0.png").write_bytes(b"")
+    assert photos.extract(monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert "3 of 15 rows failed" in said
+    assert "0.png" in said
+    assert len(FeatureSet.open(photos.folder / "out")) == 12
+
+
+def test_phrases_of_other_images_are_one_clear_error(monkeypatch, capsys, photos):
+    photos.paths.pop()
+    photos.write_images()
+    assert photos.extract(monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert "belong to 1 images that" in said
+    assert "Traceback" not in said
+
+
+def test_a_huge_object_is_refused(monkeypatch, photos):
+    from pipeline.encoders.preprocessing import ImagePreprocessing
+    from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
+    from pipeline.extract.decode import ImageError
+    from pipeline.extract.inputs import objects_of_phrases
+
+    Image.new("RGB", (400, 1)).save(photos.folder / "photos" / "strip.png")
+    photos.paths.append("strip.png")
+    photos.write_images()
+    strip = photos.name(5, encode_mask(np.ones((1, 400), dtype=bool)))
+    assert photos.extract(monkeypatch) == 0
+    manifests = photos.folder / "phrases.parquet", photos.folder / "images.parquet"
+    entries = objects_of_phrases(*manifests, photos.folder / "photos")
+    image = ImagePreprocessing((8, 8), (8, 8), "bilinear", (0.5,) * 3, (0.5,) * 3)
+    read = objects.ObjectReader(CutoutPreprocessing(image, CutoutRules()), max_pixels=480**2 - 1)
+    (entry,) = [entry for entry in entries if entry.key == strip]
+    with pytest.raises(ImageError, match="padded to 480 × 480") as caught:
+        read(entry)
+    assert caught.value.code == "too_many_pixels"
+
+
+def test_a_background_that_there_is_not(monkeypatch, capsys, photos):
+    assert photos.extract(monkeypatch, background="grey") == 2
+    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "expected one of mean, white, black, keep" in said
