@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,17 @@ _BLOCK = 8192
 
 
 def content_digest(
-    folder: Path, spec: FeatureSpec, index: Index, shards: Sequence[ShardRecord]
+    folder: Path,
+    spec: FeatureSpec,
+    index: Index,
+    shards: Sequence[ShardRecord],
+    progress: Callable[[int], None] = lambda _: None,
 ) -> str:
     """SHA-256 (hex) over every live key and its row, sorted by key, then every failed key.
 
     Equal for two sets of one fingerprint exactly when they hold the same rows, whatever the
-    history of adding, removing and killing that led to their shards.
+    history of adding, removing and killing that led to their shards. ``progress`` is told the
+    bytes of the rows that were read.
     """
     view = RowView.open(folder, spec, shards)
     positions = view.positions(index.shards, index.rows)
@@ -30,6 +35,7 @@ def content_digest(
         rows = view.read(positions[start : start + _BLOCK])
         keys = index.keys[start : start + _BLOCK]
         total.update(np.hstack([keys, rows.view(np.uint8).reshape(len(rows), -1)]).data)
+        progress(rows.nbytes)
     for key in sorted(index.failed):
         total.update(key + index.failed[key].encode())
     return total.hexdigest()

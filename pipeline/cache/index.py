@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,12 +15,13 @@ from numpy.typing import NDArray
 
 from pipeline.cache.atomic import write_bytes
 from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import Keys, prefixes
+from pipeline.cache.keys import Keys, increasing
 from pipeline.cache.manifest import key_array, key_column
 from pipeline.cache.record import FeatureSetRecord, FileRecord
 from pipeline.cache.shard import check_file
 
 OK = "ok"
+_CODE = re.compile(r"[a-z0-9_]{1,40}")  # each failed row holds its own copy
 _SCHEMA = pa.schema(
     [
         ("key", pa.binary(32)),
@@ -28,8 +30,9 @@ _SCHEMA = pa.schema(
         ("status", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
-# keys are random bytes: neither compression nor a dictionary can make them smaller
-_COMPRESSION = {"key": "none", "shard": "zstd", "row": "zstd", "status": "zstd"}
+# No column is compressed, so that a small file cannot become a large table. Keys are random bytes,
+# and shards and rows are mostly counted up, which differences say in a few bits.
+_ENCODING = {"key": "PLAIN", "shard": "DELTA_BINARY_PACKED", "row": "DELTA_BINARY_PACKED"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,12 @@ class Index:
     shards: NDArray[np.int32]
     rows: NDArray[np.int32]
     failed: dict[bytes, str]
+
+    def by_shard(self, count: int) -> list[NDArray[np.int64]]:
+        """For each of ``count`` shards the entries that point into it."""
+        order = np.argsort(self.shards, kind="stable")
+        edges = np.searchsorted(self.shards[order], np.arange(count + 1))
+        return [order[start:end] for start, end in pairwise(edges)]
 
 
 def write_index(folder: Path, index: Index) -> FileRecord:
@@ -70,7 +79,8 @@ def write_index(folder: Path, index: Index) -> FileRecord:
     pq.write_table(
         table,
         sink,
-        compression=_COMPRESSION,  # pyright: ignore[reportArgumentType]
+        compression="none",
+        column_encoding=_ENCODING,
         use_dictionary=["status"],  # pyright: ignore[reportArgumentType]
         write_statistics=False,
     )
@@ -79,6 +89,12 @@ def write_index(folder: Path, index: Index) -> FileRecord:
     name = f"index-{sha256[:32]}.parquet"
     write_bytes(folder / name, data)
     return FileRecord(name=name, sha256=sha256, bytes=len(data))
+
+
+def _compressed(metadata: pq.FileMetaData) -> bool:
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    columns = (group.column(i) for group in groups for i in range(group.num_columns))
+    return any(column.compression != "UNCOMPRESSED" for column in columns)
 
 
 def read_index(folder: Path, record: FeatureSetRecord) -> Index:
@@ -94,17 +110,22 @@ def read_index(folder: Path, record: FeatureSetRecord) -> Index:
             found, expected = file.metadata.num_rows, record.rows + record.failed
             if found != expected:
                 raise CacheError(f"{path}: {found} rows, expected {expected}; {remedy}")
-            if not file.schema_arrow.equals(_SCHEMA):
+            if not file.schema_arrow.equals(_SCHEMA) or _compressed(file.metadata):
                 raise CacheError(f"{path}: not an index of this version; {remedy}")
             table = file.read()
-    except (pa.ArrowException, OSError) as error:
+    except CacheError:
+        raise
+    except Exception as error:  # on forged or damaged files the library raises anything at all
         raise CacheError(f"{path}: not a readable Parquet file ({error}); {remedy}") from error
     if any(table.column(name).null_count for name in table.column_names):
         raise CacheError(f"{path}: holds empty cells; {remedy}")
     keys = key_column(table.column("key"))
-    if not _increasing(keys):
+    if not increasing(keys):
         raise CacheError(f"{path}: keys are not sorted or appear twice; {remedy}")
     shards, rows = table.column("shard").to_numpy(), table.column("row").to_numpy()
+    codes = {code for chunk in table.column("status").chunks for code in chunk.dictionary.tolist()}
+    if not all(isinstance(code, str) and _CODE.fullmatch(code) for code in codes):
+        raise CacheError(f"{path}: holds error codes that are none; {remedy}")
     live = shards >= 0
     status = table.column("status").filter(pa.array(~live)).to_pylist()
     bad = keys[~live]
@@ -118,13 +139,3 @@ def read_index(folder: Path, record: FeatureSetRecord) -> Index:
     if len(keys) != record.rows or not inside:
         raise CacheError(f"{path}: points to rows that no shard has; {remedy}")
     return Index(keys, shards, rows, failed)
-
-
-def _increasing(keys: Keys) -> bool:
-    if len(keys) < 2:
-        return True
-    heads = prefixes(keys)
-    if (heads[1:] > heads[:-1]).all():
-        return True
-    flat = [row.tobytes() for row in keys]  # equal prefixes: compare in full
-    return all(a < b for a, b in pairwise(flat))

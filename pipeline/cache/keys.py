@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,17 @@ def unique_sorted(keys: Keys) -> NDArray[np.int64]:
     first = np.ones(len(order), dtype=bool)
     first[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
     return order[first]
+
+
+def increasing(keys: Keys) -> bool:
+    """Whether ``keys`` are in strictly increasing order: sorted, and none twice."""
+    if len(keys) < 2:
+        return True
+    heads = prefixes(keys)
+    if (heads[1:] > heads[:-1]).all():
+        return True
+    flat = [row.tobytes() for row in keys]  # equal prefixes: compare in full
+    return all(a < b for a, b in pairwise(flat))
 
 
 def prefixes(keys: Keys) -> NDArray[np.uint64]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -92,3 +94,14 @@ def _refusal(path: Path, error: OSError, holder: str) -> SightlineError:
         f"{path}: this file system has no locks ({error.strerror}); two runs could damage each "
         "other. Put the output on a local disk."
     )
+
+
+@contextmanager
+def locked(feature_set: Path) -> Iterator[None]:
+    """Hold the writer's lock of a feature set while its files are changed.
+
+    Raises:
+        BusyError: a run is writing there.
+    """
+    with WriterLock(feature_set.with_name(feature_set.name + ".run")):
+        yield

@@ -15,9 +15,12 @@ from pipeline.cache.errors import CacheError
 
 FILE_NAME = "feature_set.json"
 SCHEMA = "sightline.feature_set/1"
-MAX_BYTES = 64 << 20
-"""A commit file above this size is refused unread (a shard's entry takes about 400 bytes)."""
+MAX_BYTES = 8 << 20
+"""A commit file above this size is refused unread. It has room for 20,000 shards, more than a
+terabyte of features; JSON of this size can be made to take thirty times its bytes in memory."""
 
+# Whoever prints these must not find line ends or a terminal's escape sequences in them.
+_Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 DTypeName = Literal["float16", "float32"]
@@ -39,9 +42,9 @@ class EncoderRecord(_Strict):
         untrained: the weights are random; every report says so.
     """
 
-    name: str
-    source: str
-    revision: str = ""
+    name: _Line
+    source: _Line
+    revision: _Line = ""
     weights_sha256: _Sha256
     untrained: bool = False
 
@@ -52,7 +55,7 @@ class FeatureSpec(_Strict):
     kind: Kind
     encoder: EncoderRecord
     preprocessing: dict[str, Any]
-    precision: str
+    precision: _Line
     dim: Annotated[int, Field(ge=1, le=1 << 20)]
     dtype: DTypeName
 
@@ -94,7 +97,7 @@ class ShardRecord(FileRecord):
     """One shard. ``computed`` (device, library versions, batch size) is told, never hashed."""
 
     rows: Annotated[int, Field(ge=1, lt=1 << 31)]
-    computed: dict[str, str | int]
+    computed: dict[_Line, _Line | int]
 
 
 class FeatureSetRecord(_Strict):
@@ -123,9 +126,14 @@ def digest(value: object) -> str:
 
 def write_record(folder: Path, record: FeatureSetRecord) -> None:
     """Publish: replace ``folder/feature_set.json`` by ``record``, with a digest of itself last."""
+    write_bytes(folder / FILE_NAME, to_bytes(record))
+
+
+def to_bytes(record: FeatureSetRecord) -> bytes:
+    """The commit file of a record: its fields and a digest of them, always in the same bytes."""
     body = record.model_dump(mode="json", by_alias=True)
     text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
-    write_bytes(folder / FILE_NAME, (text + "\n").encode())
+    return (text + "\n").encode()
 
 
 def read_record(folder: Path) -> FeatureSetRecord:
@@ -133,22 +141,34 @@ def read_record(folder: Path) -> FeatureSetRecord:
 
     Raises:
         CacheError: no such file, not JSON, another schema version, an unknown or missing field,
-            a digest that does not fit, or file names that leave the folder.
+            a digest that does not fit, file names that leave the folder, or numbers of rows for
+            which the files are too small.
     """
     path = folder / FILE_NAME
     again = "pull it again, or run its stage again"
+    if path.is_symlink():
+        raise CacheError(f"{path}: is a link; a feature set holds no links")
     if not path.is_file():
         raise CacheError(f"{folder}: no feature set here (no {FILE_NAME}); {again}")
     if path.stat().st_size > MAX_BYTES:
         raise CacheError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_BYTES} allowed")
     try:
-        body = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        return _parse(path, path.read_bytes(), again)
+    except RecursionError as error:
+        raise CacheError(f"{path}: not usable JSON (nested too deeply); {again}") from error
+    except UnicodeEncodeError as error:
+        raise CacheError(f"{path}: holds text that is not Unicode; {again}") from error
+
+
+def _parse(path: Path, data: bytes, again: str) -> FeatureSetRecord:
+    try:
+        body = json.loads(data, parse_constant=_no_number)
+    except ValueError as error:
         raise CacheError(f"{path}: cut short or not JSON ({error}); {again}") from error
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
         found = body.get("schema", "none") if isinstance(body, dict) else type(body).__name__
         raise CacheError(
-            f"{path}: schema version {found}, expected {SCHEMA}; "
+            f"{path}: schema version {str(found)[:80]!r}, expected {SCHEMA}; "
             "use the Sightline version that wrote it, or run its stage again"
         )
     claimed = body.pop("digest", None)
@@ -163,7 +183,12 @@ def read_record(folder: Path) -> FeatureSetRecord:
     if record.fingerprint != record.spec.fingerprint:
         raise CacheError(f"{path}: its fingerprint does not fit its encoder; {again}")
     _check_names(path, record)
+    _check_sizes(path, record)
     return record
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _check_names(path: Path, record: FeatureSetRecord) -> None:
@@ -174,6 +199,21 @@ def _check_names(path: Path, record: FeatureSetRecord) -> None:
             raise CacheError(f"{path}: file name {name[:80]!r} is not allowed in a feature set")
     if len(set(names)) != len(names):
         raise CacheError(f"{path}: names a file twice")
+
+
+def _check_sizes(path: Path, record: FeatureSetRecord) -> None:
+    """Rows must have room in the files, so that no claim makes a reader reserve memory for it."""
+    row_bytes = record.spec.dim * (2 if record.spec.dtype == "float16" else 4) + 32
+    for file, rows, each in [
+        (record.index, record.rows + record.failed, 32),  # keys do not compress
+        *((shard, shard.rows, row_bytes) for shard in record.shards),
+    ]:
+        if file.bytes < rows * each:
+            raise CacheError(
+                f"{path}: {file.name} of {file.bytes} bytes cannot hold {rows} rows of {each} bytes"
+            )
+    if record.rows > sum(shard.rows for shard in record.shards):
+        raise CacheError(f"{path}: {record.rows} rows, more than its shards have")
 
 
 def _flat(value: object, prefix: str = "") -> dict[str, object]:

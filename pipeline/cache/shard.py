@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -68,15 +70,16 @@ def map_features(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -
         CacheError: the file is missing, cut short, or laid out in any way but one contiguous run
             of plain numbers inside this very file.
     """
-    offset = _offset(folder, record, FEATURES, (record.rows, dim), dtype)
-    path = folder / record.name
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(record.rows, dim))
+    shape = (record.rows, dim)
+    offset, _ = _offsets(folder, record, dim, dtype)
+    return np.memmap(folder / record.name, dtype=dtype, mode="r", offset=offset, shape=shape)
 
 
 def map_keys(folder: Path, record: ShardRecord) -> NDArray[np.uint8]:
     """The keys of a shard as a read-only memory map, uint8 [rows, 32]; raises as `map_features`."""
     shape = (record.rows, KEY_BYTES)
-    offset = _offset(folder, record, KEYS, shape, np.dtype(np.uint8))
+    with _opened(folder, record) as file:
+        offset = _offset(file, folder / record.name, record, KEYS, shape, np.dtype(np.uint8))
     return np.memmap(folder / record.name, dtype=np.uint8, mode="r", offset=offset, shape=shape)
 
 
@@ -105,30 +108,59 @@ def check_file(folder: Path, record: FileRecord) -> Path:
     return path
 
 
-def _offset(
-    folder: Path, record: ShardRecord, name: str, shape: tuple[int, int], dtype: np.dtype
-) -> int:
+def _offsets(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> tuple[int, int]:
+    """Where features and keys begin in a shard, once both are known to be plain and apart."""
+    path = folder / record.name
+    wide, narrow = (record.rows, dim), (record.rows, KEY_BYTES)
+    with _opened(folder, record) as file:
+        features = _offset(file, path, record, FEATURES, wide, dtype)
+        keys = _offset(file, path, record, KEYS, narrow, np.dtype(np.uint8))
+    ends = features + _size(wide, dtype), keys + _size(narrow, np.dtype(np.uint8))
+    if features < ends[1] and keys < ends[0]:
+        raise CacheError(f"{path}: /{FEATURES} and /{KEYS} overlap; {_REMEDY}")
+    return features, keys
+
+
+@contextmanager
+def _opened(folder: Path, record: ShardRecord) -> Iterator[h5py.File]:
     path = check_file(folder, record)
-    wrong = f"{path}: /{name}"
     try:
         with h5py.File(path, "r") as file:
-            if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-                raise CacheError(f"{wrong} is missing or a link to elsewhere; {_REMEDY}")
-            data = file[name]
-            if not isinstance(data, h5py.Dataset):
-                raise CacheError(f"{wrong} is not a data set; {_REMEDY}")
-            if data.external or data.is_virtual:
-                raise CacheError(f"{wrong} keeps its values in another file; {_REMEDY}")
-            if data.chunks is not None or data.id.get_create_plist().get_nfilters():
-                raise CacheError(f"{wrong} is chunked or filtered, not contiguous; {_REMEDY}")
-            if data.dtype != dtype or data.id.get_type().committed():
-                raise CacheError(f"{wrong} is {data.dtype}, expected {dtype}; {_REMEDY}")
-            if data.shape != shape:
-                raise CacheError(f"{wrong} has shape {data.shape}, expected {shape}; {_REMEDY}")
-            offset = data.id.get_offset()
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+            yield file
+    except CacheError:
+        raise
+    except Exception as error:  # on forged or damaged files the library raises anything at all
         raise CacheError(f"{path}: not a readable HDF5 file ({error}); {_REMEDY}") from error
-    size = shape[0] * shape[1] * dtype.itemsize
-    if offset is None or offset % dtype.itemsize or offset + size > record.bytes:
+
+
+def _offset(
+    file: h5py.File,
+    path: Path,
+    record: ShardRecord,
+    name: str,
+    shape: tuple[int, int],
+    dtype: np.dtype,
+) -> int:
+    wrong = f"{path}: /{name}"
+    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+        raise CacheError(f"{wrong} is missing or a link to elsewhere; {_REMEDY}")
+    data = file[name]
+    if not isinstance(data, h5py.Dataset):
+        raise CacheError(f"{wrong} is not a data set; {_REMEDY}")
+    if data.external or data.is_virtual:
+        raise CacheError(f"{wrong} keeps its values in another file; {_REMEDY}")
+    if data.chunks is not None or data.id.get_create_plist().get_nfilters():
+        raise CacheError(f"{wrong} is chunked or filtered, not contiguous; {_REMEDY}")
+    if data.dtype != dtype or data.id.get_type().committed():
+        raise CacheError(f"{wrong} is {data.dtype}, expected {dtype}; {_REMEDY}")
+    if data.shape != shape:
+        raise CacheError(f"{wrong} has shape {data.shape}, expected {shape}; {_REMEDY}")
+    offset = data.id.get_offset()
+    inside = offset is not None and 0 < offset <= record.bytes - _size(shape, dtype)
+    if offset is None or not inside or offset % dtype.itemsize:
         raise CacheError(f"{wrong} lies outside the file (offset {offset}); {_REMEDY}")
     return offset
+
+
+def _size(shape: tuple[int, int], dtype: np.dtype) -> int:
+    return shape[0] * shape[1] * dtype.itemsize

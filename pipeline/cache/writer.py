@@ -12,11 +12,10 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.cache.assemble import Placed, RowSource, publish, write_shards
 from pipeline.cache.atomic import remove_leftovers, write_bytes
-from pipeline.cache.content import content_digest
 from pipeline.cache.errors import CacheError, SightlineError
 from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.index import Index, write_index
 from pipeline.cache.journal import Block, Journal
 from pipeline.cache.keys import Keys, KeyTable, as_keys, sort_order, unique_sorted
 from pipeline.cache.lock import WriterLock
@@ -25,16 +24,26 @@ from pipeline.cache.record import (
     FILE_NAME,
     FeatureSetRecord,
     FeatureSpec,
-    ShardRecord,
     read_record,
-    write_record,
 )
-from pipeline.cache.shard import TARGET_BYTES, rows_per_shard, write_shard
+from pipeline.cache.repair import drop_unreadable
+from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
+from pipeline.cache.sources import (
+    JournalRows,
+    PlacedRows,
+    copied_rows,
+    dropped_rows,
+    live_rows,
+    neighbours,
+    only_sound,
+)
 
 BLOCK_ROWS = 2048
 """Rows of a journal block: a kill repeats at most this many …"""
 BLOCK_SECONDS = 30.0
 """… or those of this many seconds."""
+MAX_SMALL_SHARDS = 16
+"""More shards than this that are less than half full are put together by the next run."""
 
 
 class FeatureSetWriter:
@@ -63,7 +72,9 @@ class FeatureSetWriter:
         self.spec = spec
         self.dtype = np.dtype(spec.dtype).newbyteorder("<")
         self.replaces: list[str] = []
-        """What differs from the set that stood here before, if it is not of this fingerprint."""
+        """Why nothing of the set that stood here before can be used; empty where it can."""
+        self.repaired: list[str] = []
+        """What was damaged in the set that stood here, and was taken out of it."""
         self._lock = WriterLock(self.run_folder)
         self._journal: Journal | None = None
         self.planned_rows = 0
@@ -118,6 +129,8 @@ class FeatureSetWriter:
         batch_size: int,
         shard_bytes: int = TARGET_BYTES,
         groups: Keys | None = None,
+        retry_failed: bool = False,
+        copy_from: Path | None = None,
     ) -> list[Batch]:
         """The batches that are still to be computed for the set to hold exactly ``keys``.
 
@@ -127,6 +140,9 @@ class FeatureSetWriter:
             batch_size: rows of every batch, padding included.
             shard_bytes: bytes of a shard's rows.
             groups: uint8 [n, 32]; rows of one group are computed one after the other.
+            retry_failed: compute rows in error again, too.
+            copy_from: folder above other feature sets; rows that one of this fingerprint holds
+                are copied. What this set dropped and still has on disk is always taken back.
 
         Raises:
             SightlineError: the disk has no room for the estimated output.
@@ -135,9 +151,10 @@ class FeatureSetWriter:
         first = unique_sorted(keys)
         self._wanted = keys[first]
         lengths = None if lengths is None else lengths[first]
-        missing = self._missing()
+        missing = self._missing(retry_failed)
+        missing &= ~self._find_copies(missing, copy_from)
         shard_rows = rows_per_shard(self.spec.dim, self.dtype.itemsize, shard_bytes)
-        done = self._done()
+        done = self._done(retry_failed)
         stored = Plan.load(self.run_folder / "plan")
         if done and stored is not None and stored.fingerprint == self.spec.fingerprint:
             # an interrupted run goes on in the shape it began with, or its rows would not fit
@@ -234,36 +251,26 @@ class FeatureSetWriter:
         if halved < self.batch_size:
             computed = {**computed, "halved_to": halved}
         self.folder.mkdir(parents=True, exist_ok=True)
-        new_keys, new_shards, new_rows, shards, failed = self._assemble(computed)
-        old_keys, old_shards, old_rows, old_records, old_failed = self._kept()
-        if not len(new_keys) and not failed and self._unchanged(old_keys, old_failed):
+        rows = JournalRows(self._journal, computed)
+        failed = self._newly_failed(rows)
+        kept, kept_failed = self._kept()
+        if self._unchanged(kept, kept_failed):
             self._finish()
             assert self._published is not None
             return self._published.record
-        every = [*old_records, *shards]
-        records = [record for _, record in sorted({shard.name: shard for shard in every}.items())]
-        place = {record.name: i for i, record in enumerate(records)}
-        to_place = np.array([place[shard.name] for shard in every], dtype=np.int32)
-        keys = np.concatenate([old_keys, new_keys])
-        order = sort_order(keys)
-        numbers = np.concatenate([old_shards, new_shards + len(old_records)])
-        index = Index(
-            keys[order],
-            to_place[numbers][order] if len(numbers) else numbers.astype(np.int32),
-            np.concatenate([old_rows, new_rows])[order].astype(np.int32),
-            {**old_failed, **failed},
-        )
-        record = FeatureSetRecord(
-            spec=self.spec,
-            fingerprint=self.spec.fingerprint,
-            content_digest=content_digest(self.folder, self.spec, index, records),
-            rows=len(index.keys),
-            failed=len(index.failed),
-            index=write_index(self.folder, index),
-            shards=tuple(records),
-        )
-        write_record(self.folder, record)
-        self._failures = {k: v for k, v in self._failures.items() if k in index.failed}
+        sources: list[RowSource] = [rows, *self._copies]
+        kept, small = self._split_small(kept)
+        if len(small.keys):
+            sources.append(PlacedRows(self.folder, self.spec, small))
+        keys = np.concatenate([self._plan.keys, self._copied_keys, small.keys])
+        keys = keys[sort_order(keys)]
+        new = write_shards(self.folder, self.spec, keys, self._plan.shard_rows, sources)
+        record = publish(self.folder, self.spec, [kept, new], {**kept_failed, **failed})
+        self._failures = {
+            key: about
+            for key, about in self._failures.items()
+            if key in kept_failed or key in failed
+        }
         self._write_failures()
         self._finish()
         return record
@@ -285,92 +292,114 @@ class FeatureSetWriter:
             return None
         try:
             record = read_record(self.folder)
-            if record.fingerprint != self.spec.fingerprint:
-                self.replaces = self.spec.differences(record.spec)
-                return None
-            return FeatureSet.open(self.folder)
         except CacheError as error:
-            self.replaces = [f"damaged: {error}"]
+            self.replaces = [f"what stood there is damaged: {error}"]
             return None
+        if record.fingerprint != self.spec.fingerprint:
+            self.replaces = self.spec.differences(record.spec)
+            return None
+        try:
+            return FeatureSet.open(self.folder)
+        except CacheError:
+            self.repaired = drop_unreadable(self.folder, record).lines()
+            return FeatureSet.open(self.folder)
 
-    def _missing(self) -> NDArray[np.bool_]:
-        """Which of the wanted keys the published set neither holds nor reports as failed."""
+    def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:
+        """Which of the wanted keys are to be computed: bool [n]."""
         if self._published is None:
             return np.ones(len(self._wanted), dtype=bool)
         absent = self._published.find(self._wanted) < 0
-        failed = self._published.failed
+        failed = set() if retry_failed else self._published.failed.keys()
         for i in np.flatnonzero(absent):
             absent[i] = self._wanted[i].tobytes() not in failed
         return absent
+
+    def _find_copies(self, missing: NDArray[np.bool_], root: Path | None) -> NDArray[np.bool_]:
+        """Which of the missing rows lie somewhere on this disk: bool [n]."""
+        copied = np.zeros(len(self._wanted), dtype=bool)
+        self._copies: list[RowSource] = []
+
+        def take(folder: Path, placed: Placed) -> None:
+            left = np.flatnonzero(missing & ~copied)
+            if len(left) and len(placed.keys):
+                rows = PlacedRows(folder, self.spec, placed)
+                copied[left] = rows.find(self._wanted[left]) >= 0
+                self._copies.append(rows)
+
+        if missing.any() and self._published is not None:
+            dropped = dropped_rows(self._published)
+            back = KeyTable(self._wanted[missing]).find(dropped.keys) >= 0
+            take(self.folder, only_sound(self.folder, dropped.only(back)))
+        for other in neighbours(root, self.spec, self.folder) if root is not None else ():
+            left = missing & ~copied
+            if not left.any():
+                break
+            take(other.path, copied_rows(other, self._wanted[left]))
+        self._copied_keys = self._wanted[copied]
+        return copied
 
     def _journal_blocks(self) -> list[Block]:
         assert self._journal is not None
         return self._journal.blocks
 
-    def _done(self) -> set[bytes]:
+    def _done(self, retry_failed: bool) -> set[bytes]:
         return {
             key
             for block in self._journal_blocks()
-            for key in [*(row.tobytes() for row in block.keys), *block.failed]
+            for key in [
+                *(row.tobytes() for row in block.keys),
+                *([] if retry_failed else block.failed),
+            ]
         }
 
-    def _kept(
-        self,
-    ) -> tuple[Keys, NDArray[np.int32], NDArray[np.int32], list[ShardRecord], dict[bytes, str]]:
-        """Rows of the published set that are still wanted, and the shards that hold them."""
-        none = np.empty(0, dtype=np.int32)
+    def _kept(self) -> tuple[Placed, dict[bytes, str]]:
+        """Rows of the published set that are still wanted, and those that stay in error."""
         if self._published is None:
-            return np.empty((0, 32), dtype=np.uint8), none, none, [], {}
+            return Placed.nothing(), {}
         wanted = KeyTable(self._wanted)
-        index = self._published.index
-        live = wanted.find(index.keys) >= 0
-        used = np.unique(index.shards[live])
-        records = [self._published.record.shards[i] for i in used]
-        renumber = np.searchsorted(used, index.shards[live]).astype(np.int32)
-        failed_keys = list(index.failed)
-        still = wanted.find(as_keys(failed_keys)) >= 0 if failed_keys else []
-        failed = {k: index.failed[k] for k, yes in zip(failed_keys, still, strict=True) if yes}
-        return index.keys[live], renumber, index.rows[live], records, failed
+        rows = live_rows(self._published)
+        again = {key.tobytes() for key in (*self._plan.keys, *self._copied_keys)}
+        failed = {
+            key: code
+            for key, code in self._published.failed.items()
+            if key not in again and wanted.find(as_keys([key]))[0] >= 0
+        }
+        return rows.only(wanted.find(rows.keys) >= 0), failed
 
-    def _unchanged(self, old_keys: Keys, old_failed: dict[bytes, str]) -> bool:
+    def _unchanged(self, kept: Placed, failed: dict[bytes, str]) -> bool:
         published = self._published
         return (
             published is not None
-            and len(old_keys) == len(published)
-            and len(old_failed) == len(published.failed)
+            and not len(self._plan.keys)
+            and not len(self._copied_keys)
+            and len(kept.keys) == len(published)
+            and len(failed) == len(published.failed)
         )
 
     # -- putting shards together -------------------------------------------------------------
 
-    def _assemble(
-        self, computed: dict[str, str | int]
-    ) -> tuple[Keys, NDArray[np.int32], NDArray[np.int32], list[ShardRecord], dict[bytes, str]]:
-        """Cut the plan's keys, sorted, into shards and write the rows that did not fail."""
-        assert self._journal is not None
-        blocks = self._journal.blocks
-        parts = [block.keys for block in blocks] or [np.empty((0, 32), dtype=np.uint8)]
-        keys, offsets = np.concatenate(parts), self._journal.offsets()
-        first = unique_sorted(keys)
-        table, offsets = KeyTable(keys[first]), offsets[first]
-        failed = {key: code for block in blocks for key, code in block.failed.items()}
-        planned = self._plan.keys[sort_order(self._plan.keys)]
-        found = table.find(planned)
-        lost = [i for i in np.flatnonzero(found < 0) if planned[i].tobytes() not in failed]
+    def _newly_failed(self, rows: JournalRows) -> dict[bytes, str]:
+        """Key → code of the planned rows that have no numbers.
+
+        Raises:
+            CacheError: some were neither added nor reported as failed.
+        """
+        blocks = self._journal_blocks()
+        codes = {key: code for block in blocks for key, code in block.failed.items()}
+        without = [key.tobytes() for key in self._plan.keys[rows.find(self._plan.keys) < 0]]
+        lost = sum(key not in codes for key in without)
         if lost:
-            raise CacheError(f"{self.folder}: {len(lost)} planned rows were never computed")
-        records: list[ShardRecord] = []
-        live = np.flatnonzero(found >= 0)
-        shard_of = np.full(len(planned), -1, dtype=np.int32)
-        row_of = np.full(len(planned), -1, dtype=np.int32)
-        for start in range(0, len(planned), self._plan.shard_rows):
-            inside = live[(live >= start) & (live < start + self._plan.shard_rows)]
-            if not len(inside):
-                continue
-            rows = self._journal.rows(offsets[found[inside]])
-            shard_of[inside], row_of[inside] = len(records), np.arange(len(inside))
-            records.append(write_shard(self.folder, planned[inside], rows, computed))
-        planned_failed = {key: failed[key] for key in (row.tobytes() for row in planned[found < 0])}
-        return planned[live], shard_of[live], row_of[live], records, planned_failed
+            raise CacheError(f"{self.folder}: {lost} planned rows were never computed")
+        return {key: codes[key] for key in without}
+
+    def _split_small(self, kept: Placed) -> tuple[Placed, Placed]:
+        """Rows that stay where they are, and those of small shards once there are too many."""
+        small = kept.live_rows() < self._plan.shard_rows / 2
+        if small.sum() <= MAX_SMALL_SHARDS:
+            return kept, Placed.nothing()
+        gathered = only_sound(self.folder, kept.only(small[kept.shards]))
+        moved = KeyTable(gathered.keys).find(kept.keys) >= 0
+        return kept.only(~moved), gathered
 
     def _finish(self) -> None:
         """The run is over: its plan and journal are of no more use."""

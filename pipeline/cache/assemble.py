@@ -1,0 +1,174 @@
+"""Putting shards together: sorted keys are cut into shards, rows come from wherever they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.content import content_digest
+from pipeline.cache.errors import CacheError
+from pipeline.cache.index import Index, write_index
+from pipeline.cache.keys import KEY_BYTES, Keys, sort_order
+from pipeline.cache.record import FeatureSetRecord, FeatureSpec, ShardRecord, write_record
+from pipeline.cache.shard import write_shard
+
+Computed = dict[str, str | int]
+"""Device, library versions and batch size that rows were computed with."""
+
+
+class RowSource(Protocol):
+    """Where rows can be had from: a published set, a journal, what was dropped from an index."""
+
+    def find(self, keys: Keys) -> NDArray[np.int64]:
+        """Row of each key, or -1: int64 [n]."""
+        ...
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray:
+        """These rows: [n, dim]."""
+        ...
+
+    def computed(self, rows: NDArray[np.int64]) -> list[Computed]:
+        """The different ways in which these rows were computed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Live rows and where they lie.
+
+    Attributes:
+        keys: uint8 [n, 32], distinct, in any order.
+        shards: int32 [n], position in ``records``.
+        rows: int32 [n], row within the shard.
+        records: the shards.
+    """
+
+    keys: Keys
+    shards: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    records: tuple[ShardRecord, ...]
+
+    @classmethod
+    def nothing(cls) -> Placed:
+        none = np.empty(0, dtype=np.int32)
+        return cls(np.empty((0, KEY_BYTES), dtype=np.uint8), none, none, ())
+
+    def only(self, mask: NDArray[np.bool_]) -> Placed:
+        """The rows under ``mask`` (bool [n]), and the shards that hold any of them."""
+        used = np.unique(self.shards[mask])
+        return Placed(
+            self.keys[mask],
+            np.searchsorted(used, self.shards[mask]).astype(np.int32),
+            self.rows[mask],
+            tuple(self.records[i] for i in used),
+        )
+
+    def live_rows(self) -> NDArray[np.int64]:
+        """How many rows of each shard are live: int64 [len(records)]."""
+        return np.bincount(self.shards, minlength=len(self.records))
+
+
+def write_shards(
+    folder: Path,
+    spec: FeatureSpec,
+    keys: Keys,
+    shard_rows: int,
+    sources: Sequence[RowSource],
+    reuse: Callable[[Keys], ShardRecord | None] = lambda _: None,
+) -> Placed:
+    """Cut ``keys`` into shards and write the rows that any source has; of two the first counts.
+
+    Args:
+        keys: uint8 [n, 32], sorted; keys that no source has (rows in error) leave a gap, so that
+            the cut does not depend on what failed.
+        shard_rows: keys of a shard, rows in error included.
+        reuse: a shard that already holds exactly these keys in this order, or None.
+    """
+    dtype = np.dtype(spec.dtype).newbyteorder("<")
+    records: list[ShardRecord] = []
+    parts, shards, rows = [], [], []
+    for start in range(0, len(keys), shard_rows):
+        part = keys[start : start + shard_rows]
+        features = np.empty((len(part), spec.dim), dtype=dtype)
+        here = np.zeros(len(part), dtype=bool)
+        computed: list[Computed] = []
+        kept = reuse(part)
+        if kept is None:
+            for source in sources:
+                found = source.find(part)
+                take = (found >= 0) & ~here
+                if take.any():
+                    features[take] = source.gather(found[take])
+                    computed += source.computed(found[take])
+                    here |= take
+            if not here.any():
+                continue
+            live = part[here]
+            kept = write_shard(folder, live, features[here], merged(computed))
+        else:
+            live = part
+        parts.append(live)
+        shards.append(np.full(len(live), len(records), dtype=np.int32))
+        rows.append(np.arange(len(live), dtype=np.int32))
+        records.append(kept)
+    if not records:
+        return Placed.nothing()
+    return Placed(
+        np.concatenate(parts), np.concatenate(shards), np.concatenate(rows), tuple(records)
+    )
+
+
+def publish(
+    folder: Path, spec: FeatureSpec, placed: Sequence[Placed], failed: dict[bytes, str]
+) -> FeatureSetRecord:
+    """Write the index over ``placed`` rows and replace the commit point.
+
+    Args:
+        placed: rows and their shards; no key twice.
+        failed: key → error code of rows that could not be computed.
+    """
+    every = [record for part in placed for record in part.records]
+    records = tuple(record for _, record in sorted({shard.name: shard for shard in every}.items()))
+    number = {record.name: i for i, record in enumerate(records)}
+    keys = np.concatenate([part.keys for part in placed])
+    shards = np.concatenate(
+        [
+            np.array([number[record.name] for record in part.records], dtype=np.int32)[part.shards]
+            for part in placed
+            if len(part.keys)
+        ]
+        or [np.empty(0, dtype=np.int32)]
+    )
+    rows = np.concatenate([part.rows for part in placed])
+    order = sort_order(keys)
+    index = Index(keys[order], shards[order], rows[order], failed)
+    if len(keys) > 1 and (index.keys[1:] == index.keys[:-1]).all(axis=1).any():
+        raise CacheError(f"{folder}: a key would be published twice; run `sightline cache repair`")
+    record = FeatureSetRecord(
+        spec=spec,
+        fingerprint=spec.fingerprint,
+        content_digest=content_digest(folder, spec, index, records),
+        rows=len(index.keys),
+        failed=len(failed),
+        index=write_index(folder, index),
+        shards=records,
+    )
+    write_record(folder, record)
+    return record
+
+
+def merged(computed: Sequence[Computed]) -> Computed:
+    """One account of several: equal values stand once, different ones side by side."""
+    names = sorted({name for each in computed for name in each})
+    if len({repr(sorted(each.items())) for each in computed}) == 1:
+        return computed[0]
+    values = {name: {each[name] for each in computed if name in each} for name in names}
+    return {
+        name: next(iter(some)) if len(some) == 1 else " + ".join(sorted(map(str, some)))
+        for name, some in values.items()
+    }

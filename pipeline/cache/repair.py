@@ -1,0 +1,126 @@
+"""Repair: take exactly the damaged shards out of a set; the next run computes their rows again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.cache.assemble import Placed, publish
+from pipeline.cache.errors import CacheError
+from pipeline.cache.index import Index, read_index
+from pipeline.cache.keys import unique_sorted
+from pipeline.cache.lock import locked
+from pipeline.cache.record import FeatureSetRecord, read_record
+from pipeline.cache.shard import map_features, map_keys
+from pipeline.cache.verify import Progress, check_index, check_shards
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A shard that was taken out: its name, its rows that were in use, and what was wrong."""
+
+    name: str
+    rows: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What `repair` did.
+
+    Attributes:
+        dropped: the damaged shards.
+        index_fault: what was wrong with the index, which was then made anew from the shards' own
+            keys; empty where it was sound.
+        record: the set as it is now.
+    """
+
+    dropped: tuple[Dropped, ...]
+    index_fault: str
+    record: FeatureSetRecord
+
+    def lines(self) -> list[str]:
+        """What was done, one sentence a fault."""
+        lines = [
+            f"{each.reason}; taken out, its {each.rows:,} rows are to be computed again"
+            for each in self.dropped
+        ]
+        if self.index_fault:
+            lines.append(f"{self.index_fault}; made anew from the keys in the shards")
+        return lines
+
+
+def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
+    """Read every byte of the set in ``folder`` and take out the shards that are damaged.
+
+    Their files are deleted and their rows leave the index; everything else stays as it is. A
+    damaged index is made anew, and rows in error, which only it knew, will be tried again.
+
+    Raises:
+        BusyError: a run is writing there.
+        CacheError: ``feature_set.json`` itself is damaged; nothing can be told without it.
+    """
+    with locked(folder):
+        record = read_record(folder)
+        index, index_faults = check_index(folder, record, progress)
+        faults = check_shards(folder, record, index, progress)
+        return _take_out(folder, record, index, "; ".join(index_faults), faults)
+
+
+def drop_unreadable(folder: Path, record: FeatureSetRecord) -> RepairReport:
+    """`repair` by the cheap checks of opening alone; the caller holds the lock."""
+    try:
+        index, index_fault = read_index(folder, record), ""
+    except CacheError as error:
+        index, index_fault = None, str(error)
+    dtype = np.dtype(record.spec.dtype).newbyteorder("<")
+    faults: list[list[str]] = []
+    for shard in record.shards:
+        try:
+            map_features(folder, shard, record.spec.dim, dtype)
+            map_keys(folder, shard)
+            faults.append([])
+        except CacheError as error:
+            faults.append([str(error)])
+    return _take_out(folder, record, index, index_fault, faults)
+
+
+def _take_out(
+    folder: Path,
+    record: FeatureSetRecord,
+    index: Index | None,
+    index_fault: str,
+    faults: list[list[str]],
+) -> RepairReport:
+    good = np.array([not found for found in faults], dtype=bool)
+    if index is None:
+        placed, failed = _from_shards(folder, record, good), {}
+        in_use = np.array([shard.rows for shard in record.shards])
+    else:
+        every = Placed(index.keys, index.shards, index.rows, record.shards)
+        in_use, failed = every.live_rows(), index.failed
+        placed = every.only(good[every.shards]) if len(every.keys) else every
+    dropped = tuple(
+        Dropped(shard.name, int(in_use[i]), "; ".join(faults[i]))
+        for i, shard in enumerate(record.shards)
+        if faults[i]
+    )
+    now = publish(folder, record.spec, [placed], failed)
+    for each in dropped:
+        (folder / each.name).unlink(missing_ok=True)
+    return RepairReport(dropped, index_fault, now)
+
+
+def _from_shards(folder: Path, record: FeatureSetRecord, good: np.ndarray) -> Placed:
+    """Every row of the sound shards, by the keys that stand in them."""
+    sound = [shard for shard, fine in zip(record.shards, good, strict=True) if fine]
+    if not sound:
+        return Placed.nothing()
+    keys = np.concatenate([np.array(map_keys(folder, shard)) for shard in sound])
+    counts = [shard.rows for shard in sound]
+    shards = np.repeat(np.arange(len(sound), dtype=np.int32), counts)
+    rows = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    first = unique_sorted(keys)
+    return Placed(keys[first], shards[first], rows[first], tuple(sound))

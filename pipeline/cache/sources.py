@@ -1,0 +1,122 @@
+"""Where a writer finds rows that need no encoder: a journal, a published set, a neighbour's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.assemble import Computed, Placed
+from pipeline.cache.errors import CacheError
+from pipeline.cache.feature_set import FeatureSet
+from pipeline.cache.journal import Journal
+from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, key_of_file, unique_sorted
+from pipeline.cache.record import FILE_NAME, FeatureSpec, read_record
+from pipeline.cache.rows import RowView
+from pipeline.cache.shard import map_keys
+
+
+class PlacedRows:
+    """Rows in the shards of a folder, as a source for new shards."""
+
+    def __init__(self, folder: Path, spec: FeatureSpec, placed: Placed) -> None:
+        order = unique_sorted(placed.keys)
+        self._table = KeyTable(placed.keys[order])
+        self._records = placed.records
+        self._shards = placed.shards[order]
+        view = RowView.open(folder, spec, placed.records)
+        self._view = view
+        self._positions = view.positions(self._shards, placed.rows[order])
+
+    def find(self, keys: Keys) -> NDArray[np.int64]:
+        return self._table.find(keys)
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray:
+        return self._view.read(self._positions[rows])
+
+    def computed(self, rows: NDArray[np.int64]) -> list[Computed]:
+        return [self._records[i].computed for i in np.unique(self._shards[rows])]
+
+
+class JournalRows:
+    """The finished rows of a journal, as a source for new shards."""
+
+    def __init__(self, journal: Journal, computed: Computed) -> None:
+        parts = [block.keys for block in journal.blocks]
+        keys = np.concatenate(parts) if parts else np.empty((0, KEY_BYTES), dtype=np.uint8)
+        order = unique_sorted(keys)
+        self._table = KeyTable(keys[order])
+        self._offsets = journal.offsets()[order]
+        self._journal = journal
+        self._computed = computed
+
+    def find(self, keys: Keys) -> NDArray[np.int64]:
+        return self._table.find(keys)
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray:
+        return self._journal.rows(self._offsets[rows])
+
+    def computed(self, rows: NDArray[np.int64]) -> list[Computed]:
+        return [self._computed]
+
+
+def live_rows(features: FeatureSet) -> Placed:
+    """Every live row of a set."""
+    index = features.index
+    return Placed(index.keys, index.shards, index.rows, features.record.shards)
+
+
+def dropped_rows(features: FeatureSet) -> Placed:
+    """Rows that lie in the shards of a set but not in its index: no manifest wanted them."""
+    live = live_rows(features).live_rows()
+    parts: list[tuple[Keys, NDArray[np.int32], NDArray[np.int32]]] = []
+    for number, shard in enumerate(features.record.shards):
+        if live[number] == shard.rows:
+            continue
+        dead = np.ones(shard.rows, dtype=bool)
+        dead[features.index.rows[features.index.shards == number]] = False
+        rows = np.flatnonzero(dead).astype(np.int32)
+        keys = np.array(map_keys(features.path, shard)[rows])
+        parts.append((keys, np.full(len(rows), number, dtype=np.int32), rows))
+    if not parts:
+        return Placed.nothing()
+    keys, shards, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Placed(keys, shards, rows, features.record.shards)
+
+
+def only_sound(folder: Path, placed: Placed) -> Placed:
+    """``placed`` without the rows of shards whose bytes are not those of their record.
+
+    Rows that go into a new shard get a new, valid SHA-256; what was damaged would be so for ever.
+    """
+    sound = np.array(
+        [key_of_file(folder / record.name).hex() == record.sha256 for record in placed.records],
+        dtype=bool,
+    )
+    return placed.only(sound[placed.shards]) if len(placed.keys) else Placed.nothing()
+
+
+def neighbours(root: Path, spec: FeatureSpec, own: Path) -> Iterator[FeatureSet]:
+    """The other feature sets of the same fingerprint at or below ``root``, by path.
+
+    One that cannot be read is passed over: it is not this run's business.
+    """
+    for file in sorted(root.rglob(FILE_NAME)):
+        folder = file.parent
+        if folder.resolve() == own.resolve():
+            continue
+        try:
+            if read_record(folder).fingerprint == spec.fingerprint:
+                yield FeatureSet.open(folder)
+        except CacheError:
+            continue
+
+
+def copied_rows(features: FeatureSet, keys: Keys) -> Placed:
+    """Those of ``keys`` (uint8 [n, 32]) that a set holds in sound shards."""
+    found = features.find(keys)
+    mask = np.zeros(len(features), dtype=bool)
+    mask[found[found >= 0]] = True
+    return only_sound(features.path, live_rows(features).only(mask))
