@@ -15,6 +15,7 @@ from pipeline.cache import (
     IMAGES,
     PHRASES,
     FeatureSet,
+    SightlineError,
     key_of_file,
     key_of_text,
     verify,
@@ -164,6 +165,27 @@ def test_the_order_of_phrases_and_images_changes_no_byte(monkeypatch, photos):
         photos.paths.reverse()
         photos.write_images()
     assert files[0] == files[1]
+
+
+def test_an_interrupted_run_goes_on_to_the_bytes_of_an_unbroken_one(monkeypatch, capsys, photos):
+    assert photos.extract(monkeypatch, "whole") == 0
+    usual, loaded = objects.load_image, []
+
+    def load_image(path, *others):
+        loaded.append(path)
+        if len(loaded) == 4:
+            raise SightlineError("somebody pulled the plug")
+        return usual(path, *others)
+
+    monkeypatch.setattr(objects, "load_image", load_image)
+    assert photos.extract(monkeypatch) == 1
+    capsys.readouterr()
+    assert photos.extract(monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out)["resumed"] == 8
+    whole, out = photos.folder / "whole", photos.folder / "out"
+    names = sorted(path.name for path in whole.iterdir())
+    assert names == sorted(path.name for path in out.iterdir())
+    assert all((whole / name).read_bytes() == (out / name).read_bytes() for name in names)
 
 
 def test_new_phrases_compute_only_new_objects(monkeypatch, capsys, photos):
