@@ -24,6 +24,7 @@ from train.objectives import Objective, make_objective
 from train.provenance import FeatureUse
 from train.quiet import quiet_transformers
 from train.selection import dev_score, load_dev_set
+from train.stop import StopAtStep
 from train.summary import FILE_NAME, RunSummary
 from train.trainer import SightlineTrainer, micro_batches
 
@@ -37,6 +38,7 @@ def train_run(
     ``run.json`` and ``dvclive/``. While it trains, ``checkpoints/`` holds the newest checkpoint and
     ``best.safetensors`` the best weights; both go when the run is done.
 
+    On SIGINT or SIGTERM the step is finished and a checkpoint saved before the signal takes effect.
     A run that was stopped goes on from its checkpoint, with the weights that an unbroken run would
     have (bit for bit on a CPU). A finished run of the same specification and inputs is returned as
     it is; one of another is replaced.
@@ -79,6 +81,7 @@ def train_run(
     embedder = Embedder(encoder, tokenizer, spec.student.pooling)
     size = spec.train.eval_batch_size
     report, live = ProgressReport(spec.run, say), DVCLiveCallback(spec.out / "dvclive")
+    stop = StopAtStep()
     trainer = SightlineTrainer(
         model,
         data,
@@ -89,10 +92,15 @@ def train_run(
         best=best,
         progress=progress,
         dev_score=None if dev is None else lambda: dev_score(embedder, dev, size),
-        callbacks=[live, report, *(callbacks or [])],
+        callbacks=[live, report, stop, *(callbacks or [])],
     )
     try:
-        state = _train(trainer, resume)
+        with stop:
+            state = _train(trainer, resume)
+    except BaseException as error:
+        if stop.asked is not None and not isinstance(error, Exception):
+            error.add_note(_kept(spec.run, checkpoints, trainer.state.max_steps))
+        raise
     finally:
         report.close()
         live.close()
@@ -160,6 +168,14 @@ def _train(trainer: SightlineTrainer, resume: Path | None) -> TrainerState:
         return TrainerState.load_from_json(str(resume / "trainer_state.json"))
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return trainer.state
+
+
+def _kept(run: str, checkpoints: Checkpoints, steps: int) -> str:
+    found = checkpoints.newest()
+    if found is None:
+        return f"{run}: no step was finished; run the same command again"
+    step = int(found[0].name.rpartition("-")[2])
+    return f"{run}: step {step:,} of {steps:,} is kept; run the same command again to go on"
 
 
 def _load_best(model: GroundedModel, best: Best) -> int:

@@ -1,0 +1,92 @@
+"""A signal ends training after the step it came in, and nothing of that step is lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import World
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from train import stop as stopping
+from train.run import train_run
+
+
+class Ended(BaseException):
+    """What the caller of the training makes of a signal."""
+
+
+class SignalAt(TrainerCallback):
+    """Signals this process in the middle of a step, as often as told."""
+
+    def __init__(self, number: int, step: int, times: int = 1) -> None:
+        self.number, self.step, self.times = number, step, times
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            for _ in range(self.times):
+                signal.raise_signal(self.number)
+
+
+def silent(line: str) -> None:
+    """Swallows progress lines."""
+
+
+@pytest.fixture
+def ending() -> Iterator[None]:
+    """Handlers that end the training, as the command line has them."""
+
+    def end(number: int, frame: object) -> None:
+        raise Ended(number)
+
+    before = {number: signal.signal(number, end) for number in stopping.SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+@pytest.mark.parametrize("step", [2, 3, 5])  # between two checkpoints, with one, and the last
+def test_a_signal_keeps_the_step_and_the_weights_come_out_the_same(
+    world: World, tmp_path: Path, ending: None, number: int, step: int
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = train_run(world.spec(whole, "mcse"), say=silent)
+    assert expected.steps == 6
+    spec = world.spec(broken, "mcse")
+    with pytest.raises(Ended) as ended:
+        train_run(spec, say=silent, callbacks=[SignalAt(number, step, times=2)])
+    assert ended.value.args == (number,)
+    (note,) = ended.value.__notes__
+    assert f"step {step + 1} of 6 is kept" in note
+    (kept,) = (broken / "checkpoints").glob("checkpoint-*")
+    assert kept.name == f"checkpoint-{step + 1}"
+    assert train_run(spec, say=silent).dev_history == expected.dev_history
+    found = load_file(broken / "model" / "model.safetensors")
+    for name, tensor in load_file(whole / "model" / "model.safetensors").items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_who_asks_again_later_need_not_wait_for_the_step(
+    world: World, tmp_path: Path, ending: None, monkeypatch
+) -> None:
+    monkeypatch.setattr(stopping, "PATIENCE", 0.0)
+    with pytest.raises(Ended) as ended:
+        train_run(
+            world.spec(tmp_path, "mcse"),
+            say=silent,
+            callbacks=[SignalAt(signal.SIGTERM, 5, times=2)],
+        )
+    (note,) = ended.value.__notes__
+    assert "step 4 of 6 is kept" in note
+
+
+def test_handlers_are_put_back(world: World, tmp_path: Path, ending: None) -> None:
+    before = [signal.getsignal(number) for number in stopping.SIGNALS]
+    train_run(world.spec(tmp_path, "mcse"), say=silent)
+    assert [signal.getsignal(number) for number in stopping.SIGNALS] == before

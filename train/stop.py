@@ -1,0 +1,73 @@
+"""SIGINT and SIGTERM during training: the step is finished, a checkpoint saved, then it ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE = 2.0
+"""Seconds after which a second signal ends the run at once; `timeout` sends its own twice."""
+
+
+class StopAtStep(TrainerCallback):
+    """Ends training after the step in which a signal came, with a checkpoint of that step.
+
+    ```python
+    stop = StopAtStep()
+    with stop:
+        Trainer(..., callbacks=[stop]).train()
+    ```
+    Inside the block signals are only remembered. When it ends they get the handlers that they had
+    before, and the signal is delivered to these: whoever runs the training decides what it means.
+
+    Attributes:
+        asked: number of the signal that came, or None.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._asked_at = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopAtStep:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {
+                number: signal.signal(number, self._ask)
+                for number in SIGNALS
+                if signal.getsignal(number) is not signal.SIG_IGN  # of a background job
+            }
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._restore()
+        if self.asked is not None and error is None:
+            signal.raise_signal(self.asked)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.asked is not None:
+            control.should_save = control.should_training_stop = True
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is None:
+            self.asked, self._asked_at = number, time.monotonic()
+        elif time.monotonic() - self._asked_at > PATIENCE:
+            self._restore()
+            signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
