@@ -38,6 +38,11 @@ def run_folder(run: str, seed: int) -> Path:
     return Path("runs") / run / f"seed-{seed}"
 
 
+def results_folder() -> Path:
+    """The scores of every run, one folder each."""
+    return Path("results")
+
+
 def result_file(run: str, seed: int) -> Path:
     """The scores of one training run."""
-    return Path("results") / run / f"seed-{seed}.json"
+    return results_folder() / run / f"seed-{seed}.json"

@@ -37,7 +37,9 @@ def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "
             "train": summary.train,
         },
         scores=found.scores,
+        subsets=found.subsets,
         reasons=found.reasons,
+        evaluated_on=found.evaluated_on,
         features=tuple(summary.features.values()),
         training=TrainingSummary(
             steps=summary.steps,

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.evaluate.geometry import evaluate_geometry
 from train.evaluate.similarity import Encode, GradedPairs, evaluate_pairs, load_pairs
 from train.evaluate.sts import evaluate_sts, load_sts, load_sts_benchmark
+from train.report.results import EvaluationSet
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Task → score, None where `reasons` says why it is not defined; doubts about the data."""
+    """Task → score, None where `reasons` says why it is not defined; doubts about the data.
+
+    `subsets` holds the scores of the parts of a task (STS12–16), whose `reasons` are named
+    "task/subset"; `evaluated_on` says which pairs each task consists of.
+    """
 
     scores: dict[str, float | None]
+    subsets: dict[str, dict[str, float | None]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    evaluated_on: dict[str, EvaluationSet] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -41,24 +50,42 @@ def score(encode: Encode, test: Path, dev: Path) -> Scores:
         SightlineError: a file is missing or not in its format.
     """
     scores: dict[str, float | None] = {}
+    subsets: dict[str, dict[str, float | None]] = {}
     reasons: dict[str, str] = {}
+    evaluated_on: dict[str, EvaluationSet] = {}
     warnings: tuple[str, ...] = ()
     if test.is_dir():
-        found = evaluate_sts(encode, load_sts(test))
+        data = load_sts(test)
+        found = evaluate_sts(encode, data)
         scores.update(found.scores)
         scores["Avg"] = found.average
         warnings = found.warnings
         for task, each in found.tasks.items():
             if each.overall.reason:
                 reasons[task] = reasons["Avg"] = each.overall.reason
+            if each.subsets:
+                subsets[task] = {name: part.spearman for name, part in each.subsets.items()}
+            for name, part in each.subsets.items():
+                if part.reason:
+                    reasons[f"{task}/{name}"] = part.reason
+            evaluated_on[task] = _evaluation_set(data.tasks[task])
     else:
-        correlation = evaluate_pairs(encode, load_pairs(test, "test"))
+        pairs = load_pairs(test, "test")
+        correlation = evaluate_pairs(encode, pairs)
         scores["similarity"] = correlation.spearman
+        evaluated_on["similarity"] = _evaluation_set([pairs])
         if correlation.reason:
             reasons["similarity"] = correlation.reason
-    geometry = evaluate_geometry(encode, load_graded(dev, "dev"))
+    graded = load_graded(dev, "dev")
+    geometry = evaluate_geometry(encode, graded)
     scores["alignment"], scores["uniformity"] = geometry.alignment, geometry.uniformity
     for task in ("alignment", "uniformity"):
+        evaluated_on[task] = _evaluation_set([graded])
         if scores[task] is None:
             reasons[task] = "; ".join(geometry.reasons)
-    return Scores(scores, reasons, warnings)
+    return Scores(scores, subsets, reasons, evaluated_on, warnings)
+
+
+def _evaluation_set(parts: Sequence[GradedPairs]) -> EvaluationSet:
+    digest = hashlib.sha256("".join(pairs.sha256 for pairs in parts).encode())
+    return EvaluationSet(pairs=sum(map(len, parts)), sha256=digest.hexdigest())

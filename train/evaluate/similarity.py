@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +34,14 @@ class GradedPairs:
 
     def __len__(self) -> int:
         return len(self.gold)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the gold scores and sentences in their order; the name is no part of it."""
+        digest = hashlib.sha256(self.gold.astype("<f8").tobytes())
+        for side in (self.first, self.second):
+            digest.update("\n".join((str(len(side)), *side)).encode())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)

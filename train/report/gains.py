@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scipy.stats import ttest_ind
-
 from pipeline.cache import SightlineError
+from train.report.significance import t_test
 from train.report.table import LOWER_IS_BETTER, Cell, Row, Table
 
 AVERAGE = "Avg"
@@ -125,7 +124,7 @@ def _gain(task: str, comparison: Comparison, rows: dict[str, Row]) -> Gain:
             reason = "there is no gain to recover"
         else:
             share = control_gain / gain
-    p_value = _p_value(treatment, baseline)
+    p_value, _ = t_test(treatment, baseline)
     return Gain(task, comparison, gain, control_gain, share, p_value, reason, untrained)
 
 
@@ -134,11 +133,3 @@ def _difference(task: str, one: Cell, other: Cell) -> float | None:
         return None
     difference = one.mean - other.mean
     return -difference if task in LOWER_IS_BETTER else difference
-
-
-def _p_value(one: Cell, other: Cell) -> float | None:
-    # Without any spread the t statistic is 0/0 or infinite: no test can be made of that.
-    if not one.sd or not other.sd:
-        return None
-    result: Any = ttest_ind(one.seeds, other.seeds)
-    return float(result.pvalue)

@@ -1,9 +1,10 @@
-"""The two figures of a report: final scores with their seed spread, and dev curves."""
+"""Figures: final scores with their seed spread, dev curves, and differences subset by subset."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
@@ -11,7 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from train.report.differences import Difference
 from train.report.results import RunResult
+from train.report.significance import ALPHA
 from train.report.table import Row, Table
 
 INK, FAINT, PLAIN = "#1f2933", "#9aa5b1", "#e4e7eb"
@@ -83,6 +86,52 @@ def dev_chart(results: Sequence[RunResult]) -> Figure | None:
         axis.margins(x=0.02)
         _clean(axis)
         axis.grid(axis="y", color=PLAIN, linewidth=0.8)
+    return figure
+
+
+def subset_chart(
+    baseline: str, differences: Sequence[Difference], labels: Mapping[str, str]
+) -> Figure:
+    """Each run's difference from `baseline` on each subset, as MCSE's figure 4 has it.
+
+    One line per subset and one dot per run, filled where the difference is significant; both in
+    the order of `differences`. A rule separates the years.
+
+    Args:
+        labels: run → its name with its marks.
+    """
+    subsets = list(dict.fromkeys(each.task for each in differences))
+    runs = list(dict.fromkeys(each.run for each in differences))
+    lane = 0.6 / len(runs)
+    columns = 3 if max(len(labels[run]) for run in runs) < 26 else 1
+    height = 1.0 + len(subsets) * max(0.22, 0.12 * len(runs)) + 0.2 * -(-len(runs) // columns)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.2, height), layout="constrained")
+        axis = figure.subplots()
+        axis.axvline(0, color=INK, linewidth=1)
+        for number, run in enumerate(runs):
+            colour = _colour(number)
+            axis.plot([], [], "o", ms=5, color=colour, label=labels[run])
+            for each in differences:
+                if each.run != run or each.difference is None:
+                    continue
+                y = subsets.index(each.task) + lane * (number - (len(runs) - 1) / 2)
+                fill = colour if each.significant else "white"
+                axis.plot([0, each.difference], [y, y], color=colour, alpha=0.4, linewidth=1.2)
+                axis.plot([each.difference], [y], "o", ms=5, color=colour, mfc=fill)
+        for row, (above, below) in enumerate(pairwise(subsets)):
+            if above.split()[0] != below.split()[0]:
+                axis.axhline(row + 0.5, color=PLAIN, linewidth=0.8, zorder=0)
+        axis.set_yticks(range(len(subsets)), subsets)
+        axis.set_ylim(len(subsets) - 0.4, -0.6)
+        axis.tick_params(axis="y", length=0)
+        axis.set_xlabel(
+            f"difference from {labels[baseline]}, Spearman × 100 (filled: p < {ALPHA:g})"
+        )
+        axis.grid(axis="x", color=PLAIN, linewidth=0.8)
+        axis.set_axisbelow(True)
+        _clean(axis, keep=("bottom",))
+        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handletextpad=0.2)
     return figure
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +32,11 @@ class PublishedRow(BaseModel):
     scores: dict[str, _Finite]
     std: dict[str, _Finite] = {}
 
+    @property
+    def title(self) -> str:
+        """Such as "MCSE-BERT, wiki+flickr"."""
+        return f"{self.model}, {self.data}" if self.data else self.model
+
 
 def load_published(path: str | Path) -> list[PublishedRow]:
     """Rows from a JSON file: a list of {model, data, source, scores: {task: mean}, std: {…}}.
@@ -56,3 +63,41 @@ def load_published(path: str | Path) -> list[PublishedRow]:
         raise SightlineError(
             f"{file}: cannot be read ({error.strerror}); expected a JSON file of published rows"
         ) from error
+
+
+def published_rows() -> list[PublishedRow]:
+    """The rows that come with Sightline: STS12–16, STS-B, SICK-R, Spearman ×100, "all" setting."""
+    return load_published(Path(__file__).with_name("published_results.json"))
+
+
+def select_published(names: Sequence[str], rows: Sequence[PublishedRow]) -> list[PublishedRow]:
+    """The rows called `SYSTEM` (in every setting) or `SYSTEM:SETTING`, in the order asked.
+
+    Raises:
+        SightlineError: no row has the name; lists those there are.
+    """
+    chosen: list[PublishedRow] = []
+    for name in names:
+        wanted = name.casefold()
+        found = [row for row in rows if wanted in (row.model.casefold(), _full(row).casefold())]
+        if not found:
+            systems: dict[str, list[str]] = {}
+            for row in rows:
+                systems.setdefault(row.model, []).append(row.data)
+            known = [*systems, *map(_full, rows)]
+            near = difflib.get_close_matches(name, known, n=1)
+            raise SightlineError(
+                f"no published row {name!r}"
+                + (f" (did you mean {near[0]!r}?)" if near else "")
+                + "; expected SYSTEM or SYSTEM:SETTING, of:"
+                + "".join(
+                    f"\n  {system}" + (f": {', '.join(settings)}" if any(settings) else "")
+                    for system, settings in systems.items()
+                )
+            )
+        chosen += [row for row in found if row not in chosen]
+    return chosen
+
+
+def _full(row: PublishedRow) -> str:
+    return f"{row.model}:{row.data}" if row.data else row.model

@@ -91,7 +91,7 @@ def seeds_text(row: Row) -> str:
 def escape_markdown(text: str) -> str:
     """`text` on one line, its Markdown and HTML characters shown as they are."""
     text = " ".join(text.split())
-    for character in "\\`*_|[]":
+    for character in "\\`*_|[]~$":
         text = text.replace(character, f"\\{character}")
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

@@ -46,6 +46,13 @@ class TrainingSummary(_Strict):
     dev_curve: tuple[DevPoint, ...] = ()
 
 
+class EvaluationSet(_Strict):
+    """What a score was measured on: how many graded pairs, and the SHA-256 of all they hold."""
+
+    pairs: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
 class RunResult(_Strict):
     """One run with one seed.
 
@@ -53,7 +60,10 @@ class RunResult(_Strict):
         run: name of the system, the same for all its seeds.
         parameters: every parameter of the run, nested as in params.yaml.
         scores: task → score (Spearman ×100, or what the task's name says); None = not defined.
-        reasons: task → why its score is not defined.
+        subsets: task → subset → score, of the tasks that consist of several; files written before
+            this was kept hold none.
+        reasons: task, or "task/subset", → why its score is not defined.
+        evaluated_on: task → what it was scored on; files written before this was kept hold none.
         features: every feature set that the run learned from; empty for a text-only run.
     """
 
@@ -63,16 +73,21 @@ class RunResult(_Strict):
     seed: int
     parameters: dict[str, Any] = {}
     scores: dict[str, _Finite | None]
+    subsets: dict[str, dict[str, _Finite | None]] = {}
     reasons: dict[str, str] = {}
+    evaluated_on: dict[str, EvaluationSet] = {}
     features: tuple[FeatureUse, ...] = ()
     training: TrainingSummary | None = None
 
     @model_validator(mode="after")
     def _undefined_scores_have_a_reason(self) -> RunResult:
-        silent = [task for task, score in self.scores.items() if score is None]
-        silent = [task for task in silent if task not in self.reasons]
-        if silent:
-            raise ValueError(f"scores.{silent[0]} is null and reasons does not say why")
+        named = {f"scores.{task}": (task, score) for task, score in self.scores.items()}
+        for task, parts in self.subsets.items():
+            for name, score in parts.items():
+                named[f"subsets.{task}.{name}"] = (f"{task}/{name}", score)
+        for where, (name, score) in named.items():
+            if score is None and name not in self.reasons:
+                raise ValueError(f"{where} is null and reasons does not say why")
         return self
 
     @property

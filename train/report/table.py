@@ -141,11 +141,10 @@ def _cell(task: str, members: list[RunResult]) -> Cell:
 
 
 def _published(row: PublishedRow, tasks: Sequence[str]) -> Row:
-    name = f"{row.model}, {row.data}" if row.data else row.model
     cells = {
         task: Cell(row.scores[task], row.std.get(task)) for task in tasks if task in row.scores
     }
-    return Row(name, "", (), cells, published=row.source)
+    return Row(row.title, "", (), cells, published=row.source)
 
 
 def _doubts(name: str, members: list[RunResult]) -> list[str]:

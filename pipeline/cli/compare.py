@@ -1,0 +1,68 @@
+"""`sightline compare`: runs side by side, tested against a baseline."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="A run's name, a folder of result files or one such file; NAME=RUN renames it.",
+        ),
+    ],
+    baseline: Annotated[
+        str | None, typer.Option(help="Run that the others are tested against; default: the first.")
+    ] = None,
+    published: Annotated[
+        list[str], typer.Option(help="SYSTEM or SYSTEM:SETTING of the papers' tables; repeat.")
+    ] = [],  # noqa: B006
+    format_: Annotated[
+        Literal["terminal", "markdown", "latex", "json"],
+        typer.Option("--format", help="terminal, markdown, latex or json."),
+    ] = "terminal",
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="File to write; default: print.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="PNG or SVG of the differences on each subset of STS12-16."
+        ),
+    ] = None,
+) -> None:
+    """Compare runs: mean and deviation over seeds, t-tests, differences on each subset.
+
+    Example: sightline compare simcse mcse-clip --baseline simcse --published MCSE-BERT:wiki+flickr
+    """
+    from rich.console import Console
+
+    from pipeline import layout
+    from pipeline.cache.atomic import write_bytes
+    from train.report.compare import compare_runs
+    from train.report.find_runs import find_runs
+    from train.report.published import published_rows, select_published
+    from train.report.side_by_side import draw_subsets, print_comparison, to_text
+
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise typer.BadParameter(
+            f"found {plot}, expected FILE.png or FILE.svg", param_hint="--plot"
+        )
+    rows = select_published(published, published_rows())
+    found, reference = find_runs(runs, layout.results_folder(), baseline)
+    comparison = compare_runs(found, reference, rows)
+    drawn = None if plot is None else draw_subsets(comparison, plot.suffix)
+    if out is not None:
+        write_bytes(out, to_text(comparison, format_).encode())
+    elif format_ == "terminal":
+        print_comparison(comparison, Console(width=None if sys.stdout.isatty() else 100))
+    else:
+        print(to_text(comparison, format_), end="")
+    if plot is not None and drawn is not None:
+        write_bytes(plot, drawn)

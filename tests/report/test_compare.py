@@ -1,0 +1,432 @@
+"""`sightline compare`: its statistics by hand, its formats, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from invented_runs import SCORES, SUBSETS, invented, write_invented
+
+from pipeline.cli import main
+from train.report.compare import RunComparison, compare_runs
+from train.report.differences import differences_from
+from train.report.find_runs import FoundRun, find_run, find_runs
+from train.report.grids import grids_of
+from train.report.latex import escape_latex
+from train.report.plots import subset_chart
+from train.report.published import published_rows, select_published
+from train.report.results import EvaluationSet, save_result
+from train.report.side_by_side import to_text
+from train.report.significance import p_text, t_test
+from train.report.table import Cell, make_table
+from train.report.terminal import terminal_text
+
+ROOT = Path(__file__).parents[2]
+NASTY = r'a_b|[x] & <i> $y$ 50% #1 {\z} ~^ "q" `c` -- *s* é λ 漢'
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A working folder with the invented runs below results/."""
+    write_invented(tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sightline(monkeypatch, capsys):
+    """Runs the command line: exit code, standard output, standard error on one line."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sightline", "compare", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return int(caught.value.code or 0), said.out, said.err
+
+    return run
+
+
+def cell(*seeds: float) -> Cell:
+    rows = [invented("simcse", n, (value, 0.0)) for n, value in enumerate(seeds)]
+    return make_table(rows).rows[0].cells["STS12"]
+
+
+def compared(*names: str, published=(), **renamed: str) -> RunComparison:
+    """The invented runs compared, without files; `renamed` gives some another name."""
+    runs = []
+    for name in names:
+        shown = renamed.get(name.replace("-", "_"), name)
+        results = [
+            invented(name, seed, scores).model_copy(update={"run": shown})
+            for seed, scores in enumerate(SCORES[name])
+        ]
+        files = tuple(Path(f"{name}/seed-{result.seed}.json") for result in results)
+        runs.append(FoundRun(name, shown, files, tuple(results)))
+    return compare_runs(runs, runs[0].name, published)
+
+
+def test_the_t_test_by_hand():
+    # means 68 and 72, both variances 1: t = 4 / sqrt(1 · (1/3 + 1/3)) = 4.89898 with 4 degrees of
+    # freedom, whose distribution is 1/2 + 3/8 · t/√(1+t²/4) · (1 − t²/(12 (1+t²/4)))
+    assert t_test(cell(71, 72, 73), cell(67, 68, 69))[0] == pytest.approx(0.0080498, abs=1e-6)
+    # means 2 and 4, sums of squares 2 and 8, 3 degrees of freedom: pooled variance 10/3,
+    # t = 2 / sqrt(10/3 · (1/3 + 1/2)) = 1.2; Welch's test would give 0.49
+    assert t_test(cell(1, 2, 3), cell(2, 6))[0] == pytest.approx(0.3162621, abs=1e-6)
+
+
+def test_the_threshold_is_that_of_the_tables_of_t():
+    # 2.776 at 0.05, two-sided, 4 degrees of freedom: with variances 1 a difference of 2.267
+    for gain, significant in ((2.26, False), (2.27, True), (-2.26, False), (-2.27, True)):
+        rows = [invented("simcse", seed, (value, 0.0)) for seed, value in enumerate((1, 2, 3))]
+        rows += [invented("mcse", s, (value + gain, 0.0)) for s, value in enumerate((1, 2, 3))]
+        found = differences_from("simcse", make_table(rows))[0]
+        assert found.difference == pytest.approx(gain)
+        assert found.significant is significant
+
+
+def test_what_cannot_be_tested_says_why():
+    assert t_test(cell(1.0), cell(1, 2, 3)) == (None, "a test needs at least two seeds of each")
+    assert "no spread" in t_test(cell(1, 1), cell(2, 2))[1]
+    assert t_test(Cell(None, None), cell(1, 2)) == (None, "a score is not defined")
+    p_value, reason = t_test(cell(1, 1, 1), cell(3, 4, 5))  # one without spread can be tested
+    assert p_value is not None
+    assert p_value < 0.01
+    assert reason == ""
+    assert [p_text(p) for p in (0.0009, 0.00805, 0.0496, 1.0)] == [
+        "p < 0.001",
+        "p = 0.0080",
+        "p = 0.050",
+        "p = 1.0",
+    ]
+
+
+def test_means_deviations_and_differences():
+    comparison = compared("simcse", "mcse", "mcse-untrained")
+    mcse = comparison.table.rows[1].cells
+    assert (mcse["STS12"].mean, mcse["STS12"].sd) == (72.0, 1.0)
+    # 80.5, 81, 82.5: mean 81 1/3, squares 25/36 + 4/36 + 49/36 = 78/36, half of it, its root
+    assert mcse["STS13"].mean == pytest.approx(81 + 1 / 3)
+    assert mcse["STS13"].sd == pytest.approx((78 / 72) ** 0.5)
+    found = {(each.run, each.task): each for each in comparison.differences}
+    assert len(found) == 6
+    assert found["mcse", "STS12"].difference == 4.0
+    assert found["mcse", "STS12"].significant
+    assert not found["mcse", "STS13"].significant
+    assert found["mcse-untrained", "STS13"].difference == pytest.approx(-1 / 6)
+    assert comparison.notes == ()
+
+
+def test_differences_on_every_subset():
+    comparison = compared("simcse", "mcse")
+    names = [f"{task} {name}" for task, parts in SUBSETS.items() for name in parts]
+    assert [each.task for each in comparison.subset_differences] == names
+    gains = [each.difference for each in comparison.subset_differences]
+    assert gains == pytest.approx([2.5, 4.0, 5.5, 7.0, 8.5, -1 / 6, 4 / 3, 17 / 6])
+
+
+def test_one_seed_has_no_deviation_and_no_test(sightline, folder):
+    code, out, _ = sightline("results/simcse/seed-0.json", "mcse")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("simcse"))
+    assert line.split()[2:] == ["0", "67.00", "79.00", "73.00"]
+    assert "simcse has one seed (0): no deviation and no test" in out
+    assert "+5.00" in out
+    assert "p =" not in out
+    assert "†" not in out
+    code, out, _ = sightline("simcse")
+    assert "simcse is the only run: no difference to test" in out
+
+
+def test_runs_are_named_by_name_folder_or_file(folder):
+    results = folder / "results"
+    (folder / "mcse").mkdir()  # a run of this name comes before a folder of this name
+    by_name = find_run("mcse", results)
+    assert [result.seed for result in by_name.results] == [0, 1, 2]
+    assert find_run("mcse/", results).results == by_name.results
+    assert find_run("results/mcse", results).results == by_name.results
+    assert find_run("results/mcse/seed-1.json", results).results == by_name.results[1:2]
+    renamed = find_run("before=results/mcse", results)
+    assert renamed.name == "before"
+    assert {result.run for result in renamed.results} == {"before"}
+
+
+def test_the_baseline_is_the_first_or_the_one_chosen(folder):
+    results = folder / "results"
+    assert find_runs(["mcse", "simcse"], results)[1] == "mcse"
+    assert find_runs(["mcse", "simcse"], results, "simcse")[1] == "simcse"
+    assert find_runs(["mcse", "results/simcse"], results, "results/simcse")[1] == "simcse"
+    runs, baseline = find_runs(["mcse"], results, "simcse")
+    assert ([run.name for run in runs], baseline) == (["simcse", "mcse"], "simcse")
+
+
+def change(folder: Path, **changes: object) -> None:
+    """Another result of seed 3 of mcse, with `changes`."""
+    file = folder / "results/mcse/seed-3.json"
+    save_result(invented("mcse", 3, (72.0, 81.0), **changes), file)
+
+
+OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words", "message"),
+    [
+        (None, ["simcs"], r"'simcs' is no run, folder or file \(did you mean 'simcse'\?\)"),
+        (None, ["simcse", "--baseline", "mcsee"], r"'mcsee' is no run.*'mcse'"),
+        (None, ["results"], r"results: no result file here; expected seed-\*\.json.*simcse"),
+        (None, [""], "'' is no run, folder or file"),
+        (None, ["notes.txt"], r"'notes\.txt' is a file, not a result \(\.json\)"),
+        (None, ["simcse", "simcse"], "'simcse' has seed 0 twice: results/simcse/seed-0.json and"),
+        (None, ["a=simcse", "a=mcse"], "'a' has seed 0 twice: .* and results/mcse/seed-0.json"),
+        ({"run": "other"}, ["mcse"], r"results/mcse: holds results of 2 runs \(mcse, other\)"),
+        (
+            {"scores": {"similarity": 1.0}},
+            ["simcse", "mcse"],
+            "seed-3.json was scored on similarity, and .*simcse/seed-0.json on STS12, STS13, Avg",
+        ),
+        ({"scores": {}}, ["mcse", "simcse"], "seed-3.json: holds no score"),
+        (
+            {"evaluated_on": OTHER_SET},
+            ["simcse", "mcse"],
+            r"STS12 was scored on different test sets: 15 pairs \(SHA-256 777777777777\) in "
+            r"results/mcse/seed-3.json, 3108 pairs",
+        ),
+        (None, ["simcse", "--published", "MCSE"], r"no published row 'MCSE' \(did you mean 'MC"),
+        (None, ["simcse", "--published", "MCSE-BERT:x"], r"\n  MCSE-BERT: wiki\+flickr, wiki\+c"),
+        (None, ["simcse", "--plot", "a.png"], "no differences on subsets to draw"),
+    ],
+)
+def test_a_mistake_is_one_clear_error(sightline, folder, prepare, words, message):
+    (folder / "notes.txt").write_text("x")
+    if prepare is not None:
+        change(folder, **prepare)
+    code, out, err = sightline(*words)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert re.search(message, err), err
+
+
+def test_a_damaged_file_is_named(sightline, folder):
+    file = folder / "results/mcse/seed-1.json"
+    file.write_text(file.read_text()[:200])
+    assert "seed-1.json: cut short or not JSON" in sightline("mcse")[2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["mcse", "--plot", "a.pdf"], ["mcse", "--format", "docx"], ["mcse", "--out", "results"]],
+)
+def test_misuse_exits_with_2(sightline, folder, words):
+    assert sightline(*words)[0] == 2
+
+
+def test_scores_of_other_things_cannot_stand_beside_published_ones(sightline, tmp_path):
+    file = tmp_path / "seed-0.json"
+    save_result(invented("scenes", 0, (0.0, 0.0), scores={"similarity": 50.0, "Avg": 50.0}), file)
+    _, _, err = sightline(file, "--published", "DALR-BERT:wiki+coco")
+    assert "DALR-BERT, wiki+coco: DALR table 1 has STS12" in err
+    assert "nothing to set side by side" in err
+
+
+FORMATS = ("terminal", "markdown", "latex", "json")
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_marks_are_in_every_format(format_):
+    rows = select_published(["mcse-bert:wiki+flickr"], published_rows())
+    comparison = compared("simcse", "mcse", "mcse-untrained", published=rows)
+    text = to_text(comparison, format_)
+    if format_ == "terminal":
+        text = terminal_text(grids_of(comparison), [], 200)  # wide enough to break no label
+    if format_ == "json":
+        rows = json.loads(text)["rows"]
+        assert [bool(row["untrained_weights"]) for row in rows] == [False, False, True, False]
+        assert [row["published"] for row in rows] == [None, None, None, "MCSE table 1"]
+        return
+    shown = " ".join(text.split())
+    assert "published: MCSE table 1" in shown
+    assert shown.count("untrained weights") == 3  # scores, tasks, subsets
+    assert "72.00† ± 1.00" in shown or r"\textbf{72.00}$^{\dagger}$ $\pm$ 1.00" in shown
+
+
+def test_json_is_unrounded_and_strict():
+    comparison = compared("simcse", "mcse")
+    body = json.loads(to_text(comparison, "json"), parse_constant=pytest.fail)
+    assert body["schema"] == "sightline.comparison/1"
+    assert body["differences"][1]["difference"] == comparison.differences[1].difference
+    assert body["differences"][0]["significant"] is True
+    assert body["subset_differences"][0]["task"] == "STS12 MSRpar"
+    assert body["subsets"][1]["scores"]["STS12 MSRpar"]["mean"] == pytest.approx(68.5)
+
+
+def test_an_average_stands_only_beside_one_over_the_same_tasks():
+    rows = select_published(["MCSE-BERT:wiki+flickr"], published_rows())
+    comparison = compared("simcse", published=rows)
+    assert set(comparison.table.rows[-1].cells) == {"STS12", "STS13"}
+    assert any("Avg of published rows is left out: it is over STS14" in n for n in comparison.notes)
+    scores = dict.fromkeys(rows[0].scores, 50.0)
+    result = invented("all", 0, (0.0, 0.0), scores=scores)
+    whole = compare_runs([FoundRun("all", "all", (Path("f"),), (result,))], "all", rows)
+    assert whole.table.rows[-1].cells["Avg"].mean == 77.3
+    assert whole.table.rows[-1].cells["Avg"].sd == 0.5
+
+
+def test_other_pairs_than_the_published_are_noted():
+    rows = select_published(["MCSE-BERT:wiki+flickr"], published_rows())
+    result = invented("few", 0, (1.0, 2.0), evaluated_on=OTHER_SET)
+    notes = compare_runs([FoundRun("few", "few", (Path("f"),), (result,))], "few", rows).notes
+    assert any("STS12: scored on 15 pairs, the published results on 3108" in note for note in notes)
+
+
+def test_files_from_before_subsets_were_kept():
+    old = invented("old", 0, (1.0, 2.0), subsets={}, evaluated_on={})
+    comparison = compare_runs([FoundRun("old", "old", (Path("f"),), (old,))], "old")
+    assert comparison.subsets is None
+    assert any("hold no scores of the subsets" in note for note in comparison.notes)
+    assert any("do not say which test sets" in note for note in comparison.notes)
+
+
+def test_an_undefined_score_is_told_and_not_averaged():
+    runs = [
+        invented("simcse", 0, (1.0, 2.0)),
+        invented(
+            "simcse",
+            1,
+            (1.0, 2.0),
+            scores={"STS12": None, "STS13": 2.0, "Avg": None},
+            reasons={"STS12": "constant", "Avg": "constant"},
+        ),
+    ]
+    other = [invented("mcse", seed, (1.0 + seed, 2.0)) for seed in range(2)]
+    found = [
+        FoundRun(name, name, (Path(f"{name}0"), Path(f"{name}1")), tuple(results))
+        for name, results in (("simcse", runs), ("mcse", other))
+    ]
+    comparison = compare_runs(found, "simcse")
+    assert comparison.differences[0].difference is None
+    assert "simcse, STS12: not defined: seed 1: constant" in comparison.notes
+    assert "mcse, STS13: no test: the seeds of neither differ" in " ".join(comparison.notes)
+    assert "not defined" in to_text(comparison, "terminal")
+
+
+def test_markdown_escapes_names():
+    lines = to_text(compared("simcse", "mcse", mcse=NASTY), "markdown").splitlines()
+    name = r"a\_b\|\[x\] &amp; &lt;i&gt; \$y\$"
+    rows = [line for line in lines if name in line]
+    assert [row.index(name) == 2 for row in rows] == [True, False, False]  # scores, two headers
+    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [6, 4, 4]
+
+
+def test_latex_escapes_names_and_is_well_formed():
+    rows = select_published(["MCSE-BERT:wiki+flickr"], published_rows())
+    text = to_text(
+        compared("simcse", "mcse", published=rows, mcse=NASTY, simcse="[2] *x*\nb"), "latex"
+    )
+    assert text.startswith("% needs \\usepackage{booktabs}\n")
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    body = "\n".join(lines)
+    assert body.isascii()  # pdfLaTeX in any encoding
+    bare = re.sub(r"\\[\\{}$&#%_]", "", body)
+    assert bare.count("{") == bare.count("}")
+    assert bare.count("$") % 2 == 0
+    assert not set('#%~<>|"`') & set(re.sub(r"\\[~\"`'^=.]\{", "", bare))
+    assert text.count("\\begin{tabular}") == text.count("\\end{tabular}") == 3
+    width = 0
+    for line in lines:
+        columns = re.match(r"\\begin\{tabular\}\{(l+r+)\}", line)
+        width = len(columns[1]) if columns else width
+        if line.endswith(r"\\"):
+            assert len(re.findall(r"(?<!\\)&", line)) == width - 1
+            assert line[0] not in "[*"  # would be an argument of the \\ or the rule before it
+    assert {lines[i + 1] for i, line in enumerate(lines) if "begin" in line} == {r"\toprule"}
+    assert {lines[i - 1] for i, line in enumerate(lines) if r"\end{" in line} == {r"\bottomrule"}
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("a--b-c", "a-{}-b-c"),
+        ("é Çü ß", r"\'{e} \c{C}\"{u} \ss{}"),
+        ("λ=0.1, Δ", r"$\lambda$=0.1, $\Delta$"),
+        ("漢", "U+6F22"),
+        (r"\x{}", r"\textbackslash{}x\{\}"),
+    ],
+)
+def test_latex_signs(text, escaped):
+    assert escape_latex(text) == escaped
+
+
+@pytest.mark.parametrize("width", [20, 60, 72, 100, 200])
+def test_no_figure_is_cut_on_a_narrow_terminal(width):
+    grids = grids_of(compared("simcse", "mcse", "mcse-untrained"))
+    words = terminal_text(grids, [], width).split()
+    for grid in grids:
+        for row in grid.rows:
+            for each in row.cells:
+                for part in " ".join(each.parts).replace("†", "").split():
+                    assert part in words or f"{part}†" in words
+
+
+def test_control_characters_of_a_name_do_not_reach_the_terminal():
+    text = to_text(compared("simcse", "mcse", mcse="\x1b[31mred\u202e\nline"), "terminal")
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "[31mred" in text
+
+
+def test_the_figure_has_a_dot_per_run_and_subset():
+    comparison = compared("simcse", "mcse", "mcse-untrained")
+    labels = {run: f"{run}!" for run in SCORES}
+    figure = subset_chart("simcse", comparison.subset_differences, labels)
+    axis = figure.axes[0]
+    dots = [line for line in axis.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
+    assert len(dots) == 16
+    filled = [dot for dot in dots if dot.get_markerfacecolor() != "white"]
+    assert len(filled) == sum(each.significant for each in comparison.subset_differences) == 6
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "mcse!",
+        "mcse-untrained!",
+    ]
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<svg")])
+def test_the_figure_is_written_and_repeatable(sightline, folder, name, start):
+    words = ("simcse", "mcse-untrained", "--plot", name)
+    assert sightline(*words)[0] == 0
+    first = (folder / name).read_bytes()
+    assert first.startswith(start)
+    assert sightline(*words)[0] == 0
+    assert (folder / name).read_bytes() == first
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_file_holds_what_would_be_printed(sightline, folder, format_):
+    words = ("simcse", "mcse", "--format", format_)
+    _, printed, _ = sightline(*words)
+    assert sightline(*words, "--out", "new/table.txt") == (0, "", "")
+    written = (folder / "new/table.txt").read_text()
+    assert written == "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
+
+
+def test_the_published_rows_are_whole():
+    rows = published_rows()
+    assert len(rows) == 23
+    for row in rows:
+        scores = list(row.scores.values())
+        assert len(scores) == 8
+        # papers average before they round
+        assert sum(scores[:7]) / 7 == pytest.approx(row.scores["Avg"], abs=0.11)
+        assert set(row.std) in (set(), set(row.scores))
+
+
+def test_the_example_of_the_documentation(sightline, folder):
+    page = (ROOT / "docs/compare.md").read_text()
+    command, shown = re.search(r"```\n\$ sightline compare (.*?)\n\n?(.*?)```", page, re.S).groups()
+    code, out, _ = sightline(*command.split())
+    assert code == 0
+    assert shown == "".join(f"{line.rstrip()}\n" for line in out.splitlines())

@@ -1,0 +1,107 @@
+"""Runs against a baseline: means over seeds, differences with their tests, subset by subset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.cache import SightlineError
+from train.report.differences import Difference, differences_from
+from train.report.find_runs import FoundRun, check_comparable
+from train.report.gains import AVERAGE
+from train.report.notes import notes_on_data, notes_on_published, notes_on_tests
+from train.report.published import PublishedRow
+from train.report.render import to_json
+from train.report.results import RunResult
+from train.report.significance import ALPHA
+from train.report.table import Table, make_table
+
+SCHEMA = "sightline.comparison/1"
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Everything that a comparison shows, in any format.
+
+    Attributes:
+        baseline: name of the run that the others are tested against.
+        table: the measured rows in the order asked, then the published ones.
+        subsets: the measured rows again, with subsets such as "STS12 MSRpar" for tasks; None when
+            no result holds any.
+        notes: what a reader must know before believing a figure.
+    """
+
+    baseline: str
+    table: Table
+    differences: tuple[Difference, ...]
+    subsets: Table | None
+    subset_differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, unrounded."""
+        body = to_json(self.table)
+        return {
+            "schema": SCHEMA,
+            "baseline": self.baseline,
+            "alpha": ALPHA,
+            "tasks": body["tasks"],
+            "rows": body["rows"],
+            "differences": [each.to_json() for each in self.differences],
+            "subsets": to_json(self.subsets)["rows"] if self.subsets else [],
+            "subset_differences": [each.to_json() for each in self.subset_differences],
+            "notes": list(self.notes),
+        }
+
+
+def compare_runs(
+    runs: Sequence[FoundRun], baseline: str, published: Sequence[PublishedRow] = ()
+) -> RunComparison:
+    """Compare `runs` with the one named `baseline`.
+
+    Published rows are set beside them and not tested, since their scores by seed are not known.
+
+    Raises:
+        SightlineError: one run and seed twice, different tasks or test sets, or a published row
+            without a task of these runs.
+    """
+    check_comparable(runs)
+    results = [result for run in runs for result in run.results]
+    tasks = tuple(results[0].scores)
+    fitted = [_fitted(row, tasks) for row in published]
+    table = make_table(results, fitted)
+    parts = [_subsets_as_tasks(result) for result in results]
+    subsets = make_table(parts) if any(part.scores for part in parts) else None
+    differences = differences_from(baseline, table)
+    notes = [
+        *notes_on_tests(table, differences),
+        *notes_on_data(results),
+        *notes_on_published(results, published),
+        *table.notes,
+    ]
+    subset_differences = differences_from(baseline, subsets) if subsets else ()
+    return RunComparison(baseline, table, differences, subsets, subset_differences, tuple(notes))
+
+
+def _subsets_as_tasks(result: RunResult) -> RunResult:
+    scores, reasons = {}, {}
+    for task, parts in result.subsets.items():
+        for name, value in parts.items():
+            scores[f"{task} {name}"] = value
+            if value is None:
+                reasons[f"{task} {name}"] = result.reasons[f"{task}/{name}"]
+    return result.model_copy(update={"scores": scores, "reasons": reasons})
+
+
+def _fitted(row: PublishedRow, tasks: Sequence[str]) -> PublishedRow:
+    """`row` as it may stand beside `tasks`: an average only beside one over the same tasks."""
+    if not set(row.scores) & set(tasks) - {AVERAGE}:
+        raise SightlineError(
+            f"{row.title}: {row.source} has {', '.join(row.scores)}, and these runs were scored on "
+            f"{', '.join(tasks)}; there is nothing to set side by side: leave out --published"
+        )
+    if set(row.scores) <= set(tasks):
+        return row
+    scores = {task: score for task, score in row.scores.items() if task != AVERAGE}
+    return row.model_copy(update={"scores": scores})

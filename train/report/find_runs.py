@@ -1,0 +1,157 @@
+"""Which result files a run named on the command line has, and whether runs can be compared."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.cache import SightlineError
+from train.report.results import FILE_NAME, RunResult, load_result
+
+_SEEDS = "seed-*.json"
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """One run: how it was asked for, its name, and its results with the file of each."""
+
+    given: str
+    name: str
+    files: tuple[Path, ...]
+    results: tuple[RunResult, ...]
+
+
+def find_run(given: str, root: Path) -> FoundRun:
+    """The results of one run.
+
+    Args:
+        given: a run's name, a folder of result files, or one result file; `NAME=` before any of
+            them gives the run another name.
+        root: folder of the runs' results, one folder each.
+
+    Raises:
+        SightlineError: no such run (names the nearest), no result file, a damaged one, or results
+            of more than one run in a folder.
+    """
+    label, source = "", given
+    if "=" in given and not _place(given, root).exists():
+        label, _, source = given.partition("=")
+    files = _files(source, root)
+    results = [load_result(file) for file in files]
+    names = list(dict.fromkeys(result.run for result in results))
+    if len(names) > 1:
+        raise SightlineError(
+            f"{files[0].parent}: holds results of {len(names)} runs ({', '.join(names)}); "
+            "expected one run a folder: name the result files one by one"
+        )
+    if label:
+        results = [result.model_copy(update={"run": label}) for result in results]
+    return FoundRun(given, label or names[0], tuple(files), tuple(results))
+
+
+def find_runs(
+    given: Sequence[str], root: Path, baseline: str | None = None
+) -> tuple[list[FoundRun], str]:
+    """The runs asked for, and the name of the baseline among them.
+
+    Args:
+        baseline: one of the runs, by its name or as it was given; another run is found like
+            these and stands before them. None: the first.
+
+    Raises:
+        SightlineError: see `find_run`.
+    """
+    runs = [find_run(each, root) for each in given]
+    if not runs:
+        raise SightlineError("no run to compare; name one at least")
+    if baseline is None:
+        return runs, runs[0].name
+    for run in runs:
+        if baseline in (run.name, run.given):
+            return runs, run.name
+    first = find_run(baseline, root)
+    return [first, *runs], first.name
+
+
+def check_comparable(runs: Sequence[FoundRun]) -> None:
+    """Refuse results that do not belong in one table.
+
+    Raises:
+        SightlineError: one run and seed twice, or results that were scored on different tasks or
+            on different test sets (names the files).
+    """
+    files: dict[tuple[str, int], Path] = {}
+    every = [pair for run in runs for pair in zip(run.files, run.results, strict=True)]
+    for file, result in every:
+        other = files.setdefault((result.run, result.seed), file)
+        if other is not file:
+            raise SightlineError(
+                f"run {result.run!r} has seed {result.seed} twice: {other} and {file}; give each "
+                "run and seed once, or another name to one of the two: NAME=PATH"
+            )
+    first_file, first = every[0]
+    for file, result in every:
+        if not result.scores:
+            raise SightlineError(f"{file}: holds no score; run its evaluate stage again")
+        if set(result.scores) != set(first.scores):
+            raise SightlineError(
+                f"{file} was scored on {', '.join(result.scores)}, and {first_file} on "
+                f"{', '.join(first.scores)}; only runs of one evaluation can be compared: run the "
+                "evaluate stage of one again"
+            )
+    _check_test_sets(every)
+
+
+def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
+    seen: dict[str, tuple[Path, RunResult]] = {}
+    for file, result in every:
+        for task, found in result.evaluated_on.items():
+            other_file, other = seen.setdefault(task, (file, result))
+            expected = other.evaluated_on[task]
+            if found != expected:
+                raise SightlineError(
+                    f"{task} was scored on different test sets: {found.pairs} pairs (SHA-256 "
+                    f"{found.sha256[:12]}) in {file}, {expected.pairs} pairs "
+                    f"({expected.sha256[:12]}) in {other_file}; run the evaluate stage of one again"
+                )
+
+
+def _place(given: str, root: Path) -> Path:
+    """Where the results are: a run's folder comes before any other path of the same name."""
+    path = Path(given)
+    is_name = len(path.parts) == 1 and path.parts[0] != ".."
+    return root / given if is_name and (root / given).is_dir() else path
+
+
+def _files(given: str, root: Path) -> list[Path]:
+    path = _place(given, root)
+    if given and path.is_dir():
+        files = sorted(path.glob(_SEEDS)) or sorted(path.glob(FILE_NAME))
+        if not files:
+            raise SightlineError(
+                f"{path}: no result file here; expected {_SEEDS} or {FILE_NAME}"
+                + _known([folder.name for folder in _run_folders(path)], "below it are the runs")
+            )
+        return files
+    if path.suffix == ".json" and path.exists():
+        return [path]
+    known = [folder.name for folder in _run_folders(root)]
+    found = "is a file, not a result (.json)" if path.is_file() else "is no run, folder or file"
+    nearest = difflib.get_close_matches(given, known, n=1)
+    raise SightlineError(
+        f"{given!r} {found}"
+        + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
+        + (_known(known, f"{root} holds") or f"; {root} holds no results: evaluate a run first")
+    )
+
+
+def _run_folders(root: Path) -> list[Path]:
+    return sorted(
+        {file.parent for file in (*root.glob(f"*/{_SEEDS}"), *root.glob("*/result.json"))}
+    )
+
+
+def _known(names: Sequence[str], what: str) -> str:
+    return f"; {what} {', '.join(names)}" if names else ""

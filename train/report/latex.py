@@ -1,0 +1,129 @@
+"""Grids as LaTeX tabulars that need nothing but the booktabs package."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from train.report.grids import Grid, GridCell, GridRow
+
+_SIGNIFICANT = r"$^{\dagger}$"
+
+# A bracket or a star after the end of a row or a rule would be taken for its argument; in TeX's own
+# encoding < and > are other signs.
+_ASCII = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    "`": r"\textasciigrave{}",
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
+}
+_SIGNS = {
+    "±": r"$\pm$",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    "−": "$-$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "→": r"$\to$",
+    "†": r"$\dagger$",
+    "’": "'",
+}
+_GREEK = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"  # the letters that have a command
+_LETTERS = {"ß": r"\ss{}", "ø": r"\o{}", "Ø": r"\O{}", "ł": r"\l{}", "Ł": r"\L{}", "æ": r"\ae{}"}
+_ACCENTS = {
+    "\u0300": "`",
+    "\u0301": "'",
+    "\u0302": "^",
+    "\u0303": "~",
+    "\u0304": "=",
+    "\u0306": "u",
+    "\u0307": ".",
+    "\u0308": '"',
+    "\u030a": "r",
+    "\u030b": "H",
+    "\u030c": "v",
+    "\u0327": "c",
+}
+
+
+def to_latex(grids: Sequence[Grid], lines: Sequence[str]) -> str:
+    r"""One tabular per grid, with `lines` as comments for the caption.
+
+    For pdfLaTeX, XeLaTeX and LuaLaTeX with ``\usepackage{booktabs}``; whatever the names are, the
+    tabulars are ASCII.
+    """
+    head = [r"% needs \usepackage{booktabs}", *(f"% {line}" for line in lines)]
+    return "\n".join([*head, "", *map(_tabular, grids)])
+
+
+def escape_latex(text: str) -> str:
+    """`text` as it is, in LaTeX's own signs.
+
+    Accented letters become accent commands; what pdfLaTeX has no letter for becomes its code point,
+    such as U+6F22.
+    """
+    escaped = "".join(map(_escaped, text))
+    return re.sub("-(?=-)", "-{}", escaped)  # two hyphens in a row would become a dash
+
+
+def _escaped(character: str) -> str:
+    if character in _GREEK:
+        name = unicodedata.name(character).split()[-1].replace("LAMDA", "LAMBDA")
+        return rf"$\{name.capitalize() if character.isupper() else name.lower()}$"
+    for table in (_ASCII, _SIGNS, _LETTERS):
+        if character in table:
+            return table[character]
+    if character.isascii():
+        return character
+    letter, *accents = unicodedata.normalize("NFD", character)
+    if letter.isascii() and letter.isalpha() and len(accents) == 1 and accents[0] in _ACCENTS:
+        return rf"\{_ACCENTS[accents[0]]}{{{letter}}}"
+    return f"U+{ord(character):04X}"
+
+
+def _tabular(grid: Grid) -> str:
+    columns = "l" * grid.left + "r" * (len(grid.header) - grid.left)
+    rows = [
+        rf"% {grid.title}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        _joined([escape_latex(name) for name in grid.header]),
+        r"\midrule",
+    ]
+    for before, row in zip((None, *grid.rows), grid.rows, strict=False):
+        if row.published and before is not None and not before.published:
+            rows.append(r"\midrule")
+        rows.append(_row(row))
+    return "\n".join([*rows, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _row(row: GridRow) -> str:
+    label = escape_latex(row.label)
+    return _joined([rf"\textit{{{label}}}" if row.published else label, *map(_cell, row.cells)])
+
+
+def _cell(cell: GridCell) -> str:
+    # A hyphen before a figure is a minus; the sign goes into mathematics, where it is one.
+    first, *rest = (re.sub(r"([-+])(?=\d)", r"$\1$", escape_latex(part)) for part in cell.parts)
+    if cell.bold:
+        first = rf"\textbf{{{first}}}"
+    return " ".join([f"{first}{_SIGNIFICANT}" if cell.significant else first, *rest])
+
+
+def _joined(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"

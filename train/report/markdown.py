@@ -1,0 +1,31 @@
+"""Grids as GitHub tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from train.report.grids import SIGN, Grid, GridCell, GridRow
+from train.report.render import escape_markdown
+
+
+def to_markdown(grids: Sequence[Grid], lines: Sequence[str]) -> str:
+    """One table per grid under its title, then `lines`; all text escaped."""
+    return "\n".join([*map(_table, grids), *(f"- {escape_markdown(line)}" for line in lines), ""])
+
+
+def _table(grid: Grid) -> str:
+    rule = ["---" if index < grid.left else "---:" for index in range(len(grid.header))]
+    rows = [[escape_markdown(name) for name in grid.header], rule, *map(_row, grid.rows)]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return f"**{escape_markdown(grid.title)}**\n\n{table}\n"
+
+
+def _row(row: GridRow) -> list[str]:
+    label = escape_markdown(row.label)
+    return [f"*{label}*" if row.published else label, *map(_cell, row.cells)]
+
+
+def _cell(cell: GridCell) -> str:
+    first, *rest = (escape_markdown(part) for part in cell.parts)
+    text = " ".join([f"{first}{SIGN}" if cell.significant else first, *rest])
+    return f"**{text}**" if cell.bold else text

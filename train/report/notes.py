@@ -1,0 +1,86 @@
+"""What a reader must know before believing a comparison of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from train.evaluate.sts import EXPECTED_PAIRS, SUBSETS
+from train.report.differences import Difference
+from train.report.gains import AVERAGE
+from train.report.published import PublishedRow
+from train.report.results import RunResult
+from train.report.table import LOWER_IS_BETTER, Table
+
+
+def notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]:
+    """Why a deviation, a test or a score is not there."""
+    rows = [row for row in table.rows if not row.published]
+    single = [row for row in rows if len(row.seeds) == 1]
+    notes = [
+        f"{row.name} has one seed ({row.seeds[0]}): no deviation and no test; train it with two at "
+        "least"
+        for row in single
+    ]
+    if len(rows) == 1:
+        notes.append(f"{rows[0].name} is the only run: no difference to test")
+    notes += [
+        f"{row.name}, {task}: not defined: {cell.reason}"
+        for row in rows
+        for task, cell in row.cells.items()
+        if cell.mean is None
+    ]
+    if not single:
+        notes += [
+            f"{each.run}, {each.task}: no test: {each.reason}"
+            for each in differences
+            if each.difference is not None and each.p_value is None
+        ]
+    return notes
+
+
+def notes_on_data(results: Sequence[RunResult]) -> list[str]:
+    """What the results do not say, and which of their scores are better when lower."""
+    notes = []
+    lower = [task for task in results[0].scores if task in LOWER_IS_BETTER]
+    if lower:
+        notes.append(f"lower is better: {', '.join(lower)}")
+    silent = _runs(each for each in results if not each.evaluated_on)
+    if silent:
+        notes.append(
+            f"the results of {silent} do not say which test sets they were scored on, so that is "
+            "not checked; evaluate them again"
+        )
+    lacking = _runs(each for each in results if not each.subsets)
+    if lacking and SUBSETS.keys() & results[0].scores.keys():
+        notes.append(
+            f"the results of {lacking} hold no scores of the subsets; evaluate them again to "
+            "compare those"
+        )
+    return notes
+
+
+def notes_on_published(
+    results: Sequence[RunResult], published: Sequence[PublishedRow]
+) -> list[str]:
+    """Where a published row and the measured ones are not of the same things."""
+    if not published:
+        return []
+    tasks = {task for row in published for task in row.scores}
+    notes = ["published rows are copied from the papers named, and not tested"]
+    missing = [task for task in EXPECTED_PAIRS if task in tasks - results[0].scores.keys()]
+    if missing and AVERAGE in tasks:
+        notes.append(
+            f"{AVERAGE} of published rows is left out: it is over {', '.join(missing)} too"
+        )
+    measured = {task: found.pairs for each in results for task, found in each.evaluated_on.items()}
+    notes += [
+        f"{task}: scored on {measured[task]} pairs, the published results on {expected}: not "
+        "comparable"
+        for task, expected in EXPECTED_PAIRS.items()
+        if task in tasks and measured.get(task, expected) != expected
+    ]
+    return notes
+
+
+def _runs(results: Iterable[RunResult]) -> str:
+    return ", ".join(dict.fromkeys(each.run for each in results))

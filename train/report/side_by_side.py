@@ -1,0 +1,49 @@
+"""A comparison of runs in each format, and its figure."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+from rich.console import Console
+
+from pipeline.cache import SightlineError
+from train.report.compare import RunComparison
+from train.report.grids import grids_of, legend, printable
+from train.report.latex import to_latex
+from train.report.markdown import to_markdown
+from train.report.terminal import print_grids, terminal_text
+
+
+def print_comparison(comparison: RunComparison, console: Console) -> None:
+    """Print the comparison on a terminal, as wide as that is."""
+    print_grids(console, grids_of(comparison), legend(comparison))
+
+
+def to_text(
+    comparison: RunComparison, format_: Literal["terminal", "markdown", "latex", "json"]
+) -> str:
+    """The comparison as text for a file; `terminal` is 100 characters wide and has no colours."""
+    if format_ == "json":
+        return json.dumps(comparison.to_json(), indent=2, ensure_ascii=False) + "\n"
+    draw = {"terminal": terminal_text, "markdown": to_markdown, "latex": to_latex}[format_]
+    return draw(grids_of(comparison), legend(comparison))
+
+
+def draw_subsets(comparison: RunComparison, suffix: str) -> bytes:
+    """The differences on each subset as an image; `suffix` is .png or .svg.
+
+    Raises:
+        SightlineError: there is no run beside the baseline, or none with scores of subsets.
+    """
+    from train.report.plots import subset_chart, to_png, to_svg
+
+    differences = comparison.subset_differences
+    if comparison.subsets is None or not differences:
+        raise SightlineError(
+            "no differences on subsets to draw: expected two runs with scores of STS12-16's "
+            "subsets; evaluate the runs on the STS sets, or leave out --plot"
+        )
+    labels = {row.name: printable(row.label) for row in comparison.subsets.rows}
+    figure = subset_chart(comparison.baseline, differences, labels)
+    return to_png(figure) if suffix == ".png" else to_svg(figure).encode()
