@@ -113,6 +113,14 @@ def test_an_edge_mixes_the_object_with_the_fill_and_nothing_else(interpolation: 
     np.testing.assert_allclose(found, mean + share[..., None] * (own - mean), atol=2 / 255)
 
 
+def test_a_bright_rim_on_white_is_never_brighter_than_white() -> None:
+    image, mask = rectangle(10, 10, 30, 20, (255, 255, 255), around=(0, 0, 0))
+    image[:, 11:39, 11:29] = 0  # beside which bicubic overshoots
+    for edge in (23, 31, 50, 77):
+        found = colours(preprocessing(edge, background="white")(cut_out(image, mask)))
+        assert found.max() < 1 + 1e-6
+
+
 def test_a_tall_object_keeps_head_and_feet() -> None:
     image, mask = rectangle(0, 30, 60, 9, (0, 255, 0), around=(255, 255, 255))
     image[:, :6] = torch.tensor([255, 0, 0], dtype=torch.uint8).view(3, 1, 1)  # head
