@@ -32,12 +32,16 @@ class FeatureSet:
         self._positions = self._view.positions(index.shards, index.rows)
 
     @classmethod
-    def open(cls, path: Path | str, fingerprint: str | None = None) -> FeatureSet:
+    def open(
+        cls, path: Path | str, fingerprint: str | None = None, *, verified: bool = False
+    ) -> FeatureSet:
         """Open the feature set in folder ``path``.
 
         Args:
             path: folder that holds ``feature_set.json``.
             fingerprint: refuse a set that was computed in any other way.
+            verified: read every byte first and refuse any damage (`verify`), instead of checking
+                digest, sizes and layout only.
 
         Raises:
             CacheError: no such set, another schema version, a damaged or missing file, a layout
@@ -51,6 +55,13 @@ class FeatureSet:
                 f"rows come from {record.spec.encoder.name} ({record.spec.encoder.source}) with "
                 "other weights, preprocessing or precision; run its stage again"
             )
+        if verified:
+            from pipeline.cache.verify import verify
+
+            faults = verify(path)
+            if faults:
+                more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+                raise CacheError(f"{faults[0]}{more}; run its stage again, or pull it again")
         return cls(path, record, read_index(path, record))
 
     @property

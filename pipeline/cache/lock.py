@@ -17,6 +17,8 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
+_MOUNTS = Path("/proc/self/mountinfo")
+_LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}  # options of nfs(5)
 _held: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process, which the kernel lets it take again and again."""
 
@@ -52,6 +54,13 @@ class WriterLock:
                 holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
                 os.close(handle)
                 raise _refusal(self.path, error, holder) from error
+            if _seen_by_this_machine_only(self._identity[0]):
+                os.close(handle)
+                raise SightlineError(
+                    f"{self.path}: this network folder is mounted without locks (nolock), so a run "
+                    "on another machine would not be seen; mount it with locks, or put the output "
+                    "on a local disk"
+                )
             if self._in_place():
                 self._handle = handle
             else:  # removed with its folder while we waited for it
@@ -82,6 +91,18 @@ class WriterLock:
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
+
+
+def _seen_by_this_machine_only(device: int) -> bool:
+    """Whether locks on a network file system stay on this machine, as Linux lists its mounts."""
+    if not _MOUNTS.is_file():
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in _MOUNTS.read_text(errors="replace").splitlines():
+        fields = line.split()
+        if fields[2] == number:
+            return not _LOCAL_LOCKS.isdisjoint(fields[-1].split(","))
+    return False
 
 
 def _refusal(path: Path, error: OSError, holder: str) -> SightlineError:

@@ -26,6 +26,7 @@ SUFFIXES = frozenset(
 )
 _BATCH = 256  # files a task: enough that a task costs more than its scheduling
 _ORIENTATION = 0x0112  # the EXIF tag
+_MOST_PIXELS = (1 << 31) - 1  # of an edge that the manifest has room for; headers can say more
 _QUARTER_TURNS = (5, 6, 7, 8)
 
 
@@ -137,6 +138,8 @@ def _upright_size(file: IO[bytes]) -> tuple[int, int]:
             width, height = image.size
             turned = _orientation(image) in _QUARTER_TURNS
     except Exception:  # decoders of damaged files raise all sorts of errors
+        return 0, 0
+    if max(width, height) > _MOST_PIXELS:
         return 0, 0
     return (height, width) if turned else (width, height)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
+from pipeline.cache import SightlineError
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+
+_SIGNAL_GRACE = 0.5  # seconds
 
 
 class Failure(NamedTuple):
@@ -116,6 +120,38 @@ class DecodedBatches(Dataset[tuple[Tensor, list[Failure]]]):
         return decode_batch(entries, self._batch_size, self._read)
 
 
+def decoded_batches(
+    batches: Sequence[Sequence[Any]], batch_size: int, read: Reader, workers: int
+) -> Iterator[tuple[Tensor, list[Failure]]]:
+    """`decode_batch` of every batch of entries, in order, from ``workers`` processes (0: this one).
+
+    Args:
+        batches: all of ``batch_size`` entries; only the last may be short.
+
+    Raises:
+        SightlineError: a decode process died.
+    """
+    entries = [entry for batch in batches for entry in batch]
+    workers = min(workers, len(batches))
+    loader = DataLoader(
+        DecodedBatches(entries, batch_size, read),
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        worker_init_fn=decode_worker_init if workers else None,
+    )
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        time.sleep(_SIGNAL_GRACE)  # a signal to the whole group may reach a worker before us
+        raise SightlineError(
+            f"a decode process died: {str(error).splitlines()[0]} What was finished is kept; run "
+            "the same command again, with fewer workers if memory was short (--workers 0: none)"
+        ) from error
+
+
 def decode_worker_init(worker_id: int) -> None:
     """`worker_init_fn` of the decoding processes: one thread each, in a process group of its own.
 
@@ -125,3 +161,12 @@ def decode_worker_init(worker_id: int) -> None:
     """
     torch.set_num_threads(1)
     os.setpgid(0, 0)
+
+
+def padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """``rows`` [n, …] with zeros up to ``count`` rows."""
+    if len(rows) == count:
+        return rows
+    filled = rows.new_zeros(count, *rows.shape[1:])
+    filled[: len(rows)] = rows
+    return filled

@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     import torch
 
     from pipeline.encoders.base import EncoderIdentity, ImageEncoder, TextEncoder
-    from pipeline.extract.batches import Failure, Reader
+    from pipeline.extract.batches import Reader
     from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.objects import CutoutEntry
 
 _WRITES_AHEAD = 4
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_SIGNAL_GRACE = 0.5  # seconds
 
 Failures = dict[bytes, dict[str, str]]
 """Key → code, path and reason of a row that could not be computed."""
@@ -316,14 +315,15 @@ def _encode_pictures(
     settings: ExtractSettings,
 ) -> _Encode:
     """Encode what ``read`` makes of the entries behind a batch's keys."""
+    from pipeline.extract.batches import decoded_batches, padded
 
     def encode(batches: Sequence[Batch], batch_size: int, calls: RowsPerCall) -> Iterator[Encoded]:
         entries = [[by_key[key.tobytes()] for key in batch.keys] for batch in batches]
-        decoded = _decoded(entries, read, batch_size, settings)
+        decoded = decoded_batches(entries, batch_size, read, settings.workers)
         for batch, own, (inputs, failures) in zip(batches, entries, decoded, strict=True):
 
             def call(start: int, stop: int, inputs: torch.Tensor = inputs) -> torch.Tensor:
-                return encoder.encode(_padded(inputs[start:stop], stop - start))
+                return encoder.encode(padded(inputs[start:stop], stop - start))
 
             features = calls.encode(len(own), call)
             failed = {
@@ -333,54 +333,6 @@ def _encode_pictures(
             yield batch, features, failed
 
     return encode
-
-
-def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """``rows`` [n, …] with zeros up to ``count`` rows."""
-    if len(rows) == count:
-        return rows
-    padded = rows.new_zeros(count, *rows.shape[1:])
-    padded[: len(rows)] = rows
-    return padded
-
-
-def _decoded(
-    batches: Sequence[Sequence[ImageEntry | CutoutEntry]],
-    read: Reader,
-    batch_size: int,
-    settings: ExtractSettings,
-) -> Iterable[tuple[torch.Tensor, list[Failure]]]:
-    """Decoded batches in plan order, from ``settings.workers`` processes.
-
-    Raises:
-        SightlineError: such a process died.
-    """
-    import torch
-    from torch.utils.data import DataLoader
-
-    from pipeline.extract.batches import DecodedBatches, decode_worker_init
-
-    # only the last batch of a plan is short, so the batches follow each other without a gap
-    entries = [entry for batch in batches for entry in batch]
-    dataset = DecodedBatches(entries, batch_size, read)
-    workers = min(settings.workers, len(batches))
-    loader = DataLoader(
-        dataset,
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-        worker_init_fn=decode_worker_init if workers else None,
-    )
-    try:
-        yield from loader
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
-            raise
-        time.sleep(_SIGNAL_GRACE)  # a signal to the whole group may reach a worker before us
-        raise SightlineError(
-            f"a decode process died: {str(error).splitlines()[0]} What was finished is kept; run "
-            "the same command again, with fewer workers if memory was short (--workers 0: none)"
-        ) from error
 
 
 def _spec(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cache import BusyError, SightlineError, key_of_bytes, key_of_file, key_of_text
+from pipeline.cache import BusyError, SightlineError, key_of_bytes, key_of_file, key_of_text, lock
 from pipeline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
 from pipeline.cache.lock import WriterLock
 
@@ -106,6 +106,25 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
 
     monkeypatch.setattr("fcntl.lockf", lockf)
     with pytest.raises(SightlineError, match=r"has no locks .* local disk"), WriterLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [("rw,vers=3,local_lock=none", False), ("rw,nolock,local_lock=all", True)],
+)
+def test_a_network_folder_mounted_without_locks_is_refused(tmp_path, monkeypatch, options, refused):
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "21 1 0:19 / /proc rw - proc proc rw\n"
+        f"36 21 {os.major(device)}:{os.minor(device)} / /data rw shared:1 - nfs a:/b {options}\n"
+    )
+    monkeypatch.setattr(lock, "_MOUNTS", mounts)
+    if not refused:
+        with WriterLock(tmp_path):
+            return
+    with pytest.raises(SightlineError, match="without locks"), WriterLock(tmp_path):
         pass
 
 

@@ -1,0 +1,206 @@
+"""A stranger's feature set: refused with a clear error, and nothing outside it is touched."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import pytest
+from attacks import ATTACKS, ROWS, Forger, harmful_pickle, write_set, zeros
+from safetensors import safe_open
+
+from pipeline.cache import (
+    IMAGES,
+    CacheError,
+    FeatureSet,
+    TokenSet,
+    read_manifest,
+    verify,
+)
+
+MEMORY = 600 << 20
+"""Bytes beyond those of the libraries; an attack asks for gigabytes."""
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound") / "set"
+    write_set(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of somebody else, laid out as an attacker would like it."""
+    path = tmp_path_factory.mktemp("outside") / "secret.h5"
+    with h5py.File(path, "w") as file:
+        file["features"] = zeros(ROWS)
+    return path
+
+
+@contextmanager
+def untouched(folder: Path) -> Iterator[None]:
+    """Fails when anybody, C libraries included, opens or changes a file in ``folder``."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "inotify_init1"):
+        yield
+        return
+    handle = library.inotify_init1(os.O_NONBLOCK)
+    events = 0x20 | 0x1 | 0x2 | 0x4 | 0x100 | 0x200 | 0x40 | 0x80  # open, access, modify, …
+    assert library.inotify_add_watch(handle, os.fsencode(folder), events) >= 0
+    try:
+        yield
+        assert not select.select([handle], [], [], 0)[0], "a file outside the set was touched"
+    finally:
+        os.close(handle)
+
+
+def test_the_guard_sees_what_a_c_library_opens(outside: Path) -> None:
+    with pytest.raises(AssertionError, match="was touched"), untouched(outside.parent):
+        h5py.File(outside).close()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_forged_set_is_refused(sound: Path, outside: Path, tmp_path: Path, name: str) -> None:
+    forge, message = ATTACKS[name]
+    folder = tmp_path / "set"
+    shutil.copytree(sound, folder)
+    forge(Forger(folder, outside))
+    with untouched(outside.parent):
+        with pytest.raises(CacheError, match=message) as refused:
+            FeatureSet.open(folder)
+        assert str(tmp_path) in str(refused.value)
+        assert "\x1b" not in str(refused.value)
+        assert len(str(refused.value)) < 2000
+        assert verify(folder)  # the same in words, and no exception
+    assert sorted(path.name for path in outside.parent.iterdir()) == [outside.name]
+
+
+def test_no_forged_set_takes_the_machine_down(sound: Path, outside: Path, tmp_path: Path) -> None:
+    for name, (forge, _) in ATTACKS.items():
+        shutil.copytree(sound, tmp_path / name)
+        forge(Forger(tmp_path / name, outside))
+    found = subprocess.run(
+        [sys.executable, __file__, str(tmp_path), str(sound)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout)
+    assert report.pop("sound") == "opened"
+    assert {name for name, said in report.items() if said == "opened"} == set()
+    assert report.keys() == ATTACKS.keys()
+
+
+def _open_all(root: Path, sound: Path) -> None:
+    """Open every set below ``root`` with little memory, and say what came of each."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    used = pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, -1))
+    report = {}
+    for name, folder in {**{path.name: path for path in root.iterdir()}, "sound": sound}.items():
+        if name.endswith(" aside"):
+            continue
+        try:
+            FeatureSet.open(folder)
+            report[name] = "opened"
+        except CacheError:
+            report[name] = "refused"
+    print(json.dumps(report))
+
+
+class TestAWriterAmongLinks:
+    """Links that lie where a run writes lead nowhere."""
+
+    @pytest.fixture
+    def precious(self, tmp_path: Path) -> Path:
+        (tmp_path / "home").mkdir()
+        path = tmp_path / "home" / "notes"
+        path.write_text("precious")
+        return path
+
+    @pytest.mark.parametrize("name", ["journal.bin", "lock"])
+    def test_for_the_run(self, tmp_path: Path, precious: Path, name: str) -> None:
+        (tmp_path / "set.run").mkdir()
+        (tmp_path / "set.run" / name).symlink_to(precious)
+        with pytest.raises(OSError, match="symbolic links"):
+            write_set(tmp_path / "set")
+        assert precious.read_text() == "precious"
+
+    @pytest.mark.parametrize("name", ["plan", "failures.jsonl"])
+    def test_for_files_that_are_replaced(self, tmp_path: Path, precious: Path, name: str) -> None:
+        precious.write_text("")
+        (tmp_path / "set.run").mkdir()
+        (tmp_path / "set.run" / name).symlink_to(precious)
+        write_set(tmp_path / "set")
+        assert precious.read_text() == ""
+
+    def test_for_unfinished_files(self, tmp_path: Path, sound: Path, precious: Path) -> None:
+        folder = tmp_path / "set"
+        folder.mkdir()
+        for path in sound.iterdir():
+            (folder / f".{path.name}.{os.getpid()}.tmp").symlink_to(precious)
+        write_set(folder)
+        assert precious.read_text() == "precious"
+        assert {path.name for path in folder.iterdir()} == {path.name for path in sound.iterdir()}
+
+    def test_for_the_record(self, tmp_path: Path, sound: Path) -> None:
+        shutil.copytree(sound, tmp_path / "theirs")
+        folder = tmp_path / "set"
+        folder.mkdir()
+        record = tmp_path / "theirs" / "feature_set.json"
+        before = record.read_bytes()
+        (folder / "feature_set.json").symlink_to(record)
+        write_set(folder)
+        assert record.read_bytes() == before
+        assert verify(folder) == []
+
+
+def test_a_damaged_list_of_failures_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set.run").mkdir()
+    (tmp_path / "set.run" / "failures.jsonl").write_text('{"key": 5}\n')
+    with pytest.raises(CacheError, match=r"failures.jsonl: not a list of failures .* delete it"):
+        write_set(tmp_path / "set")
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" + b"\xff" * 60 + b"PAR1", b"\x80\x04."])
+def test_manifests_and_tokens_that_are_no_parquet(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "images.parquet"
+    path.write_bytes(data)
+    with pytest.raises(CacheError, match="not a readable Parquet file"):
+        read_manifest(path, IMAGES)
+    with pytest.raises(CacheError, match="not a readable Parquet file"):
+        TokenSet.open(path)
+
+
+def test_a_pickle_that_calls_itself_safetensors_is_not_unpickled(tmp_path: Path) -> None:
+    from train.checkpoints import Best
+
+    path = tmp_path / "best.safetensors"
+    path.write_bytes(harmful_pickle(tmp_path / "x"))
+    assert Best(path).load() is None
+    with pytest.raises(Exception, match="header"), safe_open(path, framework="np"):
+        pass
+    assert not (tmp_path / "x.owned").exists()
+
+
+def test_the_payload_would_have_run(tmp_path: Path) -> None:
+    import pickle
+
+    pickle.loads(harmful_pickle(tmp_path / "x"))
+    assert (tmp_path / "x.owned").exists()
+
+
+if __name__ == "__main__":
+    _open_all(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,89 @@
+"""A layer between a writer and the system: it names every write and can break any of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Act = Callable[[str], None]
+"""Told each point as it is reached, such as ``half write shard 2``; may raise, or never return."""
+
+_ROLES = [
+    (re.compile(r"shard-.*"), "shard"),
+    (re.compile(r"index-.*"), "index"),
+    (re.compile(r"feature_set\.json"), "record"),
+    (re.compile(r"(journal|failures|plan|lock).*"), r"\1"),
+]
+_UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp")
+
+
+def role(path: str | Path) -> str:
+    """What a file of a run is: ``shard``, ``index``, ``record``, ``journal``, … or ``folder``."""
+    name = Path(path).name
+    if unfinished := _UNFINISHED.fullmatch(name):
+        name = unfinished[1]
+    for pattern, what in _ROLES:
+        if found := pattern.fullmatch(name):
+            return found.expand(what)
+    return "folder"
+
+
+def _path(handle: int) -> Path:
+    return Path(f"/proc/self/fd/{handle}").readlink()
+
+
+class FaultLayer:
+    """Replaces the system calls through which a run writes, and tells ``act`` of each.
+
+    Syncing is left out, since no power fails in a test. Names count: the third shard that is
+    renamed is ``rename shard 3``.
+    """
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+        self._counts: Counter[str] = Counter()
+        self._real: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """From now on, in this process."""
+        for name in ("pwrite", "fsync", "replace", "unlink", "ftruncate"):
+            self._real[name] = getattr(os, name)
+            setattr(os, name, getattr(self, f"_{name}"))
+
+    @contextmanager
+    def _around(self, what: str):
+        self._counts[what] += 1
+        point = f"{what} {self._counts[what]}"
+        self._act(f"before {point}")
+        yield point
+        self._act(f"after {point}")
+
+    def _pwrite(self, handle: int, data: Any, offset: int) -> int:
+        with self._around(f"write {role(_path(handle))}") as point:
+            half = len(data) // 2
+            self._real["pwrite"](handle, data[:half], offset)
+            self._act(f"half {point}")
+            return half + self._real["pwrite"](handle, data[half:], offset + half)
+
+    def _fsync(self, handle: int) -> None:
+        with self._around(f"sync {role(_path(handle))}"):
+            pass
+
+    def _replace(self, source: Any, target: Any, **options: Any) -> None:
+        with self._around(f"rename {role(target)}"):
+            self._real["replace"](source, target, **options)
+
+    def _unlink(self, path: Any, **options: Any) -> None:
+        if not os.path.lexists(path):  # nothing to break
+            return self._real["unlink"](path, **options)
+        with self._around(f"remove {role(path)}"):
+            return self._real["unlink"](path, **options)
+
+    def _ftruncate(self, handle: int, length: int) -> None:
+        with self._around(f"cut {role(_path(handle))}"):
+            self._real["ftruncate"](handle, length)

@@ -1,0 +1,297 @@
+"""A process that forks one run of a stage a request, so that hundreds can be broken in seconds.
+
+Importing the libraries takes seconds, a run of a stub encoder a twentieth of one. Each line on
+stdin is a request (JSON, `Request`), each line on stdout its outcome (`Outcome`). With ``--torch``
+it runs the command line with real encoders as well.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fault_layer import FaultLayer
+
+DIM, BATCH, BLOCK = 6, 8, 32
+SHARD_ROWS = 40
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run.
+
+    Attributes:
+        out: the feature set.
+        texts: run the stub over this many texts …
+        words: … or the command line with these words.
+        act: what happens ``at`` a point: ``kill``, ``raise``, ``signal`` or ``wait`` (until
+            ``file``, which appears then, is gone); or "" (only trace).
+        at: name of a point of the fault layer, or ``encode N`` or ``decode N``: the Nth batch.
+        number: of the error that is raised or the signal that is sent.
+        group: the signal goes to the whole process group.
+        kill_after: seconds after which the run is killed, whatever it does.
+        file: to wait for.
+    """
+
+    out: str
+    texts: int = 0
+    words: list[str] = field(default_factory=list)
+    act: str = ""
+    at: str = ""
+    number: int = 0
+    group: bool = False
+    kill_after: float | None = None
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        code: exit code, or minus the signal that killed it.
+        said: what it wrote to stdout and stderr.
+        points: every point that it reached, in order.
+        encoded: rows that were given to the encoder.
+        seconds: it took.
+    """
+
+    code: int
+    said: str
+    points: list[str]
+    encoded: int
+    seconds: float
+
+
+class StageServer:
+    """The test's end: starts the process, asks, and ends it."""
+
+    def __init__(self, *options: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def begin(self, out: Path, **request: Any) -> None:
+        """Begin a run, and do not wait for it."""
+        assert self._process.stdin is not None
+        line = json.dumps(asdict(Request(str(out), **request)))
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def run(self, out: Path, **request: Any) -> Outcome:
+        """What becomes of a run."""
+        self.begin(out, **request)
+        assert self._process.stdout is not None
+        return Outcome(**json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def kill(self) -> None:
+        """End the server, and leave the run that it has begun to itself."""
+        self._process.kill()
+        self._process.wait()
+
+
+class _Rows(np.ndarray):
+    """An array that can pass for a tensor."""
+
+    def numpy(self) -> np.ndarray:
+        return np.asarray(self)
+
+
+class StubEncoder:
+    """A text encoder without a model: a row is drawn from its text; some are not finite."""
+
+    dim = DIM
+    preprocessing: dict[str, object] = {"lengths": "by thirds"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        from pipeline.encoders.base import EncoderIdentity
+
+        self.identity = EncoderIdentity("stub", "random:0", "", "0" * 64, untrained=True)
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        return [len(text) % 3 + 1 for text in texts]
+
+    def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
+        rows = np.array([[hash_of(text) / (i + length) for i in range(DIM)] for text in texts])
+        rows[[text.endswith("13") for text in texts]] = np.nan
+        return rows.astype(np.float32).view(_Rows)
+
+
+def hash_of(text: str) -> float:
+    """A number between 0 and 255 that only ``text`` decides."""
+    from pipeline.cache import key_of_text
+
+    return float(key_of_text(text)[0])
+
+
+def _child(request: Request, trace: int, counter: int) -> int:
+    """One run, in the forked process; the exit code."""
+    os.setpgid(0, 0)
+    stage = os.getpid()
+
+    def reached(point: str) -> None:
+        os.write(trace, f"{point}\n".encode())
+        if point == request.at:
+            _break(request, stage)
+
+    FaultLayer(reached).install()
+    if request.words:
+        from pipeline import cli
+
+        _watch_batches(reached)
+        sys.argv = ["sightline", *request.words]
+        try:
+            cli.main()
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+    return _stub_stage(request, reached, counter)
+
+
+def _stub_stage(request: Request, reached: Any, counter: int) -> int:
+    from pipeline import cli
+    from pipeline.cache import writer
+    from pipeline.extract import run
+
+    writer.BLOCK_ROWS = BLOCK
+    plan = writer.FeatureSetWriter.plan
+    shard_bytes = SHARD_ROWS * DIM * 2
+    writer.FeatureSetWriter.plan = functools.partialmethod(plan, shard_bytes=shard_bytes)
+    run._computed_by = lambda device, batch_size: {"device": device, "batch_size": batch_size}
+    encoder = StubEncoder()
+    encode, calls = encoder.encode, []
+
+    def counting(texts: Sequence[str], length: int) -> np.ndarray:
+        calls.append(length)
+        reached(f"encode {len(calls)}")
+        os.write(counter, b"." * sum(text != "" for text in texts))
+        return encode(texts, length)
+
+    encoder.encode = counting
+    settings = run.ExtractSettings(batch_size=BATCH, max_failed=0.2)
+    texts = [f"text {i}" for i in range(request.texts)]
+
+    def stage() -> None:
+        print(run.extract_texts(texts, encoder, Path(request.out), settings, "text"))
+
+    cli.app = stage
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def _watch_batches(reached: Any) -> None:
+    """Make points of the batches that a real image encoder is given and that workers decode."""
+    from pipeline.encoders import clip_image
+    from pipeline.extract import batches
+
+    encode, decode = clip_image.ClipImageEncoder.encode, batches.decode_batch
+    encoded: list[int] = []
+
+    def encoding(self: Any, images: Any) -> Any:
+        encoded.append(1)
+        reached(f"encode {len(encoded)}")
+        return encode(self, images)
+
+    decoded: list[int] = []
+
+    def decoding(*arguments: Any) -> Any:
+        decoded.append(1)
+        reached(f"decode {len(decoded)}")
+        return decode(*arguments)
+
+    clip_image.ClipImageEncoder.encode = encoding
+    batches.decode_batch = decoding
+
+
+def _break(request: Request, stage: int) -> None:
+    if request.act == "kill":
+        os.kill(stage, signal.SIGKILL)
+    elif request.act == "raise":
+        raise OSError(request.number, os.strerror(request.number))
+    elif request.act == "wait":
+        Path(request.file).touch()
+        while Path(request.file).exists():
+            time.sleep(0.01)
+    elif request.act == "signal" and request.group:
+        os.killpg(stage, request.number)
+    elif request.act == "signal":
+        os.kill(stage, request.number)
+
+
+def _serve(request: Request) -> Outcome:
+    with (
+        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as trace,
+        tempfile.TemporaryFile() as counter,
+    ):
+        start = time.monotonic()
+        process = os.fork()
+        if process == 0:
+            code = 99
+            try:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                code = _child(request, trace.fileno(), counter.fileno())
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                if request.words:
+                    atexit._run_exitfuncs()  # as Python does, which ends decode workers
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        if request.kill_after is not None:
+            time.sleep(request.kill_after)
+            os.kill(process, signal.SIGKILL)  # one that has ended is there until it is waited for
+        _, status = os.waitpid(process, 0)
+        seconds = time.monotonic() - start
+        for file in (said, trace, counter):
+            file.seek(0)
+        return Outcome(
+            os.waitstatus_to_exitcode(status),
+            said.read().decode(errors="replace"),
+            trace.read().decode().splitlines(),
+            len(counter.read()),
+            seconds,
+        )
+
+
+LIBRARIES = ["numpy.ma", "pyarrow.compute", "pyarrow.parquet"]
+LIBRARIES += ["pipeline.cli", "pipeline.encoders.base", "pipeline.extract.run"]
+WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.clip_image"]
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    for name in LIBRARIES + (WITH_TORCH if "--torch" in sys.argv else []):
+        importlib.import_module(name)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test in the background hands down "ignored"
+    for line in sys.stdin:
+        print(json.dumps(asdict(_serve(Request(**json.loads(line))))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

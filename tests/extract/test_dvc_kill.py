@@ -1,0 +1,113 @@
+"""DVC is killed while its stage runs: the stage goes on, and `dvc repro` takes over its work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.cache import FeatureSet, verify
+
+pytestmark = pytest.mark.slow
+
+STAGE = """
+import sys, time
+from pathlib import Path
+from pipeline import cli
+from pipeline.extract import run
+from stage_server import StubEncoder
+
+encoder, encode = StubEncoder(), StubEncoder().encode
+
+def slowly(texts, length):
+    time.sleep(0.1)
+    return encode(texts, length)
+
+encoder.encode = slowly
+texts = Path("texts.txt").read_text().splitlines()
+settings = run.ExtractSettings(max_failed=0.2)
+run._computed_by = lambda device, batch_size: {"batch_size": batch_size}
+cli.app = lambda: print(run.extract_texts(texts, encoder, Path("features"), settings, "text"))
+cli.main()
+"""
+PIPELINE = """
+stages:
+  features:
+    cmd: {python} stage.py
+    deps: [texts.txt]
+    outs:
+      - features:
+          persist: true
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "stage.py").write_text(STAGE)
+    (tmp_path / "texts.txt").write_text("".join(f"text {i}\n" for i in range(3000)))
+    (tmp_path / "dvc.yaml").write_text(PIPELINE.format(python=sys.executable))
+    for command in (["git", "init", "-q"], [*DVC, "init", "-q"]):
+        subprocess.run(command, cwd=tmp_path, check=True, env=ENVIRONMENT)
+    return tmp_path
+
+
+DVC = [sys.executable, "-m", "dvc"]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2]}",
+    "DVC_NO_ANALYTICS": "1",
+}
+
+
+def repro(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [*DVC, "repro", "-q"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=ENVIRONMENT)
+
+
+def stages_in(folder: Path) -> list[int]:
+    """Processes that run the stage there."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if b"stage.py" in command and (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def test_the_orphan_is_respected_and_then_taken_over(repository: Path) -> None:
+    journal = repository / "features.run" / "journal.bin"
+    dvc = subprocess.Popen([*DVC, "repro", "-q"], cwd=repository, env=ENVIRONMENT)
+    try:
+        wait_for(journal.exists)
+        dvc.kill()
+        dvc.wait()
+        (stage,) = stages_in(repository)
+        refused = repro(repository)
+        assert refused.returncode != 0
+        assert f"another run is writing here (process {stage}" in refused.stdout + refused.stderr
+        assert stages_in(repository) == [stage]
+        os.kill(stage, signal.SIGTERM)
+        wait_for(lambda: not stages_in(repository))
+        assert repro(repository).returncode == 0
+    finally:
+        for process in stages_in(repository):
+            os.kill(process, signal.SIGKILL)
+    assert verify(repository / "features") == []
+    assert len(FeatureSet.open(repository / "features")) == 2970
+    assert not journal.exists()
+
+
+def wait_for(condition) -> None:
+    """Until it holds; two minutes at most."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,114 @@
+"""Out of memory: the compute batch is halved, the run goes on, and the record says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.cache import FeatureSet, SightlineError, keys_of_texts, verify
+from pipeline.encoders.base import EncoderIdentity
+from pipeline.extract.batches import padded
+from pipeline.extract.run import ExtractSettings, extract_texts
+
+TEXTS = [f"text {i}" for i in range(50)]
+SETTINGS = ExtractSettings(batch_size=8, dtype="float32")
+
+
+class Limited:
+    """A text encoder on a device with room for so many rows at once."""
+
+    identity = EncoderIdentity("limited", "random:0", "", "0" * 64, untrained=True)
+    dim = 16
+    preprocessing: dict[str, object] = {}  # noqa: RUF012
+
+    def __init__(self, room: int, dies_after: int | None = None) -> None:
+        self.room = room
+        self.calls: list[int] = []
+        self._dies_after = dies_after
+        torch.manual_seed(0)
+        self._model = nn.Linear(32, self.dim)
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        return [1] * len(texts)
+
+    def encode(self, texts: Sequence[str], length: int) -> Tensor:
+        self.calls.append(len(texts))
+        if len(self.calls) == self._dies_after:
+            raise SightlineError("the power is gone")
+        if len(texts) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        with torch.inference_mode():
+            return self._model(torch.tensor(keys_of_texts(texts)).float() / 255)
+
+
+def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path: Path, capsys) -> None:
+    extract_texts(TEXTS, Limited(room=8), tmp_path / "wide", SETTINGS, "text")
+    encoder = Limited(room=3)
+    extract_texts(TEXTS, encoder, tmp_path / "narrow", SETTINGS, "text")
+    assert encoder.calls[:4] == [8, 4, 2, 2]
+    assert set(encoder.calls[4:]) == {2}
+    said = capsys.readouterr().err
+    assert "out of memory with 8 rows a call; going on with 4" in said
+    assert "out of memory with 4 rows a call; going on with 2" in said
+    wide, narrow = (FeatureSet.open(tmp_path / name) for name in ("wide", "narrow"))
+    computed = [features.record.shards[0].computed for features in (wide, narrow)]
+    assert [about["batch_size"] for about in computed] == [8, 8]
+    assert [about.get("halved_to") for about in computed] == [None, 2]
+    assert wide.fingerprint == narrow.fingerprint
+    assert verify(tmp_path / "narrow") == []
+    keys = keys_of_texts(TEXTS)
+    one, other = (features.take(keys).astype(np.float64) for features in (wide, narrow))
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    assert ((one * other).sum(axis=1) / norms).min() >= 0.9999
+
+
+def test_a_run_goes_on_with_the_smaller_number(tmp_path: Path) -> None:
+    dying = Limited(room=4, dies_after=6)
+    with pytest.raises(SightlineError, match="power"):
+        extract_texts(TEXTS, dying, tmp_path / "set", SETTINGS, "text")
+    encoder = Limited(room=8)
+    extract_texts(TEXTS, encoder, tmp_path / "set", SETTINGS, "text")
+    assert set(encoder.calls) == {4}
+    (shard,) = FeatureSet.open(tmp_path / "set").record.shards
+    assert shard.computed["halved_to"] == 4
+    extract_texts(TEXTS, Limited(room=4), tmp_path / "whole", SETTINGS, "text")
+    assert (tmp_path / "set" / shard.name).read_bytes() == (
+        tmp_path / "whole" / shard.name
+    ).read_bytes()
+
+
+def test_no_room_for_one_row_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(SightlineError, match=r"no room for one row at a time .* --device cpu"):
+        extract_texts(TEXTS, Limited(room=0), tmp_path / "set", SETTINGS, "text")
+
+
+def test_other_errors_of_the_device_are_not_taken_for_it(tmp_path: Path) -> None:
+    encoder = Limited(room=8)
+    encoder.encode = lambda texts, length: (_ for _ in ()).throw(RuntimeError("cuDNN error"))
+    with pytest.raises(RuntimeError, match="cuDNN"):
+        extract_texts(TEXTS, encoder, tmp_path / "set", SETTINGS, "text")
+
+
+def test_rows_are_padded_with_zeros() -> None:
+    rows = torch.ones(2, 3)
+    assert padded(rows, 2) is rows
+    torch.testing.assert_close(padded(rows, 3), torch.tensor([[1.0] * 3, [1.0] * 3, [0.0] * 3]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_real_device_that_is_full(tmp_path: Path) -> None:
+    class Greedy(Limited):
+        def encode(self, texts: Sequence[str], length: int) -> Tensor:
+            free, _ = torch.cuda.mem_get_info()
+            if len(texts) > self.room:
+                torch.empty(2 * free, dtype=torch.uint8, device="cuda")
+            return super().encode(texts, length)
+
+    extract_texts(TEXTS, Greedy(room=2), tmp_path / "set", SETTINGS, "text")
+    (shard,) = FeatureSet.open(tmp_path / "set").record.shards
+    assert shard.computed["halved_to"] == 2

@@ -1,0 +1,170 @@
+"""SIGINT and SIGTERM end a stage with one line, keep its journal, and leave nothing broken."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from stage_server import Outcome, StageServer
+from test_kills import AFTER, World, files, image_words, make_world
+from transformers import BertTokenizerFast
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+def check_line(outcome: Outcome, number: signal.Signals) -> str:
+    """The one line that the user sees."""
+    assert outcome.code == 128 + number, outcome.said
+    (line,) = outcome.said.splitlines()
+    assert line.startswith(f"stopped by {number.name}: ")
+    assert "run the same command again" in line
+    return line
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    server = StageServer()
+    yield make_world(server, tmp_path_factory)
+    server.close()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "point",
+    ["encode 9", "half write journal 3", "before rename shard 1", "half write record 1"],
+)
+def test_a_signal_keeps_the_journal(
+    world: World, tmp_path: Path, number: signal.Signals, point: str
+) -> None:
+    folder = world.copy(tmp_path)
+    stopped = world.server.run(folder, texts=AFTER, act="signal", at=point, number=number)
+    line = check_line(stopped, number)
+    kept = int(line.partition("set: ")[2].split(" of ")[0])
+    assert f"of {AFTER - 100} texts are done and kept" in line
+    world.check_readers(folder)
+    again = world.server.run(folder, texts=AFTER)
+    assert again.code == 0, again.said
+    # nothing that was encoded and written before the signal is encoded again
+    assert again.encoded == world.unbroken.encoded - kept
+    assert files(folder) == world.expected
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[StageServer]:
+    server = StageServer("--torch")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def images(real: StageServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """The words of an extraction, and what it leaves when nobody disturbs it."""
+    folder = tmp_path_factory.mktemp("images")
+    words = image_words(folder, count=40)
+    whole = real.run(folder, words=[*words, str(folder / "whole")])
+    assert whole.code == 0, whole.said
+    return words, folder / "whole"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize("point", ["encode 3", "decode 2", "half write journal 2"])
+def test_a_signal_to_a_process_or_its_group_while_workers_decode(
+    real: StageServer,
+    images: tuple[list[str], Path],
+    tmp_path: Path,
+    number: signal.Signals,
+    group: bool,
+    point: str,
+) -> None:
+    words, whole = images
+    out = tmp_path / "set"
+    stopped = real.run(
+        out, words=[*words, str(out)], act="signal", at=point, number=number, group=group
+    )
+    assert "of 40 images are done and kept" in check_line(stopped, number)
+    again = real.run(out, words=[*words, str(out)])
+    assert again.code == 0, again.said
+    assert files(out) == files(whole)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_prepare_leaves_what_was_there(
+    real: StageServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    words = ["prepare", "sentences", "--path", str(tmp_path / "a.txt"), "--out"]
+    out = tmp_path / "data"
+    assert real.run(out, words=[*words, str(out)]).code == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    (tmp_path / "a.txt").write_text("three\n")
+    stopped = real.run(
+        out, words=[*words, str(out)], act="signal", at="before sync folder 1", number=number
+    )
+    assert "what was published before is intact" in check_line(stopped, number)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "data"]
+
+
+def test_tokens_leave_what_was_there(real: StageServer, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nboat\n")
+    student = tmp_path / "student"
+    BertTokenizerFast(vocab=str(tmp_path / "vocab.txt")).save_pretrained(student)
+    (student / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "a.txt").write_text("a boat\n")
+    words = ["tokens", "--texts", str(tmp_path / "a.txt"), "--student", str(student), "--out"]
+    out = tmp_path / "tokens"
+    stopped = real.run(
+        out, words=[*words, str(out)], act="signal", at="before sync folder 1", number=15
+    )
+    assert "stopped by SIGTERM" in stopped.said
+    assert stopped.code == 143
+    assert real.run(out, words=[*words, str(out)]).code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0])
+def test_timeout_ends_a_command_whatever_it_does(tmp_path: Path, wait: float) -> None:
+    """From loading libraries to publishing; `timeout` signals the process, then its group."""
+    words = [*image_words(tmp_path, count=200), str(tmp_path / "set")]
+    python = [sys.executable, "-c", "from pipeline.cli import main; main()"]
+    command = ["timeout", "--kill-after=30", str(wait), *python, *words]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert "Traceback" not in found.stderr
+    if found.returncode == 0:
+        assert wait > 2, "the libraries alone take longer"
+        return
+    assert found.returncode == 124, found.stderr
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("stopped by SIGTERM: ")
+    assert "run the same command again" in line
+
+
+def test_an_orphan_keeps_its_lock_until_it_is_done(world: World, tmp_path: Path) -> None:
+    folder = world.copy(tmp_path)
+    hold = tmp_path / "hold"
+    other = StageServer()
+    other.begin(folder, texts=AFTER, act="wait", at="half write journal 3", file=str(hold))
+    wait_for(hold.exists)
+    other.kill()  # the run itself lives on
+    refused = world.server.run(folder, texts=AFTER)
+    assert refused.code == 1
+    (line,) = refused.said.splitlines()
+    assert "another run is writing here (process" in line
+    assert "Traceback" not in line
+    hold.unlink()
+    wait_for(lambda: world.server.run(folder, texts=AFTER).code == 0)
+    assert files(folder) == world.expected
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds; half a minute at most."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
