@@ -6,6 +6,9 @@ from pathlib import Path
 
 from pipeline.datasets.base import Source
 
+FEATURES = Path("data/features")
+"""Every feature set lies below."""
+
 
 def dataset_folder(dataset: str) -> Path:
     """Manifests of a data set, and what a generated one consists of."""
@@ -23,9 +26,19 @@ def phrases_file(dataset: str) -> Path:
     return dataset_folder(dataset) / "phrases.parquet"
 
 
+def grounding_folder(dataset: str) -> Path:
+    """Records of a data set's grounding."""
+    return Path("data/objects") / dataset
+
+
+def cutouts_folder(dataset: str) -> Path:
+    """Pictures of its objects; restricted photographs can stay out of a remote here."""
+    return Path("data/cutouts") / dataset
+
+
 def features_folder(dataset: str, kind: str, encoder: str) -> Path:
     """One feature set."""
-    return Path("data/features") / dataset / kind / encoder
+    return FEATURES / dataset / kind / encoder
 
 
 def tokens_folder(student: str) -> Path:

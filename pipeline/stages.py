@@ -16,12 +16,13 @@ from pipeline.extract.run import (
     extract_objects,
     extract_texts,
 )
-from pipeline.params import Params
+from pipeline.params import Params, ParamsError
 from pipeline.progress import PhaseProgress
 
 if TYPE_CHECKING:
     import torch
 
+    from pipeline.grounding.run import GroundSummary
     from train.config import RunSpec
 
 
@@ -34,7 +35,9 @@ def prepare(params: Params, dataset: str) -> str:
     return report.summary()
 
 
-def image_features(params: Params, dataset: str, encoder: str) -> ExtractSummary:
+def image_features(
+    params: Params, dataset: str, encoder: str, retry_failed: bool = False
+) -> ExtractSummary:
     """Features of every image of ``dataset`` by one image encoder."""
     from pipeline.encoders.registry import build_image_encoder
 
@@ -42,13 +45,40 @@ def image_features(params: Params, dataset: str, encoder: str) -> ExtractSummary
     entries = entries_of_manifest(
         layout.dataset_folder(dataset) / "images.parquet", layout.image_root(dataset, source)
     )
-    settings, device = settings_of(params)
+    settings, device = settings_of(params, retry_failed)
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
     out = layout.features_folder(dataset, "image", encoder)
     return extract_images(entries, model, out, settings)
 
 
-def object_features(params: Params, dataset: str, encoder: str) -> ExtractSummary:
+def ground(params: Params, dataset: str) -> GroundSummary:
+    """Which words of the captions of ``dataset`` name which pixels, and the objects cut out."""
+    from pipeline.grounding.stage import GroundPaths, ground_dataset
+
+    _, source = params.source(dataset)
+    folder, given = layout.dataset_folder(dataset), params.extract
+    if params.grounding is None:
+        raise ParamsError("params.yaml: has no section `grounding`; docs/grounding.md shows one")
+    paths = GroundPaths(
+        folder / "images.parquet",
+        folder / "captions.parquet",
+        layout.image_root(dataset, source),
+        layout.grounding_folder(dataset),
+        layout.cutouts_folder(dataset),
+    )
+    return ground_dataset(
+        paths,
+        params.grounding,
+        device=given.device,
+        precision=given.precision,
+        workers=given.workers,
+        max_failed=given.max_failed,
+    )
+
+
+def object_features(
+    params: Params, dataset: str, encoder: str, retry_failed: bool = False
+) -> ExtractSummary:
     """Features of every object that a caption of ``dataset`` names, by one image encoder."""
     from pipeline.encoders.registry import build_image_encoder
 
@@ -58,20 +88,24 @@ def object_features(params: Params, dataset: str, encoder: str) -> ExtractSummar
         layout.dataset_folder(dataset) / "images.parquet",
         layout.image_root(dataset, source),
     )
-    settings, device = settings_of(params)
+    settings, device = settings_of(params, retry_failed)
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
     out = layout.features_folder(dataset, "object", encoder)
     return extract_objects(entries, model, params.extract.cutouts, out, settings)
 
 
 def text_features(
-    params: Params, dataset: str, encoder: str, kind: Literal["text", "teacher"]
+    params: Params,
+    dataset: str,
+    encoder: str,
+    kind: Literal["text", "teacher"],
+    retry_failed: bool = False,
 ) -> ExtractSummary:
     """Features of every caption of ``dataset``, by a CLIP's text tower or by a teacher."""
     from pipeline.encoders.registry import build_text_encoder
 
     captions = read_manifest(layout.dataset_folder(dataset) / "captions.parquet", CAPTIONS)
-    settings, device = settings_of(params)
+    settings, device = settings_of(params, retry_failed)
     model = build_text_encoder(params.encoder(kind, encoder), device, settings.precision)
     out = layout.features_folder(dataset, kind, encoder)
     return extract_texts(captions["text"].to_pylist(), model, out, settings, kind)
@@ -173,7 +207,7 @@ def report(params: Params, seed: int | None, out: Path) -> None:
     console.print(f"Plots and provenance: {out / 'report.html'}", highlight=False)
 
 
-def settings_of(params: Params) -> tuple[ExtractSettings, torch.device]:
+def settings_of(params: Params, retry_failed: bool = False) -> tuple[ExtractSettings, torch.device]:
     """Settings of an extraction, and the device it runs on.
 
     Raises:
@@ -183,5 +217,6 @@ def settings_of(params: Params) -> tuple[ExtractSettings, torch.device]:
 
     given = params.extract
     device = resolve_device(given.device)
-    settings = ExtractSettings(**{**given.model_dump(exclude={"cutouts"}), "device": str(device)})
+    own = {"device": str(device), "retry_failed": retry_failed, "copy_from": layout.FEATURES}
+    settings = ExtractSettings(**{**given.model_dump(exclude={"cutouts"}), **own})
     return settings, device

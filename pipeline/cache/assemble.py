@@ -87,40 +87,46 @@ def write_shards(
         keys: uint8 [n, 32], sorted; keys that no source has (rows in error) leave a gap, so that
             the cut does not depend on what failed.
         shard_rows: keys of a shard, rows in error included.
-        reuse: a shard that already holds exactly these keys in this order, or None.
+        reuse: a shard that holds exactly these keys already, or None.
     """
-    dtype = np.dtype(spec.dtype).newbyteorder("<")
     records: list[ShardRecord] = []
     parts, shards, rows = [], [], []
     for start in range(0, len(keys), shard_rows):
         part = keys[start : start + shard_rows]
-        features = np.empty((len(part), spec.dim), dtype=dtype)
-        here = np.zeros(len(part), dtype=bool)
-        computed: list[Computed] = []
-        kept = reuse(part)
-        if kept is None:
-            for source in sources:
-                found = source.find(part)
-                take = (found >= 0) & ~here
-                if take.any():
-                    features[take] = source.gather(found[take])
-                    computed += source.computed(found[take])
-                    here |= take
-            if not here.any():
-                continue
-            live = part[here]
-            kept = write_shard(folder, live, features[here], merged(computed))
-        else:
-            live = part
+        found = [source.find(part) for source in sources]
+        here = np.any([rows >= 0 for rows in found], axis=0)
+        if not here.any():
+            continue
+        live = part[here]
+        record = reuse(live)
+        if record is None:
+            features, computed = _gather([rows[here] for rows in found], sources, spec)
+            record = write_shard(folder, live, features, computed)
         parts.append(live)
         shards.append(np.full(len(live), len(records), dtype=np.int32))
         rows.append(np.arange(len(live), dtype=np.int32))
-        records.append(kept)
+        records.append(record)
     if not records:
         return Placed.nothing()
     return Placed(
         np.concatenate(parts), np.concatenate(shards), np.concatenate(rows), tuple(records)
     )
+
+
+def _gather(
+    found: Sequence[NDArray[np.int64]], sources: Sequence[RowSource], spec: FeatureSpec
+) -> tuple[NDArray, Computed]:
+    """Rows from the first source that has each, and how they were computed."""
+    features = np.empty((len(found[0]), spec.dim), np.dtype(spec.dtype).newbyteorder("<"))
+    left = np.ones(len(features), dtype=bool)
+    computed: list[Computed] = []
+    for rows, source in zip(found, sources, strict=True):
+        take = left & (rows >= 0)
+        if take.any():
+            features[take] = source.gather(rows[take])
+            computed += source.computed(rows[take])
+            left &= ~take
+    return features, merged(computed)
 
 
 def publish(

@@ -77,7 +77,7 @@ class FeatureSetWriter:
         """What was damaged in the set that stood here, and was taken out of it."""
         self._lock = WriterLock(self.run_folder)
         self._journal: Journal | None = None
-        self.planned_rows = 0
+        self.planned_rows = self.copied_rows = 0
         self.durable_rows = 0
         """Rows of the plan that no kill can take away any more."""
         self.rows_per_call = 0
@@ -336,6 +336,7 @@ class FeatureSetWriter:
                 break
             take(other.path, copied_rows(other, self._wanted[left]))
         self._copied_keys = self._wanted[copied]
+        self.copied_rows = len(self._copied_keys)
         return copied
 
     def _journal_blocks(self) -> list[Block]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import DEVICE, JSON, OUT, print_json
+from pipeline.cli.options import DEVICE, JSON, OUT, RETRY, Retry, print_json
 
 if TYPE_CHECKING:
     pass
@@ -30,6 +30,11 @@ _BATCH = Annotated[int, typer.Option(min=1, help="Rows of a batch; part of the p
 _WORKERS = Annotated[int, typer.Option(min=0, help="Decode processes.")]
 _MAX_FAILED = Annotated[float, typer.Option(min=0, max=1, help="Share of rows that may fail.")]
 
+_COPY_FROM = Annotated[
+    Path | None,
+    typer.Option(help="Folder above feature sets; rows of the same fingerprint are copied."),
+]
+
 
 @app.command()
 def image(
@@ -48,6 +53,8 @@ def image(
     batch_size: _BATCH = 64,
     workers: _WORKERS = 2,
     max_failed: _MAX_FAILED = 0.01,
+    retry: RETRY = None,
+    copy_from: _COPY_FROM = None,
     as_json: JSON = False,
 ) -> None:
     """Encode images with a ResNet or a CLIP.
@@ -62,7 +69,14 @@ def image(
     config = named_encoder(encoder, weights, "image")
     entries = image_entries_of(images, root)
     settings, where = _settings(
-        device, precision, dtype, batch_size, workers=workers, max_failed=max_failed
+        device,
+        precision,
+        dtype,
+        batch_size,
+        retry,
+        copy_from,
+        workers=workers,
+        max_failed=max_failed,
     )
     summary = extract_images(entries, build_image_encoder(config, where, precision), out, settings)
     _print(summary, out, as_json)
@@ -88,6 +102,8 @@ def objects(
     batch_size: _BATCH = 64,
     workers: _WORKERS = 2,
     max_failed: _MAX_FAILED = 0.01,
+    retry: RETRY = None,
+    copy_from: _COPY_FROM = None,
     as_json: JSON = False,
 ) -> None:
     """Encode the objects that phrases name, cut out by their masks, with a ResNet or a CLIP.
@@ -110,7 +126,14 @@ def objects(
     config = named_encoder(encoder, weights, "image")
     entries = objects_of_phrases(phrases, images_manifest, root)
     settings, where = _settings(
-        device, precision, dtype, batch_size, workers=workers, max_failed=max_failed
+        device,
+        precision,
+        dtype,
+        batch_size,
+        retry,
+        copy_from,
+        workers=workers,
+        max_failed=max_failed,
     )
     model = build_image_encoder(config, where, precision)
     _print(extract_objects(entries, model, rules, out, settings), out, as_json)
@@ -126,6 +149,8 @@ def text(
     precision: _PRECISION = "fp32",
     dtype: _DTYPE = "float16",
     batch_size: _BATCH = 64,
+    retry: RETRY = None,
+    copy_from: _COPY_FROM = None,
     as_json: JSON = False,
 ) -> None:
     """Encode texts with a CLIP's text tower.
@@ -138,7 +163,7 @@ def text(
     from pipeline.extract.run import extract_texts
 
     config = named_encoder(encoder, weights, "text")
-    settings, where = _settings(device, precision, dtype, batch_size)
+    settings, where = _settings(device, precision, dtype, batch_size, retry, copy_from)
     model = build_text_encoder(config, where, precision)
     _print(extract_texts(texts_in(texts), model, out, settings, "text"), out, as_json)
 
@@ -161,6 +186,8 @@ def teacher(
     precision: _PRECISION = "fp32",
     dtype: _DTYPE = "float16",
     batch_size: _BATCH = 64,
+    retry: RETRY = None,
+    copy_from: _COPY_FROM = None,
     as_json: JSON = False,
 ) -> None:
     """Encode texts with a teacher: any Hugging Face encoder.
@@ -173,12 +200,20 @@ def teacher(
     from pipeline.extract.run import extract_texts
 
     config = named_encoder(encoder, weights, "teacher", pooling=pooling, max_length=max_length)
-    settings, where = _settings(device, precision, dtype, batch_size)
+    settings, where = _settings(device, precision, dtype, batch_size, retry, copy_from)
     model = build_text_encoder(config, where, precision)
     _print(extract_texts(texts_in(texts), model, out, settings, "teacher"), out, as_json)
 
 
-def _settings(device: str, precision: str, dtype: str, batch_size: int, **others):
+def _settings(
+    device: str,
+    precision: str,
+    dtype: str,
+    batch_size: int,
+    retry: Retry | None,
+    copy_from: Path | None,
+    **others,
+):
     from pipeline.encoders.device import check_precision, resolve_device
     from pipeline.extract.run import ExtractSettings
 
@@ -192,6 +227,8 @@ def _settings(device: str, precision: str, dtype: str, batch_size: int, **others
         dtype=dtype,  # pyright: ignore[reportArgumentType]
         precision=check_precision(precision),
         device=str(where),
+        retry_failed=retry is not None,
+        copy_from=copy_from,
         **others,
     )
     return settings, where
@@ -204,6 +241,7 @@ def _print(summary, out: Path, as_json: bool) -> None:
                 "out": out.as_posix(),
                 "rows": summary.record.rows,
                 "computed": summary.computed,
+                "copied": summary.copied,
                 "resumed": summary.resumed,
                 "failed": summary.failed,
                 "seconds": round(summary.seconds, 3),
@@ -213,6 +251,4 @@ def _print(summary, out: Path, as_json: bool) -> None:
             }
         )
         return
-    for line in summary.replaced:
-        print(f"  computed anew, since {line}")
     print(f"{out}: {summary}")

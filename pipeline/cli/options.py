@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,15 @@ OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_def
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 PARAMS = Annotated[Path, typer.Option("--params", help="Parameter file of the graph.")]
+
+
+class Retry(StrEnum):
+    """What ``--retry`` takes."""
+
+    FAILED = "failed"
+
+
+RETRY = Annotated[Retry | None, typer.Option("--retry", help="Compute rows in error again.")]
 
 
 def print_json(value: Any) -> None:

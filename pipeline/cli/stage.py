@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import PARAMS
+from pipeline.cli.options import PARAMS, RETRY
 
 if TYPE_CHECKING:
     from pipeline.params import Params
@@ -33,48 +33,71 @@ def prepare(dataset: _DATASET, params: PARAMS = _FILE) -> None:
 
 
 @app.command("image-features")
-def image_features(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE) -> None:
+def image_features(
+    dataset: _DATASET, encoder: _ENCODER, retry: RETRY = None, params: PARAMS = _FILE
+) -> None:
     """Features of every image, by one image encoder.
 
     Example: sightline stage image-features scenes clip
     """
     from pipeline import stages
 
-    print(f"{dataset}/image/{encoder}: {stages.image_features(_load(params), dataset, encoder)}")
+    again = retry is not None
+    summary = stages.image_features(_load(params), dataset, encoder, again)
+    print(f"{dataset}/image/{encoder}: {summary}")
+
+
+@app.command()
+def ground(dataset: _DATASET, params: PARAMS = _FILE) -> None:
+    """Phrases, boxes, masks and cut-outs of a data set's captions.
+
+    Example: sightline stage ground flickr30k
+    """
+    from pipeline import stages
+
+    print(f"{dataset}: {stages.ground(_load(params), dataset)}")
 
 
 @app.command("object-features")
-def object_features(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE) -> None:
+def object_features(
+    dataset: _DATASET, encoder: _ENCODER, retry: RETRY = None, params: PARAMS = _FILE
+) -> None:
     """Features of every object that a caption names, by one image encoder.
 
     Example: sightline stage object-features scenes clip
     """
     from pipeline import stages
 
-    print(f"{dataset}/object/{encoder}: {stages.object_features(_load(params), dataset, encoder)}")
+    again = retry is not None
+    summary = stages.object_features(_load(params), dataset, encoder, again)
+    print(f"{dataset}/object/{encoder}: {summary}")
 
 
 @app.command("text-features")
-def text_features(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE) -> None:
+def text_features(
+    dataset: _DATASET, encoder: _ENCODER, retry: RETRY = None, params: PARAMS = _FILE
+) -> None:
     """Features of every caption, by a CLIP's text tower.
 
     Example: sightline stage text-features scenes clip
     """
     from pipeline import stages
 
-    summary = stages.text_features(_load(params), dataset, encoder, "text")
+    summary = stages.text_features(_load(params), dataset, encoder, "text", retry is not None)
     print(f"{dataset}/text/{encoder}: {summary}")
 
 
 @app.command()
-def teachers(dataset: _DATASET, encoder: _ENCODER, params: PARAMS = _FILE) -> None:
+def teachers(
+    dataset: _DATASET, encoder: _ENCODER, retry: RETRY = None, params: PARAMS = _FILE
+) -> None:
     """Features of every caption, by one teacher.
 
     Example: sightline stage teachers scenes similarity
     """
     from pipeline import stages
 
-    summary = stages.text_features(_load(params), dataset, encoder, "teacher")
+    summary = stages.text_features(_load(params), dataset, encoder, "teacher", retry is not None)
     print(f"{dataset}/teacher/{encoder}: {summary}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +53,8 @@ class ExtractSettings:
         precision: compute precision, ``fp32``, ``bf16`` or ``fp16``.
         max_pixels: images that declare more are refused.
         device: where the encoder runs, for the record.
+        retry_failed: compute rows in error again.
+        copy_from: folder above other feature sets whose rows of the same fingerprint are copied.
     """
 
     batch_size: int = 64
@@ -61,6 +64,8 @@ class ExtractSettings:
     precision: str = "fp32"
     max_pixels: int = 89_478_485
     device: str = "cpu"
+    retry_failed: bool = False
+    copy_from: Path | None = None
 
 
 class ImageEntry(NamedTuple):
@@ -77,18 +82,18 @@ class ExtractSummary:
     Attributes:
         record: the published commit point.
         computed: rows computed by this run.
+        copied: rows taken from another feature set, or from what this one had dropped.
         resumed: rows taken over from an interrupted run.
         failed: rows in error in the whole set.
         seconds: wall time, model loading excluded.
-        replaced: what differs from the set that stood here before, when it was another.
     """
 
     record: FeatureSetRecord
     computed: int
+    copied: int
     resumed: int
     failed: int
     seconds: float
-    replaced: tuple[str, ...]
     unit: str
 
     def __str__(self) -> str:
@@ -100,6 +105,8 @@ class ExtractSummary:
             )
         else:
             parts.append("nothing to compute")
+        if self.copied:
+            parts.append(f"{self.copied:,} copied from what is on the disk")
         if self.resumed:
             parts.append(f"{self.resumed:,} taken over from an interrupted run")
         if self.failed:
@@ -213,7 +220,15 @@ def _extract(
     start = time.monotonic()
     writer = FeatureSetWriter(out, spec)
     with _account(writer, unit), writer:
-        batches = writer.plan(keys, lengths, batch_size=settings.batch_size, groups=groups)
+        batches = writer.plan(
+            keys,
+            lengths,
+            batch_size=settings.batch_size,
+            groups=groups,
+            retry_failed=settings.retry_failed,
+            copy_from=settings.copy_from,
+        )
+        _say_why(writer)
         count = sum(len(batch.keys) for batch in batches)
         calls = RowsPerCall(writer.rows_per_call, out.as_posix())
         with (
@@ -229,14 +244,22 @@ def _extract(
     summary = ExtractSummary(
         record=record,
         computed=count,
+        copied=writer.copied_rows,
         resumed=writer.resumed_rows,
         failed=record.failed,
         seconds=time.monotonic() - start,
-        replaced=tuple(writer.replaces),
         unit=unit,
     )
     _check_failures(summary, failures, failures_path, out, settings.max_failed)
     return summary
+
+
+def _say_why(writer: FeatureSetWriter) -> None:
+    """Before hours of work: why a set that is there is not enough."""
+    if writer.replaces:
+        print(f"{writer.folder}: everything is computed anew, since", file=sys.stderr)
+    for line in [*writer.replaces, *writer.repaired]:
+        print(f"  {line}", file=sys.stderr, flush=True)
 
 
 def _check_failures(

@@ -111,9 +111,10 @@ def test_other_weights_compute_everything_and_say_why(monkeypatch, capsys, photo
     assert sightline(monkeypatch, *words) == 0
     words[words.index("random:0")] = "random:1"
     assert sightline(monkeypatch, *words) == 0
-    said = capsys.readouterr().out
-    assert "since encoder.source: random:0 → random:1" in said
-    assert "7 computed" in said
+    said = capsys.readouterr()
+    assert "computed anew, since" in said.err
+    assert "encoder.source: random:0 → random:1" in said.err
+    assert "7 computed" in said.out
 
 
 def test_one_bad_image_costs_one_row(monkeypatch, capsys, photos, clip, tmp_path):
@@ -210,3 +211,26 @@ def test_an_empty_folder_is_an_error(monkeypatch, capsys, clip, tmp_path):
     (tmp_path / "none").mkdir()
     assert sightline(monkeypatch, *image_words(tmp_path / "none", clip, tmp_path / "out")) == 1
     assert "no images in this folder" in capsys.readouterr().err
+
+
+def test_rows_in_error_are_tried_again_on_request(monkeypatch, capsys, photos, clip, tmp_path):
+    bad = photos / "broken.png"
+    bad.write_bytes(b"nothing")
+    words = [*image_words(photos, clip, tmp_path / "out", max_failed=1), "--json"]
+    computed = []
+    for more in ([], [], ["--retry", "failed"]):
+        assert sightline(monkeypatch, *words, *more) == 0
+        computed.append(json.loads(capsys.readouterr().out)["computed"])
+    assert computed == [8, 0, 1]
+
+
+def test_rows_of_another_set_are_copied_with_other_workers(
+    monkeypatch, capsys, photos, clip, tmp_path
+):
+    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "sets" / "one")) == 0
+    words = image_words(photos, clip, tmp_path / "two", workers=1, copy_from=tmp_path / "sets")
+    capsys.readouterr()
+    assert sightline(monkeypatch, *words, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["computed"], said["copied"]) == (0, 7)
+    assert files(tmp_path / "two") == files(tmp_path / "sets" / "one")

@@ -1,0 +1,189 @@
+"""A feature set as one tar file, for those without DVC: export, and an import that trusts nothing.
+
+The tar is plain POSIX (ustar): `feature_set.json` first, `SHA256SUMS` for `sha256sum --check`, then
+the index and the shards. The same set gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from pipeline.cache.atomic import fsync_file, fsync_folder, replacing
+from pipeline.cache.errors import CacheError
+from pipeline.cache.feature_set import FeatureSet
+from pipeline.cache.lock import locked
+from pipeline.cache.record import (
+    FILE_NAME,
+    MAX_BYTES,
+    FeatureSetRecord,
+    FileRecord,
+    read_record,
+    to_bytes,
+)
+from pipeline.cache.shard import check_file
+
+SUMS = "SHA256SUMS"
+_BLOCK = tarfile.BLOCKSIZE
+_COPY_BYTES = 8 << 20
+_MOST_PER_FILE = 8 << 30  # what eleven octal digits can say
+Progress = Callable[[int], None]
+
+
+def export_set(folder: Path, archive: Path, progress: Progress = lambda _: None) -> int:
+    """Write the feature set in ``folder`` to the tar ``archive``; returns its size in bytes.
+
+    Every file is hashed on the way, so that no damaged set is passed on.
+
+    Raises:
+        CacheError: no feature set there, or a file that is not as its record says.
+    """
+    record = FeatureSet.open(folder).record
+    with replacing(archive) as part, part.open("xb") as out:
+        for name, data in ((FILE_NAME, to_bytes(record)), (SUMS, _sums(record))):
+            out.write(_header(name, len(data)) + data + bytes(-len(data) % _BLOCK))
+        for file in (record.index, *record.shards):
+            if file.bytes >= _MOST_PER_FILE:
+                raise CacheError(f"{folder / file.name}: too large for a tar; run `cache compact`")
+            out.write(_header(file.name, file.bytes))
+            with check_file(folder, file).open("rb") as source:
+                _copy(source, out, file, f"{folder / file.name}", progress)
+            out.write(bytes(-file.bytes % _BLOCK))
+        out.write(bytes(2 * _BLOCK))
+    return archive.stat().st_size
+
+
+def import_set(
+    archive: Path, folder: Path, progress: Progress = lambda _: None
+) -> FeatureSetRecord:
+    """Unpack the tar ``archive`` of `export_set` into the new feature set ``folder``.
+
+    Nothing is written but the plain files that the archive's own `feature_set.json` names, each
+    with the size and SHA-256 that it says; the folder appears when all of them are there.
+
+    Raises:
+        BusyError: a run is writing there.
+        CacheError: something is in the way, or the archive holds anything else.
+    """
+    if not archive.is_file():
+        raise CacheError(f"{archive}: no such file; `sightline cache export` makes one")
+    with locked(folder), archive.open("rb") as source:
+        if folder.is_symlink() or folder.exists():
+            raise CacheError(f"{folder}: is there already; import elsewhere, or move it away")
+        with _unpacking(folder) as part:
+            first = _next(archive, source)
+            if first is None or first[0] != FILE_NAME or first[1] > MAX_BYTES:
+                raise CacheError(f"{archive}: does not begin with {FILE_NAME}; not an export")
+            (part / FILE_NAME).write_bytes(_exactly(archive, source, first[1]))
+            fsync_file(part / FILE_NAME)
+            record = read_record(part)
+            sums = _sums(record)
+            expected = {file.name: file for file in (record.index, *record.shards)}
+            while (member := _next(archive, source)) is not None:
+                name, size = member
+                if name == SUMS and size == len(sums):
+                    if _exactly(archive, source, size) != sums:
+                        raise CacheError(f"{archive}: {SUMS} and {FILE_NAME} disagree")
+                    continue
+                file = expected.pop(name, None)
+                if file is None or size != file.bytes:
+                    raise CacheError(
+                        f"{archive}: holds {name[:80]!r} of {size} bytes, which its {FILE_NAME} "
+                        "does not name; nothing was imported"
+                    )
+                with (part / name).open("xb") as out:
+                    _copy(source, out, file, f"{archive}: {name}", progress)
+                fsync_file(part / name)
+                _skip(archive, source, -size % _BLOCK)
+            if expected:
+                raise CacheError(
+                    f"{archive}: cut short: {len(expected)} files are missing, such as "
+                    f"{min(expected)}; nothing was imported"
+                )
+            FeatureSet.open(part)
+        return record
+
+
+@contextmanager
+def _unpacking(folder: Path) -> Iterator[Path]:
+    """A folder beside ``folder`` that takes its name when the block ends without an error."""
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    part.mkdir(parents=True)
+    try:
+        yield part
+        fsync_folder(part)
+        part.rename(folder)
+        fsync_folder(folder.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _sums(record: FeatureSetRecord) -> bytes:
+    own = hashlib.sha256(to_bytes(record)).hexdigest()
+    files = [(own, FILE_NAME), *((f.sha256, f.name) for f in (record.index, *record.shards))]
+    return "".join(f"{sha256}  {name}\n" for sha256, name in files).encode()
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)  # no owner, no clock
+    info.size = size
+    return info.tobuf(format=tarfile.USTAR_FORMAT)
+
+
+def _next(archive: Path, source: BinaryIO) -> tuple[str, int] | None:
+    """Name and size of the next plain file, or None at the end.
+
+    Headers are read one block at a time and nothing but plain files is let through, so that no
+    link, no device and no extended header (whose length the archive itself declares) is met.
+    """
+    block = source.read(_BLOCK)
+    if block == bytes(_BLOCK) or not block:
+        return None
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+    except (tarfile.HeaderError, ValueError) as error:
+        raise CacheError(f"{archive}: not a tar file, or cut short ({error})") from error
+    if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.size < 0:
+        raise CacheError(
+            f"{archive}: {info.name[:80]!r} is not a plain file (type {info.type!r}); make the "
+            "archive with `sightline cache export`"
+        )
+    return info.name, info.size
+
+
+def _exactly(archive: Path, source: BinaryIO, size: int) -> bytes:
+    data = source.read(size)
+    if len(data) != size:
+        raise CacheError(f"{archive}: cut short; nothing was imported")
+    _skip(archive, source, -size % _BLOCK)
+    return data
+
+
+def _skip(archive: Path, source: BinaryIO, count: int) -> None:
+    if len(source.read(count)) != count:
+        raise CacheError(f"{archive}: cut short; nothing was imported")
+
+
+def _copy(
+    source: BinaryIO, out: BinaryIO, file: FileRecord, where: str, progress: Progress
+) -> None:
+    """Copy ``file.bytes`` bytes and check their SHA-256."""
+    digest, left = hashlib.sha256(), file.bytes
+    while left:
+        block = source.read(min(left, _COPY_BYTES))
+        if not block:
+            raise CacheError(f"{where}: cut short by {left} bytes")
+        digest.update(block)
+        out.write(block)
+        left -= len(block)
+        progress(len(block))
+    if digest.hexdigest() != file.sha256:
+        raise CacheError(
+            f"{where}: SHA-256 {digest.hexdigest()[:16]}, expected {file.sha256[:16]}: damaged"
+        )

@@ -1,0 +1,117 @@
+"""Compact and gc: the files of a clean run, and no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.cache.assemble import Placed, publish, write_shards
+from pipeline.cache.errors import CacheError
+from pipeline.cache.feature_set import FeatureSet
+from pipeline.cache.keys import Keys, as_keys, sort_order
+from pipeline.cache.lock import locked
+from pipeline.cache.record import FeatureSetRecord, ShardRecord, read_record
+from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
+from pipeline.cache.sources import PlacedRows, live_rows, only_sound
+
+_OURS = re.compile(r"(index-[0-9a-f]{32}\.parquet|shard-[0-9a-f]{32}\.h5)")
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What `collect` removes, or would remove.
+
+    Attributes:
+        files: name → bytes of files that the set no longer names.
+        rows: rows of shards still in use that the index no longer names.
+        bytes: what is freed in all, the rows included.
+    """
+
+    files: dict[str, int]
+    rows: int
+    bytes: int
+
+
+def compact(folder: Path, shard_bytes: int = TARGET_BYTES) -> FeatureSetRecord:
+    """Bring a set into the files that a clean run over its keys would have written.
+
+    Keys, rows in error among them, are cut into full shards in their order; a shard that is one of
+    these already stays. What is superseded stays on the disk until `collect`.
+
+    Raises:
+        BusyError: a run is writing there.
+        CacheError: the set is damaged.
+    """
+    with locked(folder):
+        features = FeatureSet.open(folder)
+        every = np.concatenate([features.keys, as_keys(list(features.failed))])
+        spec = features.record.spec
+        row_bytes = np.dtype(spec.dtype).itemsize
+        cut = rows_per_shard(spec.dim, row_bytes, shard_bytes)
+        return _rewrite(features, [every[sort_order(every)]], cut)
+
+
+def garbage(folder: Path) -> Garbage:
+    """What of a set's folder no reader needs any more.
+
+    Raises:
+        CacheError: no feature set there, or a damaged one.
+    """
+    record = read_record(folder)
+    named = {record.index.name, *(shard.name for shard in record.shards)}
+    files = {
+        path.name: path.lstat().st_size
+        for path in sorted(folder.iterdir())
+        if _OURS.fullmatch(path.name) and path.name not in named
+    }
+    rows = sum(shard.rows for shard in record.shards) - record.rows
+    row_bytes = record.spec.dim * np.dtype(record.spec.dtype).itemsize + 32
+    return Garbage(files, rows, sum(files.values()) + rows * row_bytes)
+
+
+def collect(folder: Path) -> Garbage:
+    """Remove from a set's folder what the set no longer names: files, and rows inside shards.
+
+    Shards that hold such rows are written anew without them. Other files are left alone.
+
+    Raises:
+        BusyError: a run is writing there.
+        CacheError: the set is damaged.
+    """
+    with locked(folder):
+        before = garbage(folder)
+        if before.rows:
+            features = FeatureSet.open(folder)
+            shards = features.index.by_shard(len(features.record.shards))
+            parts = [features.keys[entries] for entries in shards if len(entries)]
+            _rewrite(features, parts, max(shard.rows for shard in features.record.shards))
+        removed = garbage(folder).files
+        for name in removed:
+            (folder / name).unlink()
+        return Garbage(removed, before.rows, before.bytes)
+
+
+def _rewrite(features: FeatureSet, parts: Sequence[Keys], shard_rows: int) -> FeatureSetRecord:
+    """Publish the rows of a set anew: every part (sorted keys) is cut into shards of its own."""
+    folder, spec, live = features.path, features.record.spec, live_rows(features)
+    sound = only_sound(folder, live)
+    if len(sound.keys) != len(live.keys):
+        raise CacheError(
+            f"{folder}: {len(live.keys) - len(sound.keys):,} rows lie in damaged shards; run "
+            f"`sightline cache repair {folder}` first"
+        )
+
+    def same(keys: Keys) -> ShardRecord | None:
+        rows = features.find(keys)
+        number = features.index.shards[rows[0]]
+        shard = features.record.shards[number]
+        here = (features.index.shards[rows] == number).all() and len(rows) == shard.rows
+        return shard if here else None
+
+    source = PlacedRows(folder, spec, sound)
+    placed = [write_shards(folder, spec, part, shard_rows, [source], same) for part in parts]
+    return publish(folder, spec, placed or [Placed.nothing()], features.failed)

@@ -1,0 +1,69 @@
+"""A feature set that a stub fills: the row of a key is a function of the key alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.cache import (
+    EncoderRecord,
+    FeatureSetRecord,
+    FeatureSetWriter,
+    FeatureSpec,
+    keys_of_texts,
+)
+
+DIM = 8
+SPEC = FeatureSpec(
+    kind="image",
+    encoder=EncoderRecord(name="stub", source="random:0", weights_sha256="0" * 64, untrained=True),
+    preprocessing={"resize": 224},
+    precision="fp32",
+    dim=DIM,
+    dtype="float16",
+)
+KEYS = keys_of_texts([str(i) for i in range(100)])
+SHARD_BYTES = 30 * DIM * 2  # 30 rows
+
+
+def rows_of(keys: np.ndarray) -> np.ndarray:
+    return keys[:, :DIM].astype(np.float32) / 7
+
+
+def fill(
+    folder: Path,
+    keys: np.ndarray = KEYS,
+    failing: frozenset[bytes] = frozenset(),
+    *,
+    spec: FeatureSpec = SPEC,
+    stop_after: int | None = None,
+    **options,
+) -> tuple[FeatureSetRecord | None, int]:
+    """Bring the set to ``keys``; its record (None when stopped) and the rows that were computed."""
+    computed = 0
+    with FeatureSetWriter(folder, spec) as writer:
+        batches = writer.plan(keys, batch_size=16, shard_bytes=SHARD_BYTES, **options)
+        for number, batch in enumerate(batches):
+            if number == stop_after:
+                return None, computed
+            good = np.array([key.tobytes() not in failing for key in batch.keys])
+            failed = {
+                key.tobytes(): {"code": "undecodable", "path": "a.jpg", "reason": "not an image"}
+                for key in batch.keys[~good]
+            }
+            writer.add(batch.keys[good], rows_of(batch.keys[good]), failed)
+            computed += len(batch.keys)
+        return writer.publish({"device": "cpu"}), computed
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Name → bytes of every file of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def flip(path: Path, at: int, bit: int = 2) -> None:
+    """Flip one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)

@@ -1,0 +1,207 @@
+"""Only what is new is computed; what is dropped, copied or put together says the same."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stub_set import KEYS, SHARD_BYTES, SPEC, files, fill, flip, rows_of
+
+from pipeline.cache import BusyError, CacheError, FeatureSet, FeatureSetWriter, verify
+from pipeline.cache.compact import collect, compact, garbage
+from pipeline.cache.repair import repair
+from pipeline.cache.writer import MAX_SMALL_SHARDS
+
+BAD = frozenset(key.tobytes() for key in KEYS[3:6])
+
+
+def test_rows_in_error_are_computed_again_only_when_asked(tmp_path):
+    first, _ = fill(tmp_path / "set", failing=BAD)
+    assert fill(tmp_path / "set")[1] == 0
+    record, computed = fill(tmp_path / "set", retry_failed=True)
+    assert (first.failed, record.failed, computed) == (3, 0, 3)
+    assert record.content_digest == fill(tmp_path / "clean")[0].content_digest
+    assert verify(tmp_path / "set") == []
+    assert (tmp_path / "set.run" / "failures.jsonl").read_text() == ""
+
+
+def test_rows_that_fail_again_stay_in_error(tmp_path):
+    first, _ = fill(tmp_path / "set", failing=BAD)
+    record, computed = fill(tmp_path / "set", failing=BAD, retry_failed=True)
+    assert (computed, record.content_digest) == (3, first.content_digest)
+    listed = (tmp_path / "set.run" / "failures.jsonl").read_text().splitlines()
+    assert {bytes.fromhex(json.loads(line)["key"]) for line in listed} == BAD
+
+
+def test_an_interrupted_run_can_be_continued_with_its_failures_tried_again(tmp_path):
+    assert fill(tmp_path / "set", failing=BAD, stop_after=6)[0] is None
+    record, _ = fill(tmp_path / "set", retry_failed=True)
+    assert (record.rows, record.failed) == (len(KEYS), 0)
+
+
+def test_rows_of_a_neighbour_with_the_same_fingerprint_are_copied(tmp_path):
+    fill(tmp_path / "a" / "set", KEYS[:60])
+    record, computed = fill(tmp_path / "b" / "set", copy_from=tmp_path)
+    assert computed == 40
+    assert files(tmp_path / "b" / "set") == files_of_a_clean_run(tmp_path)
+    assert verify(tmp_path / "b" / "set") == []
+    assert record.rows == 100
+
+
+def test_rows_of_another_fingerprint_are_not_copied(tmp_path):
+    other = SPEC.model_copy(update={"precision": "bf16"})
+    fill(tmp_path / "a" / "set", spec=other)
+    assert fill(tmp_path / "b" / "set", copy_from=tmp_path)[1] == len(KEYS)
+
+
+def test_a_damaged_shard_is_not_copied(tmp_path):
+    donor, _ = fill(tmp_path / "a" / "set")
+    shard = donor.shards[0]
+    path = tmp_path / "a" / "set" / shard.name
+    flip(path, path.stat().st_size - 3)
+    _, computed = fill(tmp_path / "b" / "set", copy_from=tmp_path)
+    assert computed == shard.rows
+    assert files(tmp_path / "b" / "set") == files_of_a_clean_run(tmp_path)
+
+
+def test_where_copied_rows_were_computed_stays_on_record(tmp_path):
+    with FeatureSetWriter(tmp_path / "a" / "set", SPEC) as writer:
+        (batch,) = writer.plan(KEYS[:10], batch_size=16)
+        writer.add(batch.keys, rows_of(batch.keys))
+        writer.publish({"device": "a GPU"})
+    record, _ = fill(tmp_path / "b" / "set", KEYS[:20], copy_from=tmp_path)
+    assert [shard.computed for shard in record.shards] == [{"device": "a GPU + cpu"}]
+
+
+def test_dropped_rows_come_back_from_the_disk_until_gc(tmp_path):
+    folder = tmp_path / "set"
+    clean, _ = fill(folder)
+    fill(folder, KEYS[10:])
+    assert garbage(folder).rows == 10
+    record, computed = fill(folder)
+    assert (computed, record.content_digest) == (0, clean.content_digest)
+    fill(folder, KEYS[10:])
+    freed = collect(folder)
+    assert (freed.rows, garbage(folder).bytes) == (10, 0)
+    assert verify(folder) == []
+    assert fill(folder)[1] == 10
+
+
+def test_gc_removes_what_the_set_no_longer_names_and_nothing_else(tmp_path):
+    folder = tmp_path / "set"
+    fill(folder, KEYS[:50])
+    fill(folder)
+    (folder / "notes.txt").write_text("mine")
+    planned = garbage(folder)
+    before = sum(len(data) for data in files(folder).values())
+    assert collect(folder) == planned
+    assert before - sum(len(data) for data in files(folder).values()) == planned.bytes
+    assert list(planned.files) == [name for name in planned.files if name.startswith("index-")]
+    assert (folder / "notes.txt").exists()
+    assert verify(folder) == []
+
+
+def test_compact_gives_the_files_of_a_clean_run(tmp_path):
+    folder = tmp_path / "set"
+    for stop in (20, 35, 100):
+        fill(folder, KEYS[:stop], failing=BAD)
+    compact(folder, SHARD_BYTES)
+    collect(folder)
+    fill(tmp_path / "clean", failing=BAD)
+    assert files(folder) == files(tmp_path / "clean")
+
+
+def test_compact_leaves_full_shards_alone(tmp_path):
+    fill(tmp_path / "set")
+    before = {path: path.stat().st_ino for path in (tmp_path / "set").glob("shard-*")}
+    compact(tmp_path / "set", SHARD_BYTES)
+    assert {path: path.stat().st_ino for path in (tmp_path / "set").glob("shard-*")} == before
+
+
+def test_too_many_small_shards_are_put_together_by_a_run(tmp_path):
+    folder = tmp_path / "set"
+    for stop in range(1, MAX_SMALL_SHARDS + 3):
+        record, computed = fill(folder, KEYS[:stop])
+        assert computed == 1
+        assert len(record.shards) == (stop if stop <= MAX_SMALL_SHARDS + 1 else 1)
+    assert verify(folder) == []
+    assert record.content_digest == fill(tmp_path / "clean", KEYS[:stop])[0].content_digest
+
+
+def test_a_damaged_set_is_neither_compacted_nor_spread(tmp_path):
+    folder = tmp_path / "set"
+    record, _ = fill(folder)
+    flip(folder / record.shards[1].name, 3000)
+    with pytest.raises(CacheError, match="sightline cache repair"):
+        compact(folder, SHARD_BYTES * 2)
+    faults = verify(folder)
+    assert faults
+    assert all(record.shards[1].name in fault for fault in faults)
+
+
+def test_compact_and_gc_wait_for_no_run(tmp_path):
+    fill(tmp_path / "set")
+    import subprocess
+    import sys
+
+    code = "from pathlib import Path; from pipeline.cache.compact import collect, compact\n"
+    code += f"{{}}(Path({str(tmp_path / 'set')!r}))"
+    with FeatureSetWriter(tmp_path / "set", SPEC):
+        for action in ("collect", "compact"):
+            words = [sys.executable, "-c", code.format(action)]
+            ended = subprocess.run(words, capture_output=True, text=True)
+            assert BusyError.__name__ in ended.stderr
+
+
+def files_of_a_clean_run(tmp_path) -> dict[str, bytes]:
+    fill(tmp_path / "clean")
+    return files(tmp_path / "clean")
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), st.integers(1, 100), st.integers(0, 60)),
+        st.tuples(st.just("kill"), st.integers(1, 100), st.integers(0, 3)),
+        st.tuples(st.sampled_from(["retry", "compact", "gc", "damage"]), st.just(0), st.just(0)),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(STEPS)
+def test_after_any_history_a_set_says_what_a_clean_run_says(tmp_path_factory, steps):
+    folder = tmp_path_factory.mktemp("history") / "set"
+    clean = tmp_path_factory.mktemp("clean") / "set"
+    fill(clean)
+    for action, size, start in steps:
+        wanted = KEYS[start : start + size]
+        if action == "run":
+            fill(folder, wanted, failing=BAD)
+        elif action == "kill":
+            fill(folder, wanted, stop_after=start)
+        elif not folder.exists():
+            continue
+        elif action == "retry":
+            fill(folder, retry_failed=True)
+        elif action == "compact":
+            compact(folder, SHARD_BYTES)
+        elif action == "gc":
+            collect(folder)
+        else:
+            shard = min(folder.glob("shard-*"), default=None)
+            if shard is not None:
+                flip(shard, shard.stat().st_size - 1)
+                repair(folder)
+    record, _ = fill(folder, retry_failed=True)
+    assert record.content_digest == FeatureSet.open(clean).record.content_digest
+    assert verify(folder) == []
+    compact(folder, SHARD_BYTES)
+    collect(folder)
+    assert files(folder) == files(clean)
+    np.testing.assert_array_equal(
+        FeatureSet.open(folder).take(KEYS), rows_of(KEYS).astype(np.float16)
+    )
