@@ -1,0 +1,134 @@
+"""MCSE's form: an HDF5 file with one data set, `features` [n, dim], and a text of n captions.
+
+Row i belongs to line i (https://github.com/uds-lsv/MCSE, src/data.py), which stops at the shorter
+of the two without a word; here another length is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache import (
+    CAPTIONS,
+    IMAGES,
+    FeatureSet,
+    FeatureSetRecord,
+    SightlineError,
+    as_keys,
+    key_column,
+    read_manifest,
+)
+from pipeline.cache.atomic import replacing, write_bytes
+from pipeline.datasets.base import read_lines
+from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
+
+FEATURES = "features"
+_BLOCK = 4096
+
+
+def import_mcse(
+    features: Path, texts: Path, dataset: Path, out: Path, source: str
+) -> FeatureSetRecord:
+    """Turn MCSE's two files into manifests in ``dataset`` and the feature set ``out``.
+
+    Raises:
+        SightlineError: the text has not as many lines as there are rows, a line is empty, or the
+            file holds anything but one plain array of numbers.
+    """
+    captions = [line.strip() for line in read_lines(texts)]
+    empty = [number for number, text in enumerate(captions, 1) if not text]
+    if empty:
+        raise SightlineError(f"{texts}: line {empty[0]} is empty; row {empty[0]} has no caption")
+    with _opened(features) as rows:
+        if len(rows) != len(captions):
+            raise SightlineError(
+                f"{texts}: {len(captions):,} lines, but {features} has {len(rows):,} rows; row i "
+                "belongs to line i, so one of the two is the wrong file or cut short"
+            )
+        keys = [key for block in _blocks(rows) for key in keys_of_rows(block)]
+        first = {key: number for number, key in reversed(list(enumerate(keys, 1)))}
+        names = {key: f"line-{number:07d}" for key, number in first.items()}
+        spec = spec_of_file(features, "mcse", "image", rows.shape[1], source)
+        blocks = ((keys_of_rows(block), block) for block in _blocks(rows))
+        record = write_rows(out, spec, list(names), blocks)
+    pairs = [(names[key], text) for key, text in zip(keys, captions, strict=True)]
+    images = sorted(names, key=lambda key: names[key])
+    write_manifests(dataset, [names[key] for key in images], as_keys(images), pairs)
+    return record
+
+
+def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: str) -> int:
+    """Write every caption of a split and its image's row in MCSE's form; returns their number.
+
+    Captions whose image has no row (it failed, or was not extracted) are left out.
+
+    Raises:
+        SightlineError: no caption of this split has a row.
+    """
+    feature_set = FeatureSet.open(features)
+    images = read_manifest(dataset / "images.parquet", IMAGES)
+    captions = read_manifest(dataset / "captions.parquet", CAPTIONS)
+    rows = feature_set.find(key_column(images["key"]))
+    row_of = dict(zip(images["image_id"].to_pylist(), rows.tolist(), strict=True))
+    wanted = [
+        (text, row_of.get(image_id, -1))
+        for text, image_id, own in zip(
+            captions["text"].to_pylist(),
+            captions["image_id"].to_pylist(),
+            captions["split"].to_pylist(),
+            strict=True,
+        )
+        if own == split
+    ]
+    wanted = [(" ".join(text.split()), row) for text, row in wanted if row >= 0]
+    if not wanted:
+        raise SightlineError(
+            f"{dataset}: no caption of split {split!r} has a row in {features}; "
+            "name another split, or the feature set of this data set's images"
+        )
+    numbers = np.array([row for _, row in wanted], dtype=np.int64)
+    with replacing(out) as part, h5py.File(part, "w") as file:
+        data = file.create_dataset(FEATURES, (len(numbers), feature_set.dim), dtype="<f4")
+        for start in range(0, len(numbers), _BLOCK):
+            data[start : start + _BLOCK] = feature_set.gather(numbers[start : start + _BLOCK])
+    write_bytes(texts, "".join(f"{text}\n" for text, _ in wanted).encode())
+    return len(wanted)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[h5py.Dataset]:
+    """The array of an HDF5 file that lies in this very file, uncompressed."""
+    if not path.is_file():
+        raise SightlineError(f"{path}: no such file")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise SightlineError(f"{path}: not a readable HDF5 file ({error})") from error
+    with file:
+        if not isinstance(file.get(FEATURES, getlink=True), h5py.HardLink):
+            raise SightlineError(f"{path}: /{FEATURES} is missing or a link to elsewhere")
+        data = file[FEATURES]
+        plain = isinstance(data, h5py.Dataset) and not (data.external or data.is_virtual)
+        if not plain or data.id.get_create_plist().get_nfilters():
+            raise SightlineError(
+                f"{path}: /{FEATURES} is not one plain array; `h5repack -f NONE` makes one of a "
+                "compressed one"
+            )
+        if data.ndim != 2 or data.dtype.kind != "f" or not all(data.shape):
+            raise SightlineError(
+                f"{path}: /{FEATURES} is {data.dtype} {data.shape}, expected floats [n, dim]"
+            )
+        if path.stat().st_size < data.size * data.dtype.itemsize:
+            raise SightlineError(f"{path}: too small for the {data.shape} that it declares")
+        yield data
+
+
+def _blocks(rows: h5py.Dataset) -> Iterator[NDArray[np.float32]]:
+    for start in range(0, len(rows), _BLOCK):
+        yield np.asarray(rows[start : start + _BLOCK], dtype=np.float32)

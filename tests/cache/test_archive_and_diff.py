@@ -1,0 +1,178 @@
+"""One tar, trusted by nobody; and what differs between two sets."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+
+import numpy as np
+import pytest
+from stub_set import KEYS, SPEC, files, fill, flip, rows_of
+
+from pipeline.cache import CacheError, FeatureSetWriter, verify
+from pipeline.cache.archive import SUMS, export_set, import_set
+from pipeline.cache.diff import compare
+from pipeline.cache.record import FILE_NAME
+
+
+@pytest.fixture
+def archive(tmp_path):
+    fill(tmp_path / "set")
+    export_set(tmp_path / "set", tmp_path / "set.tar")
+    return tmp_path / "set.tar"
+
+
+def members(archive) -> list[tuple[tarfile.TarInfo, bytes]]:
+    with tarfile.open(archive) as tar:
+        return [(info, tar.extractfile(info).read()) for info in tar]  # pyright: ignore
+
+
+def pack(archive, content, kind=tarfile.USTAR_FORMAT) -> None:
+    with tarfile.open(archive, "w", format=kind) as tar:
+        for info, data in content:
+            tar.addfile(info, io.BytesIO(data))
+
+
+def test_there_and_back_again(archive, tmp_path):
+    record = import_set(archive, tmp_path / "other" / "set")
+    assert record.rows == len(KEYS)
+    assert files(tmp_path / "other" / "set") == files(tmp_path / "set")
+    assert verify(tmp_path / "other" / "set") == []
+    first = archive.read_bytes()
+    export_set(tmp_path / "other" / "set", archive)
+    assert archive.read_bytes() == first
+
+
+def test_other_tools_can_unpack_and_check_it(archive, tmp_path):
+    subprocess.run(["tar", "xf", archive], cwd=tmp_path, check=True)
+    subprocess.run(["sha256sum", "--check", "--quiet", SUMS], cwd=tmp_path, check=True)
+
+
+def named(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, target, size
+    return info, b"x" * size
+
+
+SHARD = f"shard-{'0' * 32}.h5"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (named("../outside", size=3), "does not name"),
+        (named("/tmp/outside-of-everything", size=3), "does not name"),
+        (named("sub/feature_set.json", size=3), "does not name"),
+        (named(SHARD, size=3), "does not name"),
+        (named(SHARD, tarfile.SYMTYPE, "/etc/passwd"), "not a plain file"),
+        (named(SHARD, tarfile.LNKTYPE, "../secret"), "not a plain file"),
+        (named(SHARD, tarfile.CHRTYPE), "not a plain file"),
+        (named("sub", tarfile.DIRTYPE), "not a plain file"),
+    ],
+)
+def test_what_the_record_does_not_name_is_refused(archive, tmp_path, extra, message):
+    content = members(archive)
+    pack(archive, [content[0], extra, *content[1:]])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CacheError, match=message):
+        import_set(archive, tmp_path / "new")
+    after = [path for path in sorted(tmp_path.rglob("*")) if "new.run" not in path.as_posix()]
+    assert after == before
+
+
+def test_extended_headers_are_refused_unread(archive, tmp_path):
+    content = members(archive)
+    content[1][0].pax_headers = {"comment": "x" * 2000}
+    pack(archive, content, tarfile.PAX_FORMAT)
+    with pytest.raises(CacheError, match="not a plain file"):
+        import_set(archive, tmp_path / "new")
+
+
+@pytest.mark.parametrize("number", range(2, 6))
+def test_other_bytes_than_the_record_names_are_refused(archive, tmp_path, number):
+    content = members(archive)
+    data = bytearray(content[number][1])
+    data[len(data) // 2] ^= 1
+    content[number] = (content[number][0], bytes(data))
+    pack(archive, content)
+    with pytest.raises(CacheError, match="damaged"):
+        import_set(archive, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_every_cut_is_noticed(archive, tmp_path):
+    data = archive.read_bytes()
+    for length in [*range(0, len(data) - 1024, 700), 511, 513]:
+        archive.write_bytes(data[:length])
+        with pytest.raises(CacheError):
+            import_set(archive, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_set_that_is_there_is_left_alone(archive, tmp_path):
+    before = files(tmp_path / "set")
+    with pytest.raises(CacheError, match="is there already"):
+        import_set(archive, tmp_path / "set")
+    assert files(tmp_path / "set") == before
+
+
+def test_a_damaged_set_is_not_exported(archive, tmp_path):
+    before = archive.read_bytes()
+    shard = next((tmp_path / "set").glob("shard-*"))
+    flip(shard, shard.stat().st_size - 1)
+    with pytest.raises(CacheError, match="damaged"):
+        export_set(tmp_path / "set", archive)
+    assert archive.read_bytes() == before
+
+
+def test_an_archive_begins_with_its_record(archive, tmp_path):
+    content = members(archive)
+    assert content[0][0].name == FILE_NAME
+    pack(archive, content[1:])
+    with pytest.raises(CacheError, match="not an export"):
+        import_set(archive, tmp_path / "new")
+
+
+def test_rows_added_gone_and_changed_are_counted(tmp_path):
+    fill(tmp_path / "a", KEYS[:80], failing=frozenset([KEYS[0].tobytes()]))
+    with FeatureSetWriter(tmp_path / "b", SPEC) as writer:
+        for batch in writer.plan(KEYS[10:], batch_size=100):
+            rows = rows_of(batch.keys)
+            turned = (batch.keys == KEYS[20]).all(axis=1)
+            rows[turned] = -rows[turned]
+            nudged = (batch.keys == KEYS[30]).all(axis=1)
+            rows[nudged, 0] += 1
+            writer.add(batch.keys, rows)
+        writer.publish({"device": "cpu"})
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert (found.added, found.gone, found.changed, found.same) == (20, 9, 2, 68)
+    assert found.largest_change == pytest.approx(2)
+    assert found.changed_most == KEYS[20].tobytes().hex()
+    assert (found.added_failures, found.gone_failures, found.why) == (0, 1, ())
+
+
+def test_a_set_is_no_different_from_itself(tmp_path):
+    fill(tmp_path / "a")
+    found = compare(tmp_path / "a", tmp_path / "a")
+    assert (found.same, found.changed, found.largest_change) == (len(KEYS), 0, 0)
+
+
+def test_another_dtype_is_said(tmp_path):
+    fill(tmp_path / "a")
+    fill(tmp_path / "b", spec=SPEC.model_copy(update={"dtype": "float32"}))
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert found.why == ("dtype: float16 → float32",)
+    assert found.largest_change < 1e-6
+    assert found.same + found.changed == len(KEYS)
+
+
+def test_rows_of_other_lengths_are_not_compared(tmp_path):
+    fill(tmp_path / "a")
+    spec = SPEC.model_copy(update={"dim": 4})
+    with FeatureSetWriter(tmp_path / "b", spec) as writer:
+        for batch in writer.plan(KEYS, batch_size=100):
+            writer.add(batch.keys, np.ones((len(batch.keys), 4), np.float32))
+        writer.publish({"device": "cpu"})
+    with pytest.raises(CacheError, match="cannot be compared"):
+        compare(tmp_path / "a", tmp_path / "b")

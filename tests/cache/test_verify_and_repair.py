@@ -1,0 +1,148 @@
+"""What is damaged is named, with its rows, and exactly that is taken out and computed again."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+from stub_set import KEYS, SPEC, files, fill, flip
+
+from pipeline.cache import CacheError, FeatureSet, verify
+from pipeline.cache.record import FILE_NAME, digest, read_record
+from pipeline.cache.repair import repair
+from pipeline.cache.verify import bytes_to_verify
+
+
+@pytest.fixture
+def folder(tmp_path):
+    fill(tmp_path / "set")
+    return tmp_path / "set"
+
+
+def forge(folder, number: int, change) -> None:
+    """Change the rows of a shard and make size, digest and record fit, as a forger would."""
+    body = json.loads((folder / FILE_NAME).read_text())
+    del body["digest"]
+    path = folder / body["shards"][number]["name"]
+    with h5py.File(path, "r+") as file:
+        change(file)
+    from pipeline.cache import key_of_file
+
+    body["shards"][number]["sha256"] = key_of_file(path).hex()
+    (folder / FILE_NAME).write_text(
+        json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False) + "\n"
+    )
+
+
+def test_progress_adds_up(folder):
+    told: list[int] = []
+    assert verify(folder, told.append) == []
+    assert sum(told) == bytes_to_verify(read_record(folder))
+
+
+def test_a_flipped_bit_of_a_row_names_the_shard_and_the_rows_at_stake(folder):
+    shard = read_record(folder).shards[2]
+    with h5py.File(folder / shard.name) as file:
+        at = file["features"].id.get_offset()
+    flip(folder / shard.name, at + 5)
+    (fault,) = verify(folder)
+    assert shard.name in fault
+    assert "its keys or rows changed" in fault
+    assert f"rows 0-{shard.rows - 1} ({shard.rows}, {shard.rows} of them in use)" in fault
+
+
+def test_a_flipped_bit_beside_the_rows_is_told_apart(folder):
+    shard = read_record(folder).shards[0]
+    path = folder / shard.name
+    with h5py.File(path) as file:
+        used = [
+            (data.id.get_offset(), data.id.get_storage_size())
+            for data in (file["features"], file["keys"])
+        ]
+    free = max(at for at in range(600, path.stat().st_size) if not inside(at, used))
+    flip(path, free)
+    (fault,) = verify(folder)
+    assert "its keys and rows are as they were" in fault
+
+
+def inside(at: int, parts: list[tuple[int, int]]) -> bool:
+    return any(start <= at < start + size for start, size in parts)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_forged_row_that_is_not_finite_is_named(tmp_path, value, dtype):
+    spec = SPEC.model_copy(update={"dtype": dtype})
+    fill(tmp_path / "set", spec=spec)
+
+    def spoil(file):
+        file["features"][7, 3] = value
+
+    forge(tmp_path / "set", 1, spoil)
+    assert any("1 rows hold NaN or infinity: row 7" in fault for fault in verify(tmp_path / "set"))
+
+
+def test_a_forged_key_is_named(folder):
+    def spoil(file):
+        file["keys"][4] = file["keys"][4] ^ 1
+
+    forge(folder, 0, spoil)
+    (fault,) = verify(folder)
+    assert "1 keys are not the index's: row 4" in fault
+
+
+def test_other_bytes_of_the_same_record_are_found(folder):
+    path = folder / FILE_NAME
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    FeatureSet.open(folder)
+    (fault,) = verify(folder)
+    assert "other bytes" in fault
+
+
+def test_repair_takes_out_exactly_the_damaged_shards_and_a_run_brings_back_the_files(folder):
+    before = files(folder)
+    record = read_record(folder)
+    damaged = record.shards[1]
+    flip(folder / damaged.name, (folder / damaged.name).stat().st_size - 1)
+    report = repair(folder)
+    assert [(each.name, each.rows) for each in report.dropped] == [(damaged.name, damaged.rows)]
+    assert len(FeatureSet.open(folder)) == len(KEYS) - damaged.rows
+    assert verify(folder) == []
+    _, computed = fill(folder)
+    assert computed == damaged.rows
+    after = files(folder)
+    assert {name: after[name] for name in before} == before
+
+
+def test_nothing_to_repair_changes_nothing(folder):
+    before = files(folder)
+    assert repair(folder).lines() == []
+    assert files(folder) == before
+
+
+def test_a_damaged_index_is_made_anew_from_the_shards(folder):
+    index = folder / read_record(folder).index.name
+    before = index.read_bytes()
+    flip(index, len(before) // 2)
+    assert any(index.name in fault for fault in verify(folder))
+    assert repair(folder).index_fault
+    assert index.read_bytes() == before
+    assert verify(folder) == []
+
+
+def test_a_missing_shard_costs_a_run_only_its_rows(folder):
+    record = read_record(folder)
+    before = files(folder)
+    (folder / record.shards[0].name).unlink()
+    _, computed = fill(folder)
+    assert computed == record.shards[0].rows
+    after = files(folder)
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_damaged_commit_file_cannot_be_repaired(folder):
+    flip(folder / FILE_NAME, 300)
+    with pytest.raises(CacheError):
+        repair(folder)

@@ -1,0 +1,175 @@
+"""Features in MCSE's and KDMCSE's forms: nothing lost, nothing silently cut."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from pipeline.cache import (
+    CAPTIONS,
+    IMAGES,
+    FeatureSet,
+    SightlineError,
+    key_column,
+    key_of_text,
+    read_manifest,
+    verify,
+)
+from pipeline.interchange.kdmcse import import_kdmcse, read_entries
+from pipeline.interchange.mcse import export_mcse, import_mcse
+
+ROWS = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
+ROWS[4] = ROWS[1]  # one picture with two captions
+TEXTS = [f"picture {i} with ünlike letters" for i in range(6)]
+
+
+@pytest.fixture
+def mcse(tmp_path):
+    with h5py.File(tmp_path / "flickr.hdf5", "w") as file:
+        file.create_dataset("features", data=ROWS)
+    (tmp_path / "captions.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    return tmp_path / "flickr.hdf5", tmp_path / "captions.txt"
+
+
+def image_rows(dataset, features) -> dict[str, np.ndarray]:
+    """Caption → the row of its image."""
+    images = read_manifest(dataset / "images.parquet", IMAGES)
+    rows = FeatureSet.open(features).take(key_column(images["key"]))
+    of_image = dict(zip(images["image_id"].to_pylist(), rows, strict=True))
+    captions = read_manifest(dataset / "captions.parquet", CAPTIONS).to_pylist()
+    return {each["text"]: of_image[each["image_id"]] for each in captions}
+
+
+def test_mcse_there_and_back_again(mcse, tmp_path):
+    record = import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "a ResNet-50, we are told")
+    assert record.rows == 5
+    assert record.spec.encoder.source == "a ResNet-50, we are told"
+    assert verify(tmp_path / "set") == []
+    found = image_rows(tmp_path / "data", tmp_path / "set")
+    for text, row in zip(TEXTS, ROWS, strict=True):
+        np.testing.assert_array_equal(found[text], row)
+    out, texts = tmp_path / "out.hdf5", tmp_path / "out.txt"
+    assert export_mcse(tmp_path / "data", tmp_path / "set", out, texts, "train") == 6
+    assert texts.read_text(encoding="utf-8").splitlines() == TEXTS
+    with h5py.File(out) as file:
+        assert list(file) == ["features"]
+        np.testing.assert_array_equal(file["features"][:], ROWS)
+
+
+@pytest.mark.parametrize("lines", [5, 7])
+def test_another_number_of_lines_is_an_error(mcse, tmp_path, lines):
+    mcse[1].write_text("\n".join([*TEXTS, "one more"][:lines]))
+    with pytest.raises(SightlineError, match=f"{lines} lines, but .* has 6 rows"):
+        import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "")
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("trick", ["external", "soft", "gzip", "flat", "text", "no file"])
+def test_anything_but_one_plain_array_is_refused(mcse, tmp_path, trick):
+    path, texts = mcse
+    path.unlink()
+    if trick != "no file":
+        with h5py.File(path, "w") as file:
+            if trick == "external":
+                (tmp_path / "raw").write_bytes(ROWS.tobytes())
+                raw = [(str(tmp_path / "raw"), 0, ROWS.nbytes)]
+                file.create_dataset("features", ROWS.shape, np.float32, external=raw)
+            elif trick == "soft":
+                file["features"] = h5py.SoftLink("/other")
+            elif trick == "gzip":
+                file.create_dataset("features", data=ROWS, compression="gzip")
+            elif trick == "flat":
+                file["features"] = ROWS.ravel()
+            else:
+                file["features"] = [["a", "b"]]
+    with pytest.raises(SightlineError, match=path.name):
+        import_mcse(path, texts, tmp_path / "data", tmp_path / "set", "")
+
+
+def entries() -> dict[str, dict]:
+    return {
+        f"{i}.jpg": {
+            "image_feat": ROWS[i].tolist(),
+            "captions": [TEXTS[i], f"{TEXTS[i]} again"],
+            "lang_feat": [(ROWS[i] * 2).tolist(), (ROWS[i] * 3).tolist()],
+        }
+        for i in range(4)
+    }
+
+
+def test_kdmcse_becomes_two_feature_sets(tmp_path):
+    path = tmp_path / "flickr.json"
+    path.write_text(json.dumps(entries(), indent=3))
+    places = tmp_path / "data", tmp_path / "images", tmp_path / "texts"
+    images, texts = import_kdmcse(path, *places, "CLIP ViT-L/14")
+    assert (images.rows, texts.rows) == (4, 8)
+    found = image_rows(tmp_path / "data", tmp_path / "images")
+    for i in range(4):
+        np.testing.assert_array_equal(found[TEXTS[i]], ROWS[i])
+    words = [key_of_text(text) for text in TEXTS[:4]]
+    np.testing.assert_array_equal(FeatureSet.open(tmp_path / "texts").take(words), ROWS[:4] * 2)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_an_entry_may_lie_across_any_reads(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("pipeline.interchange.kdmcse._CHUNK", size)
+    path = tmp_path / "flickr.json"
+    path.write_text(json.dumps(entries()))
+    assert [each.name for each in read_entries(path)] == list(entries())
+
+
+def spoilt(**changes) -> str:
+    body = entries()
+    body["2.jpg"].update(changes)
+    return json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (spoilt(captions=["one"]), "'2.jpg': 1 captions"),
+        (spoilt(image_feat=[1, "x"]), "'2.jpg': features are no rows"),
+        (spoilt(image_feat=[1.0]), "'2.jpg': rows of other lengths"),
+        (spoilt(lang_feat=[[1.0], [1.0, 2.0]]), "'2.jpg'"),
+        (spoilt(image_feat=[float("nan")] * 5), "no number"),
+        (spoilt()[:-40], "cut short"),
+        ('{"a.jpg": {"captions": []}}', "lacks image_feat, lang_feat"),
+        ("[]", "expected one of"),
+        ("{}", "holds no image"),
+        ('{"a": ' + '{"b": ' * 100_000, "flickr.json"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_image(tmp_path, text, message):
+    path = tmp_path / "flickr.json"
+    path.write_text(text)
+    with pytest.raises(SightlineError, match=message):
+        import_kdmcse(path, tmp_path / "data", tmp_path / "images", tmp_path / "texts", "")
+    assert not (tmp_path / "images").exists()
+
+
+MEASURE = """
+import resource, sys
+from pipeline.interchange.kdmcse import read_entries
+limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = sum(1 for _ in read_entries(__import__("pathlib").Path(sys.argv[1])))
+print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - limit)
+"""
+
+
+def test_a_large_file_is_read_in_bounded_memory(tmp_path):
+    path = tmp_path / "large.json"
+    body = json.dumps(next(iter(entries().values())) | {"image_feat": [0.123456] * 20_000})
+    with path.open("w") as file:
+        file.write("{" + ", ".join(f'"{i}.jpg": {body}' for i in range(300)) + "}")
+    assert path.stat().st_size > 50 << 20
+    ended = subprocess.run(
+        [sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True
+    )
+    count, kilobytes = map(int, ended.stdout.split())
+    assert count == 300
+    assert kilobytes < 20_000
