@@ -69,17 +69,17 @@ def load_teacher(config: EncoderConfig, pooling: str) -> TeacherModel:
         where["revision"] = revision
 
     with quiet():
-        with _loading(config.model, folder, "configuration"):
+        with loading(config.model, folder, "configuration"):
             settings = AutoConfig.from_pretrained(config.model, **where)
         if getattr(settings, "is_encoder_decoder", False) or not hasattr(settings, "hidden_size"):
             raise EncoderError(
                 f"{config.model}: a {settings.model_type!r} model is no text encoder; "
                 "name an encoder (BERT, RoBERTa, MPNet, …)"
             )
-        with _loading(config.model, folder, "tokenizer"):
+        with loading(config.model, folder, "tokenizer"):
             tokenizer: Any = AutoTokenizer.from_pretrained(config.model, **where)
         if spec.kind == "pretrained":
-            with _loading(config.model, folder, "weights"):
+            with loading(config.model, folder, "weights"):
                 model, report = AutoModel.from_pretrained(
                     config.model,
                     config=settings,
@@ -90,7 +90,7 @@ def load_teacher(config: EncoderConfig, pooling: str) -> TeacherModel:
             _complete(model, report, config.model, pooling)
         else:
             seed = spec.seed if spec.kind == "random" else 0
-            with seeded(seed), _loading(config.model, folder, "configuration"):
+            with seeded(seed), loading(config.model, folder, "configuration"):
                 model = AutoModel.from_config(settings, dtype=torch.float32)
     _fit_pooler(model, config.model, pooling)
     if spec.kind == "file":
@@ -115,7 +115,7 @@ def load_teacher(config: EncoderConfig, pooling: str) -> TeacherModel:
 
 
 @contextmanager
-def _loading(model: str, folder: Path | None, what: str) -> Iterator[None]:
+def loading(model: str, folder: Path | None, what: str) -> Iterator[None]:
     """Turn what transformers says of a model that it cannot load into one EncoderError."""
     from huggingface_hub.errors import HFValidationError
 

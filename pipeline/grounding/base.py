@@ -140,6 +140,6 @@ class Segmenter(Protocol):
             boxes: float32 [k, 4] for each image, x0, y0, x1, y1 in pixels; k may be 0.
 
         Returns:
-            bool [k, h, w] for each image.
+            bool [k, h, w] on the CPU for each image.
         """
         ...

@@ -1,11 +1,16 @@
-"""What a user writes to ask for a grounding: the rules that a phrase and its boxes must meet."""
+"""What a user writes to ask for a grounding: grounders, and the rules that phrases must meet."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from pipeline.encoders.config import parse_weights
+from pipeline.grounding.segmenters.config import SegmenterSettings
+
+CaptionChoice = Literal["longest", "all"]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -31,3 +36,91 @@ class Rules(BaseModel):
     max_share: _Share = 1.0
     duplicate_iou: Annotated[float, Field(gt=0, le=1)] | None = 0.95
     max_pairs: Annotated[int, Field(ge=1)] | None = None
+
+
+class _Model(BaseModel):
+    """A model from a folder or the hub.
+
+    Attributes:
+        model: folder, or hub name.
+        weights: ``pretrained``, ``pretrained:REVISION`` or ``random:SEED``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str = Field(min_length=1)
+    weights: str = "pretrained"
+
+    @field_validator("weights")
+    @classmethod
+    def _weights_have_a_known_form(cls, weights: str) -> str:
+        if parse_weights(weights).kind == "file":
+            raise ValueError("write pretrained, pretrained:REVISION or random:SEED")
+        return weights
+
+
+class Florence2Settings(_Model):
+    """Florence-2.
+
+    Attributes:
+        beams: of the search for the answer.
+        max_length: of the answer, in tokens.
+    """
+
+    family: Literal["florence2"]
+    beams: int = Field(default=3, ge=1, le=64)
+    max_length: int = Field(default=1024, ge=8)
+
+
+class GroundingDinoSettings(_Model):
+    """Grounding DINO; the thresholds are those of its authors' demonstration.
+
+    Attributes:
+        box_threshold: a box stays if any token of the text scores more for it.
+        text_threshold: a phrase owns a box if one of its own tokens scores more for it.
+    """
+
+    family: Literal["grounding-dino"]
+    box_threshold: _Share = 0.35
+    text_threshold: _Share = 0.25
+
+
+class AnnotationSettings(BaseModel):
+    """Boxes that people drew.
+
+    Attributes:
+        path: a phrases manifest (Parquet), or the folder of Flickr30k Entities.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    family: Literal["annotations"]
+    path: Path
+
+
+GrounderSettings = Annotated[
+    Florence2Settings | GroundingDinoSettings | AnnotationSettings, Field(discriminator="family")
+]
+"""One grounder."""
+
+
+class GroundingSettings(BaseModel):
+    """How a data set's captions are grounded.
+
+    Attributes:
+        captions: every caption of an image, or the ``longest``, as training chooses it.
+        grounder: finds phrases and their boxes.
+        segmenter: finds the pixels in a box.
+        rules: which phrases and boxes become records.
+        batch_size: captions, and images, of a model call to begin with.
+        block_images: images of a shard; a kill repeats at most as many.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    captions: CaptionChoice = "longest"
+    grounder: GrounderSettings
+    segmenter: SegmenterSettings
+    rules: Rules = Rules()
+    batch_size: int = Field(default=16, ge=1, le=4096)
+    block_images: int = Field(default=256, ge=1, le=65_536)

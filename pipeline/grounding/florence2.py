@@ -1,0 +1,168 @@
+"""The grounder `florence2`: Florence-2 reads a caption and answers with its phrases and boxes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.encoders.device import check_precision, computing
+from pipeline.grounding.base import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.config import Florence2Settings
+from pipeline.grounding.model import LoadedModel, load_model
+from pipeline.grounding.spans import SpanFinder
+
+TASK = "<CAPTION_TO_PHRASE_GROUNDING>"
+_PROMPT = "Locate the phrases in the caption: {}"  # what the processor makes of TASK
+_SPECIAL = re.compile(r"<s>|</s>|<pad>")
+_LOCATED = re.compile(r"([^<]*)((?:<loc_\d+>)*)")
+
+
+class Florence2Grounder:
+    """Captions → phrases with boxes. Florence-2 gives no scores: every score is 1.
+
+    ``<`` and ``>`` of a caption are read as spaces, since they begin the model's own tokens, and
+    of a caption that is longer than its positions only the beginning is read.
+    """
+
+    name = "florence2"
+
+    def __init__(
+        self, settings: Florence2Settings, loaded: LoadedModel, device: torch.device, precision: str
+    ) -> None:
+        self._settings = settings
+        self._model = loaded.model.to(device)
+        self._processor = loaded.processor
+        self._processor.tokenizer.padding_side = "right"
+        self._identity = loaded.identity
+        self._device = device
+        self._precision = check_precision(precision)
+        config = self._model.config.text_config
+        # <image> … <s> prompt </s>
+        self._text_tokens = config.max_position_embeddings - self._processor.num_image_tokens - 2
+
+    def describe(self) -> dict[str, object]:
+        return {
+            "family": self.name,
+            **self._identity,
+            "precision": self._precision,
+            "beams": self._settings.beams,
+            "max_length": self._settings.max_length,
+        }
+
+    def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
+        """See `Grounder`; the images and captions are one batch."""
+        if not captions:
+            return []
+        texts = [self._readable(caption.text) for caption in captions]
+        answers: list[Answer] = []
+        for answer, image, caption, text in zip(
+            self.answers(images, texts), images, captions, texts, strict=True
+        ):
+            height, width = image.shape[1:]
+            found, dropped = parse_answer(
+                answer, caption.text, (width, height), self._processor.post_processor
+            )
+            if len(text) < len(caption.text):
+                detail = f"only the first {len(text):,} of {len(caption.text):,} characters fit"
+                dropped.append(Dropped("", "too_long", detail))
+            answers.append((found, dropped))
+        return answers
+
+    def answers(self, images: Sequence[Tensor], texts: Sequence[str]) -> list[str]:
+        """What the model writes, special tokens included."""
+        inputs = self._processor(
+            images=list(images),
+            text=[_PROMPT.format(text) for text in texts],
+            padding=True,
+            return_tensors="pt",
+        ).to(self._device)
+        with computing(self._device, self._precision):
+            ids = self._model.generate(
+                **inputs,
+                num_beams=self._settings.beams,
+                max_length=self._settings.max_length,
+                do_sample=False,
+            )
+        return self._processor.batch_decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def _readable(self, caption: str) -> str:
+        """The beginning of a caption that fits, without what would be read as special tokens."""
+        text = caption.replace("<", " ").replace(">", " ")
+        tokenizer: Any = self._processor.tokenizer
+        encoded = tokenizer(
+            _PROMPT.format(text), add_special_tokens=False, return_offsets_mapping=True
+        )
+        offsets = encoded["offset_mapping"]
+        if len(offsets) <= self._text_tokens:
+            return text
+        room = offsets[self._text_tokens][0] - len(_PROMPT.format(""))
+        cut = text[: max(room, 0)]
+        return cut[: cut.rfind(" ")] if " " in cut else cut
+
+
+def parse_answer(
+    answer: str, caption: str, size: tuple[int, int], post_processor: Any
+) -> tuple[list[Grounded], list[Dropped]]:
+    """Phrases and boxes of an answer, by the processor's post-processing; no part of it vanishes.
+
+    Args:
+        answer: as the model wrote it, such as ``</s><s>A dog<loc_1><loc_2><loc_3><loc_4></s>``.
+        caption: the caption it answers.
+        size: (width, height) of the image in pixels.
+        post_processor: `Florence2PostProcessor`.
+    """
+    parsed = post_processor(text=answer, image_size=size, parse_tasks="phrase_grounding")
+    finder = SpanFinder(caption, ascii_only=True)  # the post-processing drops all but ASCII
+    found: list[Grounded] = []
+    dropped = _unparsed(answer, post_processor.banned_grounding_tokens)
+    for phrase in parsed["phrase_grounding"]:
+        span = finder.find(phrase["cat_name"])
+        if span is None:
+            label = phrase["cat_name"]
+            dropped.append(Dropped(label, "not_in_caption", finder.reason(label)))
+            continue
+        boxes = torch.tensor(phrase["bbox"], dtype=torch.float32)
+        found.append(Grounded(caption[slice(*span)], *span, boxes, torch.ones(len(boxes))))
+    return found, dropped
+
+
+def _unparsed(answer: str, banned: set[str]) -> list[Dropped]:
+    """What the post-processing leaves out without a word."""
+    text = _SPECIAL.sub("", answer)
+    complete = answer.removesuffix("<pad>").rstrip().endswith("</s>") or "</s><pad>" in answer
+    if not text.strip():
+        return [Dropped("", "no_phrase", "the answer is empty")]
+    dropped: list[Dropped] = []
+    for match in _LOCATED.finditer(text):
+        label, places = match[1].strip(), match[2].count("<loc_")
+        if not (label or places):
+            continue
+        last = match.end() == len(text)
+        if places % 4 or (not places and last and not complete):
+            detail = f"{places} location tokens, expected four for each box"
+            dropped.append(Dropped(label, "unfinished", detail))
+        elif not places:
+            dropped.append(Dropped(label, "no_box", "the answer gives no location"))
+        elif not label:
+            dropped.append(Dropped("", "no_phrase", "locations without a phrase before them"))
+        elif label in banned:
+            dropped.append(Dropped(label, "no_phrase", "the processor takes it for no phrase"))
+    return dropped
+
+
+def build(settings: Florence2Settings, device: torch.device, precision: str) -> Florence2Grounder:
+    """Florence-2 as ``settings`` ask for it.
+
+    Raises:
+        SightlineError: see `load_model`.
+    """
+    loaded = load_model(
+        settings.model, settings.weights, "florence2", "Florence2ForConditionalGeneration"
+    )
+    return Florence2Grounder(settings, loaded, device, precision)

@@ -1,0 +1,4 @@
+"""Segmenters: one module each, behind `pipeline.grounding.base.Segmenter`.
+
+Nothing is imported here; start at `registry.build_segmenter`.
+"""

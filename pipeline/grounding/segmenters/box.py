@@ -1,0 +1,30 @@
+"""The segmenter `box`: the rectangle itself is the mask. Needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class BoxSegmenter:
+    """Every pixel whose centre lies in the box."""
+
+    name = "box"
+
+    def describe(self) -> dict[str, object]:
+        return {"family": self.name}
+
+    def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
+        """See `Segmenter`. A box that holds no pixel's centre has an empty mask."""
+        return [_fill(image, some) for image, some in zip(images, boxes, strict=True)]
+
+
+def _fill(image: Tensor, boxes: Tensor) -> Tensor:
+    height, width = image.shape[1:]
+    x0, y0, x1, y1 = boxes.unbind(dim=1)  # (k,) each
+    x, y = torch.arange(width) + 0.5, torch.arange(height) + 0.5
+    across = (x >= x0[:, None]) & (x < x1[:, None])  # (k, w)
+    down = (y >= y0[:, None]) & (y < y1[:, None])  # (k, h)
+    return down[:, :, None] & across[:, None, :]

@@ -1,0 +1,131 @@
+"""Florence-2: recorded answers through the parser, and a tiny model of the true class."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from grounding_images import captions_of, pictures
+from tiny_models import IMAGE_TOKENS, POSITIONS, florence_processor, save_dino, save_florence
+
+from pipeline.cache import SightlineError
+from pipeline.grounding.config import Florence2Settings
+from pipeline.grounding.florence2 import Florence2Grounder, build, parse_answer
+
+CAPTION = "A man and a dog near the café."
+BOX = "<loc_0><loc_0><loc_999><loc_999>"
+OTHER = "<loc_100><loc_200><loc_300><loc_400>"
+
+
+@pytest.fixture(scope="module")
+def post_processor():
+    return florence_processor().post_processor
+
+
+@pytest.mark.parametrize(
+    ("answer", "found", "dropped"),
+    [
+        (
+            f"</s><s>A man{OTHER}a dog{BOX}</s>",
+            {"A man": [[50, 40, 150, 80]], "a dog": [[0, 0, 499, 199]]},
+            [],
+        ),
+        (
+            f"</s><s>a dog{OTHER}{BOX}{OTHER}</s><pad><pad>",
+            {"a dog": [[50, 40, 150, 80], [0, 0, 499, 199], [50, 40, 150, 80]]},
+            [],
+        ),
+        (f"<s>the caf{BOX}</s>", {"the café": [[0, 0, 499, 199]]}, []),
+        ("</s><s></s>", {}, [("", "no_phrase")]),
+        ("", {}, [("", "no_phrase")]),
+        (
+            f"</s><s>A man{OTHER}a dog<loc_1><loc_2>",
+            {"A man": [[50, 40, 150, 80]]},
+            [("a dog", "unfinished")],
+        ),
+        (f"<s>A man{OTHER}a do", {"A man": [[50, 40, 150, 80]]}, [("a do", "unfinished")]),
+        (f"<s>A man{OTHER}<loc_5>", {"A man": [[50, 40, 150, 80]]}, [("A man", "unfinished")]),
+        (f"<s>A mana dog{BOX}</s>", {}, [("A mana dog", "not_in_caption")]),
+        (
+            f"<s>a cat{BOX}a dog{BOX}a dog{OTHER}</s>",
+            {"a dog": [[0, 0, 499, 199]]},
+            [("a cat", "not_in_caption"), ("a dog", "not_in_caption")],
+        ),
+        (f"<s>it{BOX}</s>", {}, [("it", "no_phrase")]),
+        (f"<s>{BOX}</s>", {}, [("", "no_phrase")]),
+        ("<s>A man</s>", {}, [("A man", "no_box")]),
+    ],
+)
+def test_recorded_answers(post_processor, answer, found, dropped):
+    phrases, drops = parse_answer(answer, CAPTION, (500, 200), post_processor)
+    assert {each.phrase: each.boxes.tolist() for each in phrases} == found
+    assert [(each.phrase, each.reason) for each in drops] == dropped
+    for each in phrases:
+        assert CAPTION[each.char_start : each.char_end] == each.phrase
+        assert each.scores.tolist() == [1.0] * len(each.boxes)
+
+
+def test_an_inverted_location_is_parsed_as_it_stands(post_processor):
+    answer = "<s>a dog<loc_900><loc_900><loc_100><loc_100></s>"
+    (phrase,), _ = parse_answer(answer, CAPTION, (1000, 1000), post_processor)
+    assert phrase.boxes.tolist() == [[900, 900, 100, 100]]  # the rules drop it, with a reason
+
+
+@pytest.fixture(scope="module")
+def grounder(tmp_path_factory) -> Florence2Grounder:
+    folder = save_florence(tmp_path_factory.mktemp("models") / "florence")
+    settings = Florence2Settings(family="florence2", model=str(folder), beams=2, max_length=12)
+    return build(settings, torch.device("cpu"), "fp32")
+
+
+def test_a_batch_answers_as_one_by_one(grounder):
+    images = pictures((40, 60), (64, 64), (30, 90))
+    texts = ["A dog.", "Two men stand near a red boat in the harbour", "x"]
+    together = grounder.answers(images, texts)
+    alone = [grounder.answers([i], [t])[0] for i, t in zip(images, texts, strict=True)]
+    assert [each.replace("<pad>", "") for each in together] == [
+        each.replace("<pad>", "") for each in alone
+    ]
+    assert len(set(alone)) > 1, "the tiny model must answer each image in its own way"
+    answers = grounder.ground(images, captions_of(texts))
+    assert len(answers) == 3
+    assert all(found or dropped for found, dropped in answers)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "👩\u200d🚒 a cafe\u0301\tdog",
+        "a sign <OCR> with <loc_5></s> <image> on it",
+        "word " * 2000,
+        "x" * 5000,
+        "",
+    ],
+)
+def test_any_caption_is_read(grounder, text):
+    ((found, dropped),) = grounder.ground(pictures((1, 1)), captions_of([text]))
+    assert found or dropped
+    fits = len(text.encode()) < POSITIONS - IMAGE_TOKENS - 40
+    assert any(each.reason == "too_long" for each in dropped) != fits
+
+
+def test_no_captions_are_no_answers(grounder):
+    assert grounder.ground([], []) == []
+
+
+def test_the_description_names_weights_and_parameters(grounder):
+    described = grounder.describe()
+    assert described["beams"] == 2
+    assert len(str(described["weights_sha256"])) == 64
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    folder = save_dino(tmp_path / "dino")
+    settings = Florence2Settings(family="florence2", model=str(folder))
+    with pytest.raises(SightlineError, match=r"'grounding-dino', expected 'florence2'"):
+        build(settings, torch.device("cpu"), "fp32")
+
+
+def test_a_folder_without_a_model_is_told_what_is_expected(tmp_path):
+    settings = Florence2Settings(family="florence2", model=str(tmp_path))
+    with pytest.raises(SightlineError, match=r"config\.json"):
+        build(settings, torch.device("cpu"), "fp32")

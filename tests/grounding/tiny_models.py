@@ -1,0 +1,148 @@
+"""Florence-2 and Grounding DINO of the true classes, tiny and random, as folders on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    BertTokenizer,
+    CLIPImageProcessor,
+    Florence2Config,
+    Florence2ForConditionalGeneration,
+    Florence2Processor,
+    GroundingDinoConfig,
+    GroundingDinoForObjectDetection,
+    GroundingDinoImageProcessor,
+    GroundingDinoProcessor,
+    PreTrainedTokenizerFast,
+)
+
+IMAGE_TOKENS = 5  # 2 × 2 places of a 64-pixel image, and their mean
+POSITIONS = 128
+
+POST_PROCESSING = {
+    "phrase_grounding": {"banned_grounding_tokens": ["it", "The image"]},
+    "pure_text": {},
+}
+
+
+def florence_processor() -> Florence2Processor:
+    """A byte-level tokenizer with Florence-2's special and location tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    vocabulary = {token: i for i, token in enumerate([*special, *alphabet])}
+    backend = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        extra_special_tokens={"image_token": "<image>"},
+    )
+    tokenizer.add_tokens([f"<loc_{i}>" for i in range(1000)])
+    images = CLIPImageProcessor(
+        size={"height": 64, "width": 64}, do_center_crop=False, image_seq_length=IMAGE_TOKENS
+    )
+    images.image_seq_length = IMAGE_TOKENS
+    return Florence2Processor(
+        image_processor=images, tokenizer=tokenizer, post_processor_config=POST_PROCESSING
+    )
+
+
+def save_florence(folder: Path) -> Path:
+    """A whole Florence-2 folder; its weights are large, so that answers differ."""
+    processor = florence_processor()
+    size = len(processor.tokenizer)
+    config = Florence2Config(
+        vision_config={
+            "depths": [1, 1, 1, 1],
+            "embed_dim": [8, 8, 16, 16],
+            "num_heads": [1, 1, 2, 2],
+            "num_groups": [1, 1, 2, 2],
+            "window_size": 4,
+            "projection_dim": 16,
+        },
+        text_config={
+            "model_type": "bart",
+            "vocab_size": size,
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "max_position_embeddings": POSITIONS,
+            "bos_token_id": 0,
+            "pad_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 2,
+            "forced_eos_token_id": 2,
+        },
+        image_token_id=processor.tokenizer.convert_tokens_to_ids("<image>"),
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Florence2ForConditionalGeneration(config)
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=2.0 if "encoder_attn" in name else 0.5)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def save_dino(folder: Path) -> Path:
+    """A whole Grounding DINO folder; its text layers look for BERT's ids of [CLS], [SEP], . ?"""
+    words = [f"[unused{i}]" for i in range(1030)]
+    for i, word in {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]"}.items():
+        words[i] = word
+    words[1012], words[1029] = ".", "?"
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words += [*letters, *(f"##{letter}" for letter in letters), "dog", "man", "the", "red"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    tokenizer = BertTokenizer.from_pretrained(folder)
+    images = GroundingDinoImageProcessor(size={"shortest_edge": 64, "longest_edge": 96})
+    config = GroundingDinoConfig(
+        backbone_config={
+            "model_type": "swin",
+            "image_size": 64,
+            "embed_dim": 8,
+            "depths": [1, 1, 1, 1],
+            "num_heads": [1, 1, 2, 2],
+            "window_size": 4,
+            "out_indices": [2, 3, 4],
+        },
+        text_config={
+            "model_type": "bert",
+            "vocab_size": len(words),
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+        },
+        d_model=64,  # two channels for each of the 32 groups of its normalisation
+        num_queries=12,
+        encoder_layers=1,
+        decoder_layers=2,  # its later layers share the first one's box head
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_text_len=64,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GroundingDinoForObjectDetection(config)
+    model.save_pretrained(folder)
+    GroundingDinoProcessor(images, tokenizer).save_pretrained(folder)
+    return folder
