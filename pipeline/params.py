@@ -16,6 +16,7 @@ from pipeline.datasets.base import Source
 from pipeline.datasets.registry import KINDS, source_type
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
+from pipeline.grounding.config import GroundingSettings
 from train.config import Precision, StudentConfig, TrainConfig
 
 FILE_NAME = "params.yaml"
@@ -37,6 +38,7 @@ class Graph(_Strict):
         text: data set whose sentences the text-only batches come from.
         image_encoders, text_encoders, teachers: names under `encoders` to run over `pairs`.
         object_encoders: names under `encoders.image` to run over the objects of `pairs`.
+        grounded: data sets whose captions are grounded.
         seeds: one training of every run for each.
         demo_seed: the one whose results `make demo` shows.
     """
@@ -47,6 +49,7 @@ class Graph(_Strict):
     object_encoders: list[str] = []
     text_encoders: list[str] = []
     teachers: list[str] = []
+    grounded: list[str] = []
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     demo_seed: int = 0
 
@@ -125,6 +128,7 @@ class Params(_Strict):
     graph: Graph
     encoders: Encoders
     extract: Extract = Extract()
+    grounding: GroundingSettings | None = None
     student: StudentConfig
     train: TrainConfig
     evaluation: Evaluation
@@ -149,6 +153,7 @@ class Params(_Strict):
         for where, wanted, known in [
             ("graph.pairs", [graph.pairs], datasets),
             ("graph.text", [graph.text], datasets),
+            ("graph.grounded", graph.grounded, datasets),
             ("graph.image_encoders", graph.image_encoders, self.encoders.image),
             ("graph.object_encoders", graph.object_encoders, self.encoders.image),
             ("graph.text_encoders", graph.text_encoders, self.encoders.text),
@@ -160,6 +165,8 @@ class Params(_Strict):
             for name in wanted:
                 if name not in known:
                     raise ValueError(f"{where}: {_unknown(name, known, 'name')}")
+        if graph.grounded and self.grounding is None:
+            raise ValueError("graph.grounded: there is no section `grounding` that says how")
         if graph.demo_seed not in graph.seeds:
             raise ValueError(f"graph.demo_seed: {graph.demo_seed} is none of graph.seeds")
         for name, run in self.runs.items():

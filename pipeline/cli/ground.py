@@ -1,0 +1,61 @@
+"""`sightline ground`: phrases, boxes, masks and cut-outs of captioned images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.ground_stats import stats
+from pipeline.cli.options import DEVICE, JSON, OUT, print_json
+
+app = typer.Typer(help="Ground captions: which words name which pixels.", no_args_is_help=True)
+app.command("stats")(stats)
+
+
+@app.command()
+def run(
+    settings: Annotated[
+        Path, typer.Option(help="YAML with grounder, segmenter and rules, as in params.yaml.")
+    ],
+    images_manifest: Annotated[Path, typer.Option(help="Images manifest (Parquet).")],
+    captions: Annotated[Path, typer.Option(help="Captions manifest (Parquet).")],
+    root: Annotated[Path, typer.Option(help="Folder that the manifest's paths are relative to.")],
+    out: OUT,
+    cutouts: Annotated[
+        Path | None, typer.Option(help="Folder for the cut-outs; none are made without it.")
+    ] = None,
+    device: DEVICE = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16: the arithmetic.")] = "fp32",
+    workers: Annotated[int, typer.Option(min=1, help="Threads that decode.")] = 2,
+    max_failed: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of images that may fail.")
+    ] = 0.01,
+    as_json: JSON = False,
+) -> None:
+    """Find phrases, boxes and masks, and cut the objects out.
+
+    Example: sightline ground run --settings grounding.yaml
+    --images-manifest data/datasets/scenes/images.parquet
+    --captions data/datasets/scenes/captions.parquet --root data/datasets/scenes/images
+    --out objects/scenes --cutouts cutouts/scenes
+    """
+    from dataclasses import asdict
+
+    from pipeline.grounding.settings_file import read_settings
+    from pipeline.grounding.stage import GroundPaths, ground_dataset
+
+    paths = GroundPaths(images_manifest, captions, root, out, cutouts)
+    summary = ground_dataset(
+        paths,
+        read_settings(settings),
+        device=device,
+        precision=precision,
+        workers=workers,
+        max_failed=max_failed,
+    )
+    if as_json:
+        print_json({"out": str(out), **asdict(summary)})
+    else:
+        print(f"{out}: {summary}")

@@ -1,0 +1,102 @@
+"""Noun phrases of a caption without a tagger: closed classes of words end and begin them.
+
+English function words are a short, closed list; what stands between them in a caption is mostly
+noun phrases ("base" ones, without "of …" or relative clauses). The limits of that, all of which
+cost a word more or less in a phrase: a finite verb that is not listed is taken into the phrase
+before it ("a man juggles"), and so is a participle in front of a noun ("a man riding waves" ends at
+"riding", "a smiling man" does not); other languages give one long phrase. Whoever has a tagger can
+put it behind `Chunker`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+_LETTERS = r"(?:[^\W_][\u0300-\u036f]*)+"  # with combining marks
+_WORD = re.compile(rf"{_LETTERS}(?:['’.\-]{_LETTERS})*|[^\w\s]|_")
+
+_DETERMINER_WORDS = """
+a an the this that these those some any each every no another both all several many few my your his
+her its our their one two three four five six seven eight nine ten
+"""
+_PREPOSITIONS = """
+about above across after against along alongside amid among around as at away back before behind
+below beneath beside besides between beyond by down during except for from in inside into like near
+next of off on onto out outside over past per through throughout to together toward towards under
+underneath up upon via while with within without
+"""
+_CONJUNCTIONS_AND_ADVERBS = """
+and or but nor so than then if because although though unless until when where which who whom whose
+what how why there here not very too also just only still
+"""
+_PRONOUNS = """
+i you he she it we they me him us them himself herself itself themselves something someone everyone
+anyone nobody nothing other others
+"""
+_AUXILIARIES = """
+is are was were be been being am has have had having do does did doing can could will would may
+might must shall should
+"""
+_VERBS_OF_CAPTIONS = """
+appears attempts carries catches climbs crosses dances drinks drives eats faces flies gathers gets
+gives goes hangs hits holds jogs jumps kicks kneels laughs lays leans leaps lies listens looks makes
+moves participates performs plays points poses prepares pulls pushes reaches reads rests rides runs
+seems sells sets shows sings sits skates sleeps slides smiles speaks splashes stands stares surfs
+swims swings takes talks throws touches tries turns uses waits walks watches waves wears works
+writes
+"""
+_DETERMINERS = frozenset(_DETERMINER_WORDS.split())
+_BREAKS = frozenset(
+    (
+        _PREPOSITIONS + _CONJUNCTIONS_AND_ADVERBS + _PRONOUNS + _AUXILIARIES + _VERBS_OF_CAPTIONS
+    ).split()
+)
+
+
+class Chunker(Protocol):
+    """Finds the noun phrases of a caption."""
+
+    name: str
+
+    def spans(self, caption: str) -> list[tuple[int, int]]:
+        """Spans (start, end) of the noun phrases, in order, none inside another."""
+        ...
+
+
+class FunctionWordChunker:
+    """Noun phrases between function words; see the module's description for its limits."""
+
+    name = "function-words/1"
+
+    def spans(self, caption: str) -> list[tuple[int, int]]:
+        """See `Chunker`."""
+        spans: list[tuple[int, int]] = []
+        words: list[tuple[int, int]] = []
+        for match in _WORD.finditer(caption):
+            word = match[0].casefold()
+            if word in _DETERMINERS:
+                # "both the dogs" is one phrase, "the dogs the man" two
+                if not all(caption[slice(*span)].casefold() in _DETERMINERS for span in words):
+                    _close(words, caption, spans)
+                words.append(match.span())
+            elif word in _BREAKS or not word[0].isalnum() or _is_verb(word, words, caption):
+                _close(words, caption, spans)
+            else:
+                words.append(match.span())
+        _close(words, caption, spans)
+        return spans
+
+
+def _is_verb(word: str, before: list[tuple[int, int]], caption: str) -> bool:
+    """Whether a word in -ing ends a phrase: after a noun it does, after a determiner not."""
+    if not word.endswith("ing") or len(word) < 5:
+        return False
+    return not before or caption[slice(*before[-1])].casefold() not in _DETERMINERS
+
+
+def _close(words: list[tuple[int, int]], caption: str, spans: list[tuple[int, int]]) -> None:
+    """End the phrase of ``words``, unless it is nothing but determiners."""
+    if any(caption[slice(*span)].casefold() not in _DETERMINERS for span in words):
+        spans.append((words[0][0], words[-1][1]))
+    words.clear()

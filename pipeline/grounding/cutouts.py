@@ -1,0 +1,155 @@
+"""Cut-outs of a grounding's records: lossless pictures in Parquet shards of their own output.
+
+They follow from images and records alone, so they can be left out of a remote and made again, and
+another image encoder needs neither grounder nor segmenter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from PIL import Image
+
+from pipeline.cache import SightlineError
+from pipeline.cache.lock import WriterLock
+from pipeline.cache.records import (
+    CUTOUT_SET,
+    CUTOUTS,
+    GROUNDING,
+    ShardSet,
+    read_shard_set,
+    read_table,
+    remove_unnamed,
+    write_shard_set,
+)
+from pipeline.cache.rle import CROP_RULE, decode_mask
+from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.objects import cut_out
+from pipeline.grounding.journal import BlockJournal, FinishedBlock
+from pipeline.progress import progress
+
+_FORMAT = "cutouts/1"
+
+
+def write_cutouts(
+    records: Path,
+    paths: Mapping[bytes, Path],
+    out: Path,
+    *,
+    workers: int = 2,
+    max_pixels: int = MAX_PIXELS,
+) -> int:
+    """Make ``out`` hold the cut-outs of exactly the records in ``records``; what is there is kept.
+
+    Args:
+        records: folder of a grounding.
+        paths: file of each image, by its key.
+        out: folder of the cut-outs; the run's own files go to ``<out>.run`` beside it.
+        workers: threads that decode images and compress cut-outs.
+
+    Returns:
+        how many cut-outs there are.
+
+    Raises:
+        BusyError: another process is writing here.
+        SightlineError: no grounding, or one of its images is missing or no longer the same.
+    """
+    grounding = read_shard_set(records, GROUNDING)
+    run_folder = out.with_name(out.name + ".run")
+    with WriterLock(run_folder):
+        journal = BlockJournal(run_folder, out)
+        published = _published(out)
+        blocks: list[FinishedBlock] = []
+        total = sum(shard["phrases"].rows for shard in grounding.shards)
+        with (
+            progress(out.as_posix(), total, "records") as advance,
+            ThreadPoolExecutor(max_workers=max(workers, 1)) as pool,
+        ):
+            for shard in grounding.shards:
+                source = shard["phrases"]
+                name = hashlib.sha256(f"{_FORMAT}\n{source.sha256}".encode()).hexdigest()
+                block = published.get(source.sha256) or journal.finished(name)
+                if block is None:
+                    objects = _objects(read_table(records, "phrases", source))
+                    rows = pool.map(
+                        lambda each: _cut_image(paths, *each, max_pixels), objects.items()
+                    )
+                    flat = [row for some in rows for row in some]
+                    table = pa.Table.from_pylist(flat, schema=CUTOUTS)
+                    block = journal.finish(name, {"cutouts": table}, source.sha256)
+                blocks.append(block)
+                advance(source.rows)
+        for block in blocks:
+            journal.move_files(block)
+        shards = tuple(block.shard for block in blocks)
+        count = sum(shard["cutouts"].rows for shard in shards)
+        description = {
+            "format": _FORMAT,
+            "crop_rule": CROP_RULE,
+            "phrases": [block.notes for block in blocks],  # SHA-256 of each shard's source
+        }
+        write_shard_set(out, CUTOUT_SET, ShardSet(description, shards, {"cutouts": count}))
+        remove_unnamed(out, shards)
+        journal.clear()
+    return count
+
+
+def _published(out: Path) -> dict[str, FinishedBlock]:
+    """Shards that stand in ``out`` whole, by the SHA-256 of the table they were made from."""
+    if not (out / CUTOUT_SET).is_file():
+        return {}
+    found = read_shard_set(out, CUTOUT_SET)
+    if found.description["format"] != _FORMAT or found.description["crop_rule"] != CROP_RULE:
+        return {}
+    return {
+        source: FinishedBlock(shard, source)
+        for source, shard in zip(found.description["phrases"], found.shards, strict=True)
+        if (out / shard["cutouts"].name).is_file()
+    }
+
+
+def _objects(phrases: pa.Table) -> dict[bytes, dict[bytes, dict[str, Any]]]:
+    """Masks by cut-out key, by image key, each once, in the order of the records."""
+    columns = [phrases[name].to_pylist() for name in ("image_key", "cutout_key", "mask")]
+    objects: dict[bytes, dict[bytes, dict[str, Any]]] = {}
+    for image_key, cutout_key, mask in zip(*columns, strict=True):
+        objects.setdefault(image_key, {})[cutout_key] = mask
+    return objects
+
+
+def _cut_image(
+    paths: Mapping[bytes, Path],
+    image_key: bytes,
+    masks: Mapping[bytes, dict[str, Any]],
+    max_pixels: int,
+) -> Sequence[dict[str, Any]]:
+    """Rows of one image's cut-outs."""
+    path = paths.get(image_key)
+    if path is None:
+        raise SightlineError(
+            f"image {image_key.hex()[:16]}: the records have objects of it and the manifest does "
+            "not know it; ground anew, or name the manifest that the records were made from"
+        )
+    try:
+        pixels = load_image(path, image_key, max_pixels)
+    except ImageError as error:
+        raise SightlineError(
+            f"{path}: {error.reason}; its objects cannot be cut out. Put the image back and run "
+            "this again; what was finished is kept"
+        ) from error
+    rows: list[dict[str, Any]] = []
+    for key, mask in masks.items():
+        cutout = cut_out(pixels, decode_mask(mask["size"], mask["counts"]))
+        image = Image.fromarray(cutout.permute(1, 2, 0).contiguous().numpy(), "RGBA")
+        data = io.BytesIO()
+        image.save(data, "PNG")
+        rows.append(
+            {"key": key, "width": image.width, "height": image.height, "png": data.getvalue()}
+        )
+    return rows

@@ -1,0 +1,173 @@
+"""The grounder `grounding-dino`: boxes for the noun phrases of a caption, by token scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.encoders.device import check_precision, computing
+from pipeline.grounding.base import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.chunker import Chunker, FunctionWordChunker
+from pipeline.grounding.config import GroundingDinoSettings
+from pipeline.grounding.model import LoadedModel, load_model
+
+
+@dataclass(frozen=True)
+class _Query:
+    """A caption's noun phrases as one text: "a man. a dog.", and the tokens of each."""
+
+    input_ids: list[int]
+    spans: list[tuple[int, int]]  # in the caption
+    tokens: list[list[int]]  # places in input_ids
+    beyond: list[tuple[int, int]]  # spans of phrases that no longer fit
+
+
+class GroundingDinoGrounder:
+    """Captions → boxes for their noun phrases.
+
+    A box counts where any token of the text scores more than the box threshold for it. It belongs
+    to every phrase one of whose tokens scores more than the text threshold, and that best token's
+    score is the phrase's: the rule of the model's authors, who print a box with all such words.
+    """
+
+    name = "grounding-dino"
+
+    def __init__(
+        self,
+        settings: GroundingDinoSettings,
+        loaded: LoadedModel,
+        device: torch.device,
+        precision: str,
+        chunker: Chunker | None = None,
+    ) -> None:
+        self._settings = settings
+        self._model = loaded.model.to(device)
+        self._processor = loaded.processor
+        self._identity = loaded.identity
+        self._device = device
+        self._precision = check_precision(precision)
+        self._chunker: Chunker = chunker or FunctionWordChunker()
+        self._max_tokens = int(self._model.config.max_text_len)
+
+    def describe(self) -> dict[str, object]:
+        return {
+            "family": self.name,
+            **self._identity,
+            "precision": self._precision,
+            "chunker": self._chunker.name,
+            "box_threshold": self._settings.box_threshold,
+            "text_threshold": self._settings.text_threshold,
+        }
+
+    def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
+        """See `Grounder`; images of one size share a batch, so that none is padded."""
+        queries = [self._query(caption.text) for caption in captions]
+        scored: dict[int, tuple[Tensor, Tensor]] = {}
+        sizes: dict[torch.Size, list[int]] = {}
+        for i, (image, query) in enumerate(zip(images, queries, strict=True)):
+            if query.spans:
+                sizes.setdefault(image.shape, []).append(i)
+        for rows in sizes.values():
+            outputs = self._forward([images[i] for i in rows], [queries[i] for i in rows])
+            scored.update(zip(rows, outputs, strict=True))
+        return [
+            self._answer(caption.text, query, scored.get(i))
+            for i, (caption, query) in enumerate(zip(captions, queries, strict=True))
+        ]
+
+    def _forward(
+        self, images: Sequence[Tensor], queries: Sequence[_Query]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For each image: boxes float32 [q, 4] in pixels, token scores float32 [q, tokens]."""
+        inputs = self._processor.image_processor(images=list(images), return_tensors="pt")
+        longest = max(len(query.input_ids) for query in queries)
+        ids = torch.full((len(queries), longest), self._processor.tokenizer.pad_token_id)
+        mask = torch.zeros_like(ids)
+        for row, query in enumerate(queries):
+            ids[row, : len(query.input_ids)] = torch.tensor(query.input_ids)
+            mask[row, : len(query.input_ids)] = 1
+        with computing(self._device, self._precision):
+            output = self._model(
+                pixel_values=inputs["pixel_values"].to(self._device),
+                pixel_mask=inputs["pixel_mask"].to(self._device),
+                input_ids=ids.to(self._device),
+                attention_mask=mask.to(self._device),
+                token_type_ids=torch.zeros_like(ids).to(self._device),
+            )
+        scores = output.logits.float().sigmoid().cpu()  # [n, q, max_text_len]
+        centres = output.pred_boxes.float().cpu()  # [n, q, 4]: centre x, y, width, height; shares
+        half = centres[..., 2:] / 2
+        corners = torch.cat([centres[..., :2] - half, centres[..., :2] + half], dim=-1)
+        height, width = images[0].shape[1:]
+        boxes = corners * torch.tensor([width, height, width, height], dtype=torch.float32)
+        return [
+            (boxes[row], scores[row, :, : len(query.input_ids)])
+            for row, query in enumerate(queries)
+        ]
+
+    def _answer(self, caption: str, query: _Query, output: tuple[Tensor, Tensor] | None) -> Answer:
+        if output is None:
+            if query.beyond:
+                return [], [self._beyond(caption, span) for span in query.beyond]
+            return [], [Dropped("", "no_phrase", "the caption has no noun phrase")]
+        boxes, scores = output
+        passed = scores.amax(dim=1) > self._settings.box_threshold  # [q]
+        found: list[Grounded] = []
+        dropped: list[Dropped] = []
+        for span, tokens in zip(query.spans, query.tokens, strict=True):
+            phrase = caption[slice(*span)]
+            own = scores[:, tokens].amax(dim=1)  # [q]
+            rows = torch.nonzero(passed & (own > self._settings.text_threshold)).flatten()
+            if len(rows):
+                found.append(Grounded(phrase, *span, boxes[rows], own[rows]))
+            else:
+                best = float(torch.where(passed, own, 0).max()) if bool(passed.any()) else 0.0
+                detail = f"no box above the thresholds (best of the boxes: {best:.3f})"
+                dropped.append(Dropped(phrase, "no_box", detail))
+        return found, dropped + [self._beyond(caption, span) for span in query.beyond]
+
+    def _beyond(self, caption: str, span: tuple[int, int]) -> Dropped:
+        detail = f"the phrases before it fill the {self._max_tokens} tokens that the model reads"
+        return Dropped(caption[slice(*span)], "too_long", detail)
+
+    def _query(self, caption: str) -> _Query:
+        """The caption's noun phrases, lower case and with a full stop each, as the model expects.
+
+        Its text layers keep phrases apart at "." and "?", so those inside a phrase become spaces.
+        """
+        tokenizer: Any = self._processor.tokenizer
+        begin, end = tokenizer.cls_token_id, tokenizer.sep_token_id
+        stop = tokenizer.convert_tokens_to_ids(".")
+        query = _Query([begin], [], [], [])
+        for span in self._chunker.spans(caption):
+            words = caption[slice(*span)].lower().replace(".", " ").replace("?", " ")
+            ids = tokenizer(words, add_special_tokens=False)["input_ids"]
+            if not ids:
+                continue
+            at = len(query.input_ids)
+            if at + len(ids) + 2 > self._max_tokens:
+                query.beyond.append(span)
+                continue
+            query.spans.append(span)
+            query.tokens.append(list(range(at, at + len(ids))))
+            query.input_ids.extend([*ids, stop])
+        query.input_ids.append(end)
+        return query
+
+
+def build(
+    settings: GroundingDinoSettings, device: torch.device, precision: str
+) -> GroundingDinoGrounder:
+    """Grounding DINO as ``settings`` ask for it.
+
+    Raises:
+        SightlineError: see `load_model`.
+    """
+    loaded = load_model(
+        settings.model, settings.weights, "grounding-dino", "GroundingDinoForObjectDetection"
+    )
+    return GroundingDinoGrounder(settings, loaded, device, precision)

@@ -1,0 +1,142 @@
+"""From answers and masks to the rows of a shard's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from pipeline.cache import key_of_text
+from pipeline.cache.manifest import PHRASES
+from pipeline.cache.records import DROPS, GROUNDED_IMAGES
+from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
+from pipeline.grounding.base import Caption, Dropped, Grounded, GroundingError
+from pipeline.grounding.config import Rules
+from pipeline.grounding.matching import hull
+from pipeline.grounding.units import Unit
+
+
+@dataclass(frozen=True)
+class Selected:
+    """One caption's phrases after the rules, and what was dropped."""
+
+    caption: Caption
+    phrases: list[Grounded]
+    dropped: list[Dropped]
+
+
+@dataclass
+class Tables:
+    """Rows of one block of images, collected in order; see `pipeline.cache.records`."""
+
+    images: list[dict[str, Any]] = field(default_factory=list)
+    phrases: list[dict[str, Any]] = field(default_factory=list)
+    drops: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, unit: Unit, selected: Iterable[Selected], masks: Tensor, rules: Rules) -> None:
+        """Add an image's records.
+
+        Args:
+            masks: bool [k, h, w], one for each box of each phrase, in order.
+
+        Raises:
+            GroundingError: the masks are not of the number or size that was asked for; nothing
+                was added.
+        """
+        phrases: list[dict[str, Any]] = []
+        drops: list[dict[str, Any]] = []
+        at = 0
+        for some in selected:
+            caption_key = key_of_text(some.caption.text)
+            keys = {"image_key": unit.key, "caption_key": caption_key}
+            dropped = list(some.dropped)
+            for phrase in some.phrases:
+                mask = masks[at : at + len(phrase.boxes)].any(dim=0)
+                at += len(phrase.boxes)
+                area = int(mask.sum())
+                if not area:
+                    dropped.append(Dropped(phrase.phrase, "empty_mask"))
+                elif area < rules.min_area:
+                    detail = f"mask of {area} pixels < {rules.min_area:g}"
+                    dropped.append(Dropped(phrase.phrase, "too_small", detail))
+                else:
+                    phrases.append({**keys, **_record(unit.key, phrase, mask)})
+            drops += [
+                {**keys, "phrase": each.phrase, "reason": each.reason, "detail": each.detail}
+                for each in dropped
+            ]
+        self._image(unit, len(phrases), "")
+        self.phrases += phrases
+        self.drops += drops
+
+    def fail(self, unit: Unit, code: str, reason: str) -> None:
+        """Add an image that could not be grounded: one row, and its reason for the list."""
+        self._image(unit, 0, code)
+        self.failures.append(
+            {"key": unit.key.hex(), "code": code, "path": str(unit.path), "reason": reason}
+        )
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """The tables by kind."""
+        return {
+            "images": pa.Table.from_pylist(self.images, schema=GROUNDED_IMAGES),
+            "phrases": pa.Table.from_pylist(self.phrases, schema=PHRASES),
+            "drops": pa.Table.from_pylist(self.drops, schema=DROPS),
+        }
+
+    def _image(self, unit: Unit, pairs: int, error: str) -> None:
+        self.images.append(
+            {
+                "unit_key": unit.unit_key,
+                "image_key": unit.key,
+                "captions": len(unit.captions),
+                "pairs": pairs,
+                "error": error,
+            }
+        )
+
+
+def drawn_masks(unit: Unit, selected: Iterable[Selected], image: Tensor) -> Tensor:
+    """The masks that came with the boxes: bool [k, h, w].
+
+    Raises:
+        GroundingError: there are none, or they are not of the image's size.
+    """
+    masks = [torch.zeros(0, *image.shape[1:], dtype=torch.bool)]
+    for phrase in (phrase for some in selected for phrase in some.phrases):
+        if phrase.masks is None:
+            raise GroundingError(
+                unit.key,
+                "no_mask",
+                f"{phrase.phrase!r} has boxes and no mask; choose a segmenter that makes masks",
+            )
+        masks.append(check_masks(unit, phrase.masks, len(phrase.boxes), image))
+    return torch.cat(masks)
+
+
+def check_masks(unit: Unit, masks: Tensor, count: int, image: Tensor) -> Tensor:
+    """``masks``, if there are ``count`` of the image's size; GroundingError otherwise."""
+    expected = (count, *image.shape[1:])
+    if tuple(masks.shape) != expected or masks.dtype != torch.bool:
+        found = f"{masks.dtype} {list(masks.shape)}".removeprefix("torch.")
+        reason = f"masks: found {found}, expected bool {list(expected)}"
+        raise GroundingError(unit.key, "wrong_size", reason)
+    return masks
+
+
+def _record(image_key: bytes, phrase: Grounded, mask: Tensor) -> dict[str, Any]:
+    code = encode_mask(mask.numpy())
+    return {
+        "phrase": phrase.phrase,
+        "char_start": phrase.char_start,
+        "char_end": phrase.char_end,
+        "box": hull(phrase.boxes).tolist(),
+        "score": float(phrase.scores.max()),
+        "mask": code,
+        "cutout_key": cutout_key(image_key, code["size"], code["counts"], CROP_RULE),
+    }

@@ -1,0 +1,35 @@
+"""Settings of a grounding in a YAML file of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from pipeline.cache import SightlineError
+from pipeline.grounding.config import GroundingSettings
+
+
+def read_settings(path: Path) -> GroundingSettings:
+    """Read and check ``path``; it holds what `grounding` holds in params.yaml.
+
+    Raises:
+        SightlineError: no such file, not YAML, or a key or value that is not allowed.
+    """
+    if not path.is_file():
+        raise SightlineError(
+            f"{path}: no such file; expected YAML with `grounder` and `segmenter` "
+            "(docs/grounding.md shows one)"
+        )
+    try:
+        return GroundingSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SightlineError(f"{path}: not YAML: {error}") from error
+    except ValidationError as error:
+        lines = [
+            f"{path}: {'.'.join(map(str, each['loc'])) or 'the file'}: "
+            f"{each['msg'].removeprefix('Value error, ')}; found {each['input']!r}"
+            for each in error.errors()
+        ]
+        raise SightlineError("\n".join(lines)) from error

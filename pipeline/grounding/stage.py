@@ -1,0 +1,68 @@
+"""Grounding from settings to published records: what the stage and the command both call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.grounding.config import GroundingSettings
+from pipeline.grounding.cutouts import write_cutouts
+from pipeline.grounding.registry import build_grounder
+from pipeline.grounding.run import GroundSummary, ground
+from pipeline.grounding.segmenters.registry import build_segmenter
+from pipeline.grounding.units import units_of
+from pipeline.grounding.worker import GroundSettings
+
+
+@dataclass(frozen=True)
+class GroundPaths:
+    """Where a grounding reads and writes.
+
+    Attributes:
+        images, captions: manifests of one data set.
+        root: folder that the paths of ``images`` are relative to.
+        out: folder of the records.
+        cutouts: folder of the cut-outs; None makes none.
+    """
+
+    images: Path
+    captions: Path
+    root: Path
+    out: Path
+    cutouts: Path | None
+
+
+def ground_dataset(
+    paths: GroundPaths,
+    settings: GroundingSettings,
+    *,
+    device: str = "auto",
+    precision: str = "fp32",
+    workers: int = 2,
+    max_failed: float = 0.01,
+) -> GroundSummary:
+    """Ground the captions of a data set and cut out their objects.
+
+    Raises:
+        SightlineError: a manifest, a model or a device is missing, too many images failed, or
+            another run is writing here.
+    """
+    from pipeline.encoders.device import computing, resolve_device
+
+    units = units_of(paths.images, paths.captions, paths.root, settings.captions)
+    where = resolve_device(device)
+    grounder = build_grounder(settings.grounder, where, precision)
+    segmenter = build_segmenter(settings.segmenter, where, precision)
+    how = GroundSettings(
+        batch_size=settings.batch_size,
+        workers=workers,
+        block_images=settings.block_images,
+        max_failed=max_failed,
+    )
+    # the models set global switches for each call; set here, two threads cannot undo each other's
+    with computing(where, "fp32"):
+        summary = ground(units, grounder, segmenter, settings.rules, paths.out, how)
+    if paths.cutouts is not None:
+        files = {unit.key: unit.path for unit in units}
+        write_cutouts(paths.out, files, paths.cutouts, workers=workers)
+    return summary

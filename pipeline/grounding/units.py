@@ -1,0 +1,91 @@
+"""What is grounded together: an image and its captions, in blocks that are finished as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.cache import CAPTIONS, IMAGES, SightlineError, key_of_text, read_manifest
+from pipeline.grounding.base import Caption
+from pipeline.grounding.config import CaptionChoice
+
+
+@dataclass
+class Unit:
+    """An image and the captions of it that are grounded, each text once.
+
+    Attributes:
+        path: the image file.
+        key: of the image, 32 raw bytes.
+        height, width: as the manifest has them; 0 where the header could not be read.
+    """
+
+    path: Path
+    key: bytes
+    height: int
+    width: int
+    captions: list[Caption] = field(default_factory=list)
+
+    @property
+    def unit_key(self) -> bytes:
+        """SHA-256 of the image's key and its captions' keys: 32 raw bytes."""
+        texts = b"".join(key_of_text(caption.text) for caption in self.captions)
+        return hashlib.sha256(self.key + texts).digest()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Units that are finished as a whole; its name follows from what they are."""
+
+    units: tuple[Unit, ...]
+    name: str
+
+
+def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) -> list[Unit]:
+    """The images of two manifests with the captions to ground; those without captions are left out.
+
+    Files of equal content are one image with the captions of all of them.
+
+    Args:
+        root: folder that the paths of ``images`` are relative to.
+        choice: every caption, or the longest of each image as training chooses it.
+
+    Raises:
+        SightlineError: a manifest or the folder is missing, or a caption's image is in no manifest.
+    """
+    from train.pairs import choose_captions
+
+    if not root.is_dir():
+        raise SightlineError(f"{root}: no such image folder; check where the images are")
+    units: dict[bytes, Unit] = {}
+    by_id: dict[str, Unit] = {}
+    for row in read_manifest(images, IMAGES).to_pylist():
+        unit = Unit(root / row["path"], row["key"], row["height"], row["width"])
+        by_id[row["image_id"]] = units.setdefault(row["key"], unit)
+    table = read_manifest(captions, CAPTIONS)
+    image_ids, texts = table["image_id"].to_pylist(), table["text"].to_pylist()
+    absent = [image_id for image_id in image_ids if image_id not in by_id]
+    if absent:
+        raise SightlineError(
+            f"{images}: {len(absent)} captions of {captions} belong to images that are not in it, "
+            f"such as {absent[0]!r}; the two manifests must come from one `sightline prepare`"
+        )
+    for row in choose_captions(image_ids, texts, choice, 0):
+        unit = by_id[image_ids[row]]
+        if all(caption.text != texts[row] for caption in unit.captions):
+            unit.captions.append(Caption(image_ids[row], unit.key, texts[row]))
+    return [unit for unit in units.values() if unit.captions]
+
+
+def blocks_of(units: Sequence[Unit], size: int, fingerprint: str) -> list[Block]:
+    """Blocks of at most ``size`` units, images of one size beside each other."""
+    ordered = sorted(units, key=lambda unit: (unit.height, unit.width, unit.key))
+    blocks: list[Block] = []
+    for start in range(0, len(ordered), size):
+        some = tuple(ordered[start : start + size])
+        keys = b"".join(unit.unit_key for unit in some)
+        name = hashlib.sha256(fingerprint.encode() + keys).hexdigest()
+        blocks.append(Block(some, name))
+    return blocks

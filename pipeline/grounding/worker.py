@@ -1,0 +1,220 @@
+"""Grounding blocks of images: decoding runs ahead, the grounder in front, segmenting behind."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.grounding.base import Answer, Grounder, GroundingError, Segmenter
+from pipeline.grounding.config import Rules
+from pipeline.grounding.matching import select
+from pipeline.grounding.memory import HalvingBatches
+from pipeline.grounding.rows import Selected, Tables, check_masks, drawn_masks
+from pipeline.grounding.units import Block, Unit
+
+_BATCHES_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class GroundSettings:
+    """How to run, as opposed to what to find.
+
+    Attributes:
+        batch_size: captions, and images, of a model call to begin with; halved where memory ends.
+        workers: threads that decode.
+        block_images: images of a shard; a kill repeats at most as many.
+        max_failed: share of images that may fail before the run ends with an error.
+        max_pixels: images that declare more are refused.
+    """
+
+    batch_size: int = 16
+    workers: int = 2
+    block_images: int = 256
+    max_failed: float = 0.01
+    max_pixels: int = MAX_PIXELS
+
+
+@dataclass
+class _Image:
+    """An image on its way through a batch: its pixels, or the code and reason of its error."""
+
+    unit: Unit
+    pixels: Tensor | None
+    error: tuple[str, str] | None = None
+    selected: list[Selected] = field(default_factory=list)
+
+    def fail(self, error: GroundingError) -> None:
+        """Let go of the pixels and keep the error in their place."""
+        self.pixels, self.error = None, (error.code, error.reason)
+
+    @property
+    def boxes(self) -> Tensor:
+        """float32 [k, 4]: the boxes of every phrase of every caption, in order."""
+        boxes = [phrase.boxes for some in self.selected for phrase in some.phrases]
+        return torch.cat([torch.zeros(0, 4), *boxes])
+
+    @property
+    def distinct_boxes(self) -> Tensor:
+        """float32 [d, 4]: captions of one image mostly name the same things."""
+        return torch.unique(self.boxes, dim=0)
+
+    @property
+    def box_rows(self) -> Tensor:
+        """int64 [k]: row of each of `boxes` in `distinct_boxes`."""
+        return torch.unique(self.boxes, dim=0, return_inverse=True)[1]
+
+
+class Worker:
+    """Grounds blocks, with batches that halve where memory ends.
+
+    Decoding runs ahead in threads; rules, masks and rows follow in a thread of their own, one
+    batch behind the grounder. What a block becomes depends on none of that.
+
+    Args:
+        segmenter: None takes the masks that come with the grounder's boxes.
+    """
+
+    def __init__(
+        self,
+        grounder: Grounder,
+        segmenter: Segmenter | None,
+        rules: Rules,
+        settings: GroundSettings,
+    ) -> None:
+        self._grounder = grounder
+        self._segmenter = segmenter
+        self._rules = rules
+        self._settings = settings
+        self._ground_batches = HalvingBatches(settings.batch_size, f"grounder {grounder.name}")
+        name = segmenter.name if segmenter else "annotations"
+        self._segment_batches = HalvingBatches(settings.batch_size, f"segmenter {name}")
+
+    @property
+    def halved(self) -> int:
+        return self._ground_batches.halved + self._segment_batches.halved
+
+    def ground_block(self, block: Block, advance: Callable[[int], None]) -> Tables:
+        """The rows of a block's images, in its order."""
+        tables = Tables()
+        pending: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(max_workers=1) as behind:
+            for batch in self._decoded(block.units):
+                answers = self._ground(batch)
+                pending.append(behind.submit(self._finish, batch, answers, tables, advance))
+                while len(pending) > 1:  # one batch is segmented while the next is grounded
+                    pending.popleft().result()
+            for future in pending:
+                future.result()
+        return tables
+
+    def _decoded(self, units: Sequence[Unit]) -> Iterator[list[_Image]]:
+        """Batches of decoded images; their captions are about as many as a batch of the model."""
+        batches: list[list[Unit]] = []
+        room = 0
+        for unit in units:
+            if room <= 0:
+                batches.append([])
+                room = self._settings.batch_size
+            batches[-1].append(unit)
+            room -= len(unit.captions)
+        with ThreadPoolExecutor(max_workers=max(self._settings.workers, 1)) as pool:
+            ahead: deque[list[Future[_Image]]] = deque()
+            for batch in batches:
+                ahead.append([pool.submit(self._load, unit) for unit in batch])
+                if len(ahead) > _BATCHES_AHEAD:
+                    yield [future.result() for future in ahead.popleft()]
+            while ahead:
+                yield [future.result() for future in ahead.popleft()]
+
+    def _load(self, unit: Unit) -> _Image:
+        try:
+            return _Image(unit, load_image(unit.path, unit.key, self._settings.max_pixels))
+        except ImageError as error:
+            return _Image(unit, None, (error.code, error.reason))
+
+    def _ground(self, batch: Sequence[_Image]) -> dict[bytes, list[Answer]]:
+        """Answers to every caption of the images that are whole; errors are noted in the batch."""
+        while True:
+            pairs = [
+                (image.pixels, caption)
+                for image in batch
+                if image.pixels is not None
+                for caption in image.unit.captions
+            ]
+            try:
+                answers = self._ground_batches.run(
+                    pairs,
+                    lambda some: self._grounder.ground([i for i, _ in some], [c for _, c in some]),
+                )
+            except GroundingError as error:
+                blamed = [image for image in batch if image.unit.key == error.image_key]
+                if not any(image.pixels is not None for image in blamed):
+                    raise  # an error of no image of this batch would come back for ever
+                for image in blamed:
+                    image.fail(error)
+                continue
+            found: dict[bytes, list[Answer]] = {}
+            for (_, caption), answer in zip(pairs, answers, strict=True):
+                found.setdefault(caption.image_key, []).append(answer)
+            return found
+
+    def _finish(
+        self,
+        batch: Sequence[_Image],
+        answers: dict[bytes, list[Answer]],
+        tables: Tables,
+        advance: Callable[[int], None],
+    ) -> None:
+        """Apply the rules, segment, and add the rows, in the order of the batch."""
+        for image in batch:
+            if image.pixels is not None:
+                height, width = image.pixels.shape[1:]
+                for caption, (found, dropped) in zip(
+                    image.unit.captions, answers[image.unit.key], strict=True
+                ):
+                    kept, more = select(found, self._rules, height, width)
+                    image.selected.append(Selected(caption, kept, [*dropped, *more]))
+        masks = self._masks([image for image in batch if image.pixels is not None])
+        for image in batch:
+            try:
+                if image.pixels is not None:
+                    mask = check_masks(
+                        image.unit, masks[image.unit.key], len(image.boxes), image.pixels
+                    )
+                    tables.add(image.unit, image.selected, mask, self._rules)
+            except GroundingError as error:
+                image.fail(error)
+            if image.error is not None:
+                tables.fail(image.unit, *image.error)
+        advance(len(batch))
+
+    def _masks(self, images: Sequence[_Image]) -> dict[bytes, Tensor]:
+        """Masks bool [k, h, w] of the boxes of each image, by the image's key."""
+        masks: dict[bytes, Tensor] = {}
+        asked: list[_Image] = []
+        for image in images:
+            assert image.pixels is not None
+            if self._segmenter is None:
+                try:
+                    masks[image.unit.key] = drawn_masks(image.unit, image.selected, image.pixels)
+                except GroundingError as error:
+                    image.fail(error)
+            elif len(image.boxes):
+                asked.append(image)
+            else:
+                masks[image.unit.key] = torch.zeros(0, *image.pixels.shape[1:], dtype=torch.bool)
+        if self._segmenter is not None and asked:
+            segment = self._segmenter.segment
+            work = [(i.pixels, i.distinct_boxes) for i in asked if i.pixels is not None]
+            found = self._segment_batches.run(
+                work, lambda some: segment([p for p, _ in some], [b for _, b in some])
+            )
+            for image, some in zip(asked, found, strict=True):
+                masks[image.unit.key] = some[image.box_rows] if len(some) else some
+        return masks

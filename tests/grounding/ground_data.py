@@ -1,0 +1,148 @@
+"""A small data set on the disk, and a grounder and a segmenter that need no model."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pipeline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
+from pipeline.grounding.base import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.config import Rules
+from pipeline.grounding.run import GroundSummary, ground
+from pipeline.grounding.units import units_of
+from pipeline.grounding.worker import GroundSettings
+
+SETTINGS = GroundSettings(batch_size=4, workers=2, block_images=3, max_failed=1.0)
+
+
+class DataSet:
+    """Images and captions in a folder; ``write`` makes the manifests anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.captions: dict[str, list[str]] = {}
+        (folder / "images").mkdir(parents=True)
+
+    def add(self, name: str, *captions: str, size: tuple[int, int] = (24, 16)) -> Path:
+        """An image (height, width) of noise that follows from its name."""
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+        pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+        path = self.folder / "images" / name
+        Image.fromarray(pixels).save(path)
+        self.captions[name] = list(captions) or [f"A red dog and a blue ball of {name}", "x dog"]
+        return path
+
+    def write(self) -> None:
+        """Write both manifests."""
+        rows = []
+        for name in self.captions:
+            path = self.folder / "images" / name
+            try:
+                with Image.open(path) as image:
+                    width, height = image.size
+            except OSError:
+                width = height = 0
+            rows.append((name, name, key_of_file(path), width, height, "train"))
+        columns = dict(zip(IMAGES.names, map(list, zip(*rows, strict=True)), strict=True))
+        write_manifest(self.folder / "images.parquet", pa.table(columns, schema=IMAGES), IMAGES)
+        rows = [
+            (f"{name}#{k}", name, text, "train")
+            for name, texts in self.captions.items()
+            for k, text in enumerate(texts)
+        ]
+        columns = dict(zip(CAPTIONS.names, map(list, zip(*rows, strict=True)), strict=True))
+        table = pa.table(columns, schema=CAPTIONS)
+        write_manifest(self.folder / "captions.parquet", table, CAPTIONS)
+
+    def units(self, choice="all"):
+        """Write the manifests and read what is to be grounded."""
+        self.write()
+        images, captions = self.folder / "images.parquet", self.folder / "captions.parquet"
+        return units_of(images, captions, self.folder / "images", choice)
+
+
+class WordGrounder:
+    """Every word of three letters and more is a phrase; its box follows from word and image."""
+
+    name = "words"
+
+    def __init__(self, hook: Callable[[Sequence[Caption]], None] | None = None) -> None:
+        self.calls: list[int] = []
+        self._hook = hook
+
+    def describe(self) -> dict[str, object]:
+        return {"family": self.name}
+
+    def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
+        if self._hook is not None:
+            self._hook(captions)
+        self.calls.append(len(captions))
+        return [self._answer(i, c) for i, c in zip(images, captions, strict=True)]
+
+    def _answer(self, image: Tensor, caption: Caption) -> Answer:
+        height, width = image.shape[1:]
+        found = []
+        for match in re.finditer(r"\w{3,}", caption.text):
+            seed = hashlib.sha256(match[0].encode() + caption.image_key).digest()
+            x, y = seed[0] % width, seed[1] % height
+            box = torch.tensor([[x, y, x + 1 + seed[2] % 9, y + 1 + seed[3] % 9]]).float()
+            score = torch.tensor([(seed[4] + 1) / 256])
+            found.append(Grounded(match[0], *match.span(), box, score))
+        return found, [] if found else [Dropped("", "no_phrase")]
+
+
+class BoxSegmenter:
+    """The rectangle itself."""
+
+    name = "rectangle"
+
+    def __init__(self, hook: Callable[[Sequence[Tensor]], None] | None = None) -> None:
+        self._hook = hook
+
+    def describe(self) -> dict[str, object]:
+        return {"family": self.name}
+
+    def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
+        if self._hook is not None:
+            self._hook(images)
+        return [self._masks(i, b) for i, b in zip(images, boxes, strict=True)]
+
+    def _masks(self, image: Tensor, boxes: Tensor) -> Tensor:
+        masks = torch.zeros(len(boxes), *image.shape[1:], dtype=torch.bool)
+        for mask, (x0, y0, x1, y1) in zip(masks, boxes.round().int().tolist(), strict=True):
+            mask[y0:y1, x0:x1] = True
+        return masks
+
+
+def run_ground(
+    data: DataSet,
+    out: Path,
+    grounder: WordGrounder | None = None,
+    segmenter: BoxSegmenter | None = None,
+    *,
+    choice="all",
+    settings: GroundSettings = SETTINGS,
+    rules: Rules | None = None,
+) -> GroundSummary:
+    """`ground` on the data set as it is now."""
+    return ground(
+        data.units(choice),
+        grounder or WordGrounder(),
+        segmenter or BoxSegmenter(),
+        rules or Rules(duplicate_iou=None),
+        out,
+        settings,
+    )
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, by name."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

@@ -1,0 +1,147 @@
+"""Cut-outs: lossless, transparent, cropped to the mask; and the true ones of drawn scenes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ground_data import DataSet, files_of, run_ground
+from PIL import Image
+
+from pipeline.cache import PHRASES, SightlineError, read_manifest
+from pipeline.cache.records import CUTOUT_SET, read_phrases, read_tables
+from pipeline.cache.rle import decode_mask
+from pipeline.datasets.registry import prepare
+from pipeline.datasets.scenes.source import ScenesSource
+from pipeline.grounding.annotations import open_annotations
+from pipeline.grounding.config import Rules
+from pipeline.grounding.cutouts import write_cutouts
+from pipeline.grounding.run import ground
+from pipeline.grounding.units import units_of
+from pipeline.grounding.worker import GroundSettings
+
+
+@pytest.fixture
+def data(tmp_path) -> DataSet:
+    data = DataSet(tmp_path / "data")
+    for i in range(5):
+        data.add(f"{i}.png")
+    return data
+
+
+def cut(data: DataSet, records: Path, out: Path) -> int:
+    paths = {unit.key: unit.path for unit in data.units()}
+    return write_cutouts(records, paths, out)
+
+
+def test_a_cutout_is_the_masked_pixels_and_nothing_else(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    count = cut(data, tmp_path / "out", tmp_path / "cut")
+    cutouts = {
+        r["key"]: r for r in read_tables(tmp_path / "cut", "cutouts", CUTOUT_SET).to_pylist()
+    }
+    paths = {unit.key: unit.path for unit in data.units()}
+    phrases = read_phrases(tmp_path / "out").to_pylist()
+    assert len(cutouts) == count == len({row["cutout_key"] for row in phrases})
+    for row in phrases:
+        cutout = cutouts[row["cutout_key"]]
+        rgba = np.array(Image.open(io.BytesIO(cutout["png"])))
+        image = np.array(Image.open(paths[row["image_key"]]).convert("RGB"))
+        mask = decode_mask(row["mask"]["size"], row["mask"]["counts"])
+        ys, xs = np.nonzero(mask)
+        box = slice(ys.min(), ys.max() + 1), slice(xs.min(), xs.max() + 1)
+        assert rgba.shape[:2] == mask[box].shape == (cutout["height"], cutout["width"])
+        np.testing.assert_array_equal(rgba[..., 3], mask[box] * 255)
+        np.testing.assert_array_equal(rgba[..., :3], image[box] * mask[box][..., None])
+
+
+def test_cutouts_made_again_are_the_same_bytes_and_only_new_ones_are_made(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    cut(data, tmp_path / "out", tmp_path / "cut")
+    before = files_of(tmp_path / "cut")
+    for path in data.folder.glob("images/*.png"):  # what stands is not made again
+        path.rename(path.with_suffix(".away"))
+    write_cutouts(tmp_path / "out", {}, tmp_path / "cut")
+    assert files_of(tmp_path / "cut") == before
+    for path in data.folder.glob("images/*.away"):
+        path.rename(path.with_suffix(".png"))
+    cut(data, tmp_path / "out", tmp_path / "again")
+    assert files_of(tmp_path / "again") == before
+    del data.captions["0.png"]
+    run_ground(data, tmp_path / "out")
+    cut(data, tmp_path / "out", tmp_path / "cut")
+    run_ground(data, tmp_path / "clean")
+    cut(data, tmp_path / "clean", tmp_path / "clean-cut")
+    keys = [
+        sorted(read_tables(tmp_path / name, "cutouts", CUTOUT_SET)["key"].to_pylist())
+        for name in ("cut", "clean-cut")
+    ]
+    assert keys[0] == keys[1]
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(data, tmp_path, monkeypatch):
+    run_ground(data, tmp_path / "out")
+    cut(data, tmp_path / "out", tmp_path / "whole")
+    replace = Path.replace
+    left = -1
+
+    class Killed(BaseException):
+        pass
+
+    def dying(path, target):
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        return replace(path, target)
+
+    data.write()
+    paths = {unit.key: unit.path for unit in data.units()}
+    monkeypatch.setattr(Path, "replace", dying)
+    deaths = 0
+    for boundary in range(100):
+        out = tmp_path / f"cut-{boundary}"
+        left = boundary
+        try:
+            write_cutouts(tmp_path / "out", paths, out)
+        except Killed:
+            deaths += 1
+            left = -1
+            write_cutouts(tmp_path / "out", paths, out)
+            assert files_of(out) == files_of(tmp_path / "whole")
+        else:
+            break
+    assert deaths >= 2 * 2 + 2
+
+
+def test_an_image_that_is_gone_is_named_with_what_to_do(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    paths = {unit.key: unit.path for unit in data.units()}
+    (data.folder / "images/0.png").unlink()
+    with pytest.raises(SightlineError, match=r"0\.png: no such file.*Put the image back"):
+        write_cutouts(tmp_path / "out", paths, tmp_path / "cut")
+    with pytest.raises(SightlineError, match="manifest does not know it"):
+        write_cutouts(tmp_path / "out", {}, tmp_path / "cut")
+
+
+def test_scenes_through_annotations_are_the_truth(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.datasets.scenes.build.write_models", lambda *arguments: None)
+    folder = tmp_path / "scenes"
+    pairs = {"train_pairs": 5, "dev_pairs": 5, "test_pairs": 5}
+    prepare("scenes", ScenesSource.model_validate({"scenes": 20, "sentences": 5, **pairs}), folder)
+    units = units_of(
+        folder / "images.parquet", folder / "captions.parquet", folder / "images", "all"
+    )
+    grounder = open_annotations(folder / "phrases.parquet")
+    rules, settings = Rules(duplicate_iou=None), GroundSettings(block_images=5, max_failed=0)
+    summary = ground(units, grounder, None, rules, tmp_path / "out", settings)
+    assert summary.counts["dropped"] == {}
+    truth = read_manifest(folder / "phrases.parquet", PHRASES).to_pylist()
+    found = read_phrases(tmp_path / "out").to_pylist()
+    assert sorted(map(repr, found)) == sorted(map(repr, truth))
+    write_cutouts(tmp_path / "out", {unit.key: unit.path for unit in units}, tmp_path / "cut")
+    assert len(read_tables(tmp_path / "cut", "cutouts", CUTOUT_SET)) == len(
+        {row["cutout_key"] for row in truth}
+    )

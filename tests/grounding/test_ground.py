@@ -1,0 +1,353 @@
+"""The stage `ground`: exact records, incremental, unkillable, and one bad image is one row."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ground_data import (
+    SETTINGS,
+    BoxSegmenter,
+    DataSet,
+    WordGrounder,
+    files_of,
+    run_ground,
+)
+from PIL import Image
+
+from pipeline.cache import BusyError, CacheError, SightlineError, key_of_file, key_of_text
+from pipeline.cache.records import GROUNDING, read_phrases, read_shard_set, read_tables
+from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
+from pipeline.grounding.base import GroundingError
+from pipeline.grounding.config import Rules
+from pipeline.grounding.memory import HalvingBatches
+from pipeline.grounding.run import ground
+
+
+@pytest.fixture
+def data(tmp_path) -> DataSet:
+    data = DataSet(tmp_path / "data")
+    for i in range(7):
+        data.add(f"{i}.png", size=(20 + i % 2, 16))
+    return data
+
+
+def rows(out: Path, kind: str) -> list[str]:
+    """Rows in an order of their own, for comparing sets of different histories."""
+    return sorted(map(repr, read_tables(out, kind).to_pylist()))
+
+
+def test_every_record_says_exactly_what_and_where(data, tmp_path):
+    summary = run_ground(data, tmp_path / "out")
+    texts = {key_of_text(t): t for texts in data.captions.values() for t in texts}
+    table = read_phrases(tmp_path / "out")
+    assert table.num_rows == summary.counts["pairs"] == 7 * (6 + 1)
+    for row in table.to_pylist():
+        text = texts[row["caption_key"]]
+        assert text[row["char_start"] : row["char_end"]] == row["phrase"]
+        mask = decode_mask(row["mask"]["size"], row["mask"]["counts"])
+        x0, y0, x1, y1 = (int(edge) for edge in row["box"])
+        assert mask[y0:y1, x0:x1].all()
+        assert mask.sum() == (y1 - y0) * (x1 - x0)
+        size, counts = row["mask"]["size"], row["mask"]["counts"]
+        assert row["cutout_key"] == cutout_key(row["image_key"], size, counts, CROP_RULE)
+    assert summary.counts["captions"] == 14
+    assert "7.0 an image" in str(summary)
+
+
+def test_longest_takes_the_caption_that_training_takes(data, tmp_path):
+    summary = run_ground(data, tmp_path / "out", choice="longest")
+    assert summary.counts["captions"] == 7
+    assert summary.counts["pairs"] == 42
+
+
+def test_a_caption_without_a_phrase_and_a_rule_are_counted(data, tmp_path):
+    data.add("none.png", "a b")
+    summary = run_ground(data, tmp_path / "out", rules=Rules(duplicate_iou=None, max_pairs=2))
+    assert summary.counts["dropped"] == {"no_phrase": 1, "too_many": 7 * 4}
+    drops = read_tables(tmp_path / "out", "drops").to_pylist()
+    assert {drop["reason"] for drop in drops} == {"no_phrase", "too_many"}
+
+
+def test_a_second_run_computes_nothing_and_leaves_the_same_bytes(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    before = files_of(tmp_path / "out")
+    grounder = WordGrounder()
+    summary = run_ground(data, tmp_path / "out", grounder)
+    assert grounder.calls == []
+    assert files_of(tmp_path / "out") == before
+    assert "nothing to ground" in str(summary)
+
+
+def test_only_what_is_new_is_grounded_and_what_is_gone_is_dropped(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    data.add("new.png")
+    data.captions["1.png"] = ["another caption of this image"]
+    del data.captions["0.png"]
+    grounder = WordGrounder()
+    summary = run_ground(data, tmp_path / "out", grounder)
+    assert sum(grounder.calls) == 2 + 1
+    assert summary.computed == 2
+    run_ground(data, tmp_path / "clean")
+    for kind in ("images", "phrases", "drops"):
+        assert rows(tmp_path / "out", kind) == rows(tmp_path / "clean", kind)
+    named = {f.name for s in read_shard_set(tmp_path / "out", GROUNDING).shards for f in s.values()}
+    assert set(files_of(tmp_path / "out")) == named | {GROUNDING}
+
+
+def test_renaming_an_image_grounds_nothing(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    (data.folder / "images/3.png").rename(data.folder / "images/z.png")
+    data.captions["z.png"] = data.captions.pop("3.png")
+    grounder = WordGrounder()
+    run_ground(data, tmp_path / "out", grounder)
+    assert grounder.calls == []
+
+
+def test_other_rules_ground_everything_anew(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    summary = run_ground(data, tmp_path / "out", rules=Rules(min_score=0.5))
+    assert summary.computed == 7
+    assert summary.counts["dropped"]["low_score"] > 0
+
+
+def test_batch_size_and_workers_change_no_byte(data, tmp_path):
+    run_ground(data, tmp_path / "a")
+    run_ground(
+        data, tmp_path / "b", settings=dataclasses.replace(SETTINGS, batch_size=1, workers=1)
+    )
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def test_killed_at_any_write_and_run_again_it_leaves_the_same_bytes(data, tmp_path, monkeypatch):
+    run_ground(data, tmp_path / "whole")
+    expected = files_of(tmp_path / "whole")
+    replace = Path.replace
+    left = -1
+
+    def dying(function):
+        def call(path, *args, **kwargs):
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return function(path, *args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(Path, "replace", dying(replace))
+    deaths = 0
+    for boundary in range(1000):
+        out = tmp_path / f"out-{boundary}"
+        left = boundary
+        grounder = WordGrounder()
+        try:
+            run_ground(data, out, grounder)
+        except Killed:
+            deaths += 1
+            left = -1
+            again = WordGrounder()
+            run_ground(data, out, again)
+            # never more than the block that was at work is repeated
+            assert sum(grounder.calls) + sum(again.calls) <= 14 + 2 * SETTINGS.block_images
+            assert files_of(out) == expected
+        else:
+            break
+    assert deaths > 3 * 4 + 3  # each file of each block, moving it, and the commit
+
+
+def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
+    blocks = tmp_path / "out.run/blocks"
+    blocks.mkdir(parents=True)
+    for name in ("phrases.part", ".x.json.7.tmp", "torn.json"):
+        (blocks / name).write_bytes(b"half a fi")
+    run_ground(data, tmp_path / "out")
+    assert list(blocks.iterdir()) == []
+
+
+def test_a_block_whose_file_is_damaged_is_made_again(data, tmp_path):
+    def stop(captions):
+        if len(grounder.calls) == 2:  # which is the first block
+            raise Killed
+
+    grounder = WordGrounder(stop)
+    with pytest.raises(Killed):
+        run_ground(data, tmp_path / "out", grounder)
+    (file, *_) = (tmp_path / "out.run/blocks").glob("phrases-*.parquet")
+    file.write_bytes(b"short")
+    run_ground(data, tmp_path / "out")
+    run_ground(data, tmp_path / "clean")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "clean")
+
+
+def test_one_run_at_a_time(data, tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from pipeline.cache.lock import WriterLock\n"
+        "with WriterLock(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "out.run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BusyError):
+            run_ground(data, tmp_path / "out")
+    finally:
+        holder.communicate("")
+
+
+# -- failures -----------------------------------------------------------------------------------
+
+
+def test_one_bad_image_is_one_error_row(data, tmp_path):
+    path = data.folder / "images/bad.png"
+    path.write_bytes(b"no image at all")
+    data.captions["bad.png"] = ["a red dog"]
+    Image.new("1", (12_000, 9_000)).save(data.folder / "images/huge.png")
+    data.captions["huge.png"] = ["a red dog"]
+    data.add("dot.png", "the dot", size=(1, 1))
+    summary = run_ground(data, tmp_path / "out")
+    assert summary.counts["failed"] == 2
+    errors = {
+        row["image_key"]: row["error"]
+        for row in read_tables(tmp_path / "out", "images").to_pylist()
+    }
+    assert errors[key_of_file(path)] == "undecodable"
+    assert errors[key_of_file(data.folder / "images/huge.png")] == "too_many_pixels"
+    assert errors[key_of_file(data.folder / "images/dot.png")] == ""
+    lines = (tmp_path / "out.run/failures.jsonl").read_text().splitlines()
+    listed = {json.loads(line)["path"] for line in lines}
+    assert listed == {str(path), str(data.folder / "images/huge.png")}
+    assert "2 images failed" in str(run_ground(data, tmp_path / "out"))
+    assert (tmp_path / "out.run/failures.jsonl").read_text().splitlines() == lines
+
+
+def test_too_many_failures_are_an_error_after_the_good_ones_are_published(data, tmp_path):
+    (data.folder / "images/0.png").write_bytes(b"x")
+    strict = dataclasses.replace(SETTINGS, max_failed=0.1)
+    with pytest.raises(SightlineError, match=r"1 of 7 images failed.*\n.*0\.png"):
+        run_ground(data, tmp_path / "out", settings=strict)
+    assert read_phrases(tmp_path / "out").num_rows == 6 * 7
+
+
+def test_an_image_that_the_grounder_refuses_costs_its_own_row(data, tmp_path):
+    def refuse(captions):
+        for caption in captions:
+            if caption.image_id in ("2.png", "3.png"):
+                raise GroundingError(caption.image_key, "bad_annotation", "7.xml: cut short")
+
+    summary = run_ground(data, tmp_path / "out", WordGrounder(refuse))
+    assert summary.counts["failed"] == 2
+    assert summary.counts["pairs"] == 5 * 7
+    assert "7.xml: cut short" in (tmp_path / "out.run/failures.jsonl").read_text()
+
+
+def test_a_mask_of_the_wrong_size_costs_its_own_row(data, tmp_path):
+    class Wrong(BoxSegmenter):
+        def _masks(self, image, boxes):
+            masks = super()._masks(image, boxes)
+            return masks[:, :-1] if image.shape[1] == 20 else masks
+
+    summary = run_ground(data, tmp_path / "out", segmenter=Wrong())
+    assert summary.counts["failed"] == 4
+    assert {row["error"] for row in read_tables(tmp_path / "out", "images").to_pylist()} == {
+        "",
+        "wrong_size",
+    }
+
+
+def test_masks_that_are_empty_or_small_are_drops(data, tmp_path):
+    class Nothing(BoxSegmenter):
+        def _masks(self, image, boxes):
+            masks = torch.zeros_like(super()._masks(image, boxes))
+            masks[:, 0, 0] = image.shape[1] == 20
+            return masks
+
+    rules = Rules(duplicate_iou=None, min_area=2)
+    summary = run_ground(data, tmp_path / "out", segmenter=Nothing(), rules=rules)
+    assert summary.counts["pairs"] == 0
+    assert summary.counts["dropped"]["empty_mask"] > 0
+    assert summary.counts["dropped"]["too_small"] > 0
+
+
+def test_boxes_without_masks_need_a_segmenter(data, tmp_path):
+    strict = dataclasses.replace(SETTINGS, max_failed=0.0)
+    with pytest.raises(SightlineError, match="choose a segmenter"):
+        ground(data.units(), WordGrounder(), None, Rules(), tmp_path / "out", strict)
+
+
+def test_no_caption_is_an_error(tmp_path):
+    with pytest.raises(SightlineError, match="no captions to ground"):
+        ground([], WordGrounder(), None, Rules(), tmp_path / "out", SETTINGS)
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+def test_out_of_memory_halves_the_batch_and_loses_no_row(data, tmp_path):
+    def small(items):
+        if len(items) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    grounder = WordGrounder(small)
+    summary = run_ground(data, tmp_path / "out", grounder, BoxSegmenter(small))
+    assert max(grounder.calls) <= 2
+    assert summary.halved > 0
+    run_ground(data, tmp_path / "clean")
+    assert rows(tmp_path / "out", "phrases") == rows(tmp_path / "clean", "phrases")
+
+
+def test_an_item_that_never_fits_is_an_error_with_a_remedy():
+    def never(items):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    batches = HalvingBatches(8, "segmenter x")
+    with pytest.raises(SightlineError, match="segmenter x: out of memory with a single item"):
+        batches.run(list(range(5)), never)
+
+
+# -- damaged and hostile sets -------------------------------------------------------------------
+
+
+def test_a_commit_point_that_was_changed_is_refused_and_made_anew(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    commit = tmp_path / "out" / GROUNDING
+    good = commit.read_text()
+    for bad in (good.replace('"pairs"', '"pears"'), good[:-40], "[]", ""):
+        commit.write_text(bad)
+        with pytest.raises(CacheError, match="ground anew"):
+            read_phrases(tmp_path / "out")
+    run_ground(data, tmp_path / "out")
+    assert commit.read_text() == good
+
+
+def test_a_table_outside_of_the_folder_is_never_read(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    commit = tmp_path / "out" / GROUNDING
+    body = json.loads(commit.read_text())
+    body["shards"][0]["phrases"]["name"] = "../secret.parquet"
+    commit.write_text(json.dumps(body))
+    with pytest.raises(CacheError, match="no name of a table"):
+        read_phrases(tmp_path / "out")
+
+
+def test_a_table_that_is_missing_is_named(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    next((tmp_path / "out").glob("phrases-*")).unlink()
+    with pytest.raises(CacheError, match=r"phrases-.*no file"):
+        read_phrases(tmp_path / "out")
+    with pytest.raises(CacheError, match="sightline ground run"):
+        read_tables(tmp_path / "nothing", "phrases")

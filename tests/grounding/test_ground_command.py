@@ -1,0 +1,117 @@
+"""`sightline ground run` and the stage `ground`, on explicit paths and in the graph's layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from ground_data import DataSet, run_ground
+from typer.testing import CliRunner
+
+from pipeline import layout, stages
+from pipeline.cache import SightlineError
+from pipeline.cache.records import CUTOUT_SET, read_phrases, read_tables
+from pipeline.cli import app
+from pipeline.grounding.settings_file import read_settings
+from pipeline.params import Params, ParamsError, load_params
+
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+
+
+@pytest.fixture
+def data(tmp_path) -> DataSet:
+    """Images, captions, and phrases that a grounding of them made."""
+    data = DataSet(tmp_path / "data/datasets/mine")
+    for i in range(3):
+        data.add(f"{i}.png")
+    run_ground(data, tmp_path / "drawn")
+    (file,) = (tmp_path / "drawn").glob("phrases-*")
+    file.rename(data.folder / "phrases.parquet")
+    return data
+
+
+def settings_of(data: DataSet, **changes) -> dict:
+    return {
+        "captions": "all",
+        "grounder": {"family": "annotations", "path": str(data.folder / "phrases.parquet")},
+        "segmenter": {"family": "annotations"},
+        "rules": {"duplicate_iou": None},
+    } | changes
+
+
+def command(data: DataSet, tmp_path: Path, settings: dict) -> list[str]:
+    path = tmp_path / "grounding.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    options = {
+        "settings": path,
+        "images-manifest": data.folder / "images.parquet",
+        "captions": data.folder / "captions.parquet",
+        "root": data.folder / "images",
+        "out": tmp_path / "out",
+        "cutouts": tmp_path / "cut",
+    }
+    return ["ground", "run", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def test_the_command_writes_records_and_cutouts(data, tmp_path):
+    arguments = command(data, tmp_path, settings_of(data))
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["counts"]["pairs"] == 3 * 7
+    assert read_phrases(tmp_path / "out").num_rows == 3 * 7
+    assert read_tables(tmp_path / "cut", "cutouts", CUTOUT_SET).num_rows > 0
+    again = CliRunner().invoke(app, arguments)
+    assert "nothing to ground" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"grounder": {"family": "florence"}}, "grounder"),
+        ({"segmenter": {"family": "annotations", "x": 1}}, "x"),
+        ({"rules": {"min_score": 2}}, "min_score"),
+        ({"captions": "some"}, "captions"),
+    ],
+)
+def test_settings_that_cannot_be_are_named_with_their_key(data, tmp_path, changes, says):
+    path = tmp_path / "grounding.yaml"
+    path.write_text(yaml.safe_dump(settings_of(data, **changes)))
+    with pytest.raises(SightlineError, match=says):
+        read_settings(path)
+    path.write_text("a: [")
+    with pytest.raises(SightlineError, match="not YAML"):
+        read_settings(path)
+    with pytest.raises(SightlineError, match="no such file"):
+        read_settings(tmp_path / "nothing.yaml")
+
+
+def params_of(data: DataSet, grounding: dict | None, name: str = "mine") -> Params:
+    given = yaml.safe_load(PARAMS.read_text())
+    given["datasets"]["pairs"] = {
+        "mine": {"images": str(data.folder / "images"), "captions": "captions.txt"}
+    }
+    given["graph"]["grounded"] = [name]
+    if grounding is not None:
+        given["grounding"] = grounding
+    path = data.folder / "params.yaml"
+    path.write_text(yaml.safe_dump(given))
+    return load_params(path)
+
+
+def test_the_stage_grounds_a_data_set_in_the_layout_of_the_graph(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    summary = stages.ground(params_of(data, settings_of(data)), "mine")
+    assert summary.counts["pairs"] == 3 * 7
+    assert read_phrases(layout.grounding_folder("mine")).num_rows == 3 * 7
+    assert (layout.cutouts_folder("mine") / CUTOUT_SET).is_file()
+
+
+def test_parameters_of_grounding_are_checked(data):
+    with pytest.raises(ParamsError, match="no section `grounding`"):
+        params_of(data, None)
+    with pytest.raises(ParamsError, match=r"graph\.grounded: unknown name 'mime'"):
+        params_of(data, settings_of(data), "mime")
+    with pytest.raises(ParamsError, match=r"grounding\.rules: unknown key 'min_scores'"):
+        params_of(data, settings_of(data, rules={"min_scores": 0.1}))
