@@ -7,7 +7,18 @@ import sys
 
 import typer
 
-from pipeline.cli import cache, compare, doctor, evaluate, extract, prepare, stage, tokens, train
+from pipeline.cli import (
+    cache,
+    compare,
+    doctor,
+    evaluate,
+    extract,
+    ground,
+    prepare,
+    stage,
+    tokens,
+    train,
+)
 from pipeline.signals import Stopped, stop_on_signals
 
 app = typer.Typer(
@@ -22,6 +33,7 @@ app.add_typer(extract.app, name="extract")
 app.command("tokens")(tokens.tokens)
 app.command("train")(train.train)
 app.add_typer(evaluate.app, name="evaluate")
+app.add_typer(ground.app, name="ground")
 app.command("compare")(compare.compare)
 app.add_typer(cache.app, name="cache")
 app.add_typer(stage.app, name="stage")
