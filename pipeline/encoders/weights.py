@@ -48,8 +48,8 @@ def state_dict_sha256(state: Mapping[str, Tensor]) -> str:
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file or of a state dict that ``torch.save`` wrote.
 
-    A state dict nested under ``state_dict`` is unpacked, and the ``module.`` that data-parallel
-    training leaves on every name is taken off.
+    A state dict nested under ``state_dict`` or ``model`` is unpacked, and the ``module.`` that
+    data-parallel training leaves on every name is taken off.
 
     Raises:
         EncoderError: no such file, not readable, or holding more than tensors. Nothing is
@@ -77,8 +77,9 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             raise EncoderError(
                 f"{path}: neither safetensors nor a state dict of torch.save ({first})"
             ) from error
-    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
-        state = state["state_dict"]
+    for nested in ("state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(nested), Mapping):
+            state = state[nested]
     if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
         raise EncoderError(f"{path}: expected a state dict (name → tensor), found something else")
     tensors = {str(name): tensor for name, tensor in state.items()}

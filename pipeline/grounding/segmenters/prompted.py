@@ -1,0 +1,124 @@
+"""What SAM 2's two back ends share: the model's input, boxes as prompts, and masks from logits.
+
+The arithmetic around the model is that of `SAM2ImagePredictor` in Meta's code
+(github.com/facebookresearch/sam2, `sam2_image_predictor.py` and `utils/transforms.py`): the image
+squeezed to a square, one mask a box, logits resized to the image and cut at 0. Its script predicts
+one image at a time; here all images of a call share one pass of the image encoder, and all their
+boxes the passes of the mask decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipeline.encoders.device import computing
+from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+
+BOXES = 64
+"""Boxes of one pass of the mask decoder; high-resolution features take 10 MB a box."""
+
+Features = list[Tensor]
+"""Feature maps of images, [n, c, h, w] each, the coarsest last."""
+
+
+class Backend(Protocol):
+    """A SAM 2 on its device, in evaluation mode."""
+
+    @property
+    def image_size(self) -> int:
+        """Edge of the model's square input, in pixels."""
+        ...
+
+    def features(self, pixels: Tensor) -> Features:
+        """Feature maps of float32 [n, 3, s, s]."""
+        ...
+
+    def logits(self, features: Features, boxes: Tensor) -> Tensor:
+        """Logits [k, h, w] of one mask for each box.
+
+        Args:
+            features: those of the image of each box, k rows.
+            boxes: float32 [k, 4], x0, y0, x1, y1 in pixels of the model's input.
+        """
+        ...
+
+
+class PromptedSegmenter:
+    """Masks of boxes by a SAM 2.
+
+    Args:
+        identity: what decides a mask, JSON values.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        identity: dict[str, object],
+        device: torch.device,
+        precision: str,
+    ) -> None:
+        self.name = name
+        self._backend = backend
+        self._identity = identity
+        self._device = device
+        self._precision = precision
+
+    def describe(self) -> dict[str, object]:
+        return {"family": self.name, **self._identity, "precision": self._precision}
+
+    def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
+        """See `Segmenter`. Images without a box cost nothing."""
+        logits = iter(self.logits(images, boxes))
+        masks = []
+        for image, some in zip(images, boxes, strict=True):
+            height, width = image.shape[1:]
+            masks.append(torch.zeros(len(some), height, width, dtype=torch.bool))
+            if len(some):
+                whole = functional.interpolate(
+                    next(logits)[:, None], (height, width), mode="bilinear", align_corners=False
+                )
+                masks[-1] = (whole[:, 0] > 0).cpu()
+        return masks
+
+    def logits(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
+        """Logits float32 [k, s/4, s/4] on the device, for each image that has a box."""
+        size = self._backend.image_size
+        counts = [len(some) for some in boxes if len(some)]
+        if not counts:
+            return []
+        prompts = torch.cat([_to_input(i, b, size) for i, b in zip(images, boxes, strict=True)])
+        owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        with computing(self._device, self._precision):
+            asked = [image for image, some in zip(images, boxes, strict=True) if len(some)]
+            pixels = torch.stack([model_input(image.to(self._device), size) for image in asked])
+            features = self._backend.features(pixels)
+            found = []
+            for rows, some in zip(owners.split(BOXES), prompts.split(BOXES), strict=True):
+                here = rows.to(self._device)
+                maps = [level[here] for level in features]
+                found.append(self._backend.logits(maps, some.to(self._device)).float())
+        return list(torch.cat(found).split(counts))
+
+
+def model_input(image: Tensor, size: int) -> Tensor:
+    """uint8 [3, h, w] → float32 [3, size, size], normalised; the aspect ratio is not kept."""
+    pixels = functional.interpolate(
+        image[None].float() / 255, (size, size), mode="bilinear", antialias=True
+    )[0]
+    mean, std = (
+        torch.tensor(values, device=image.device)[:, None, None]
+        for values in (IMAGENET_MEAN, IMAGENET_STD)
+    )
+    return (pixels - mean) / std
+
+
+def _to_input(image: Tensor, boxes: Tensor, size: int) -> Tensor:
+    """Boxes in pixels of the image → in pixels of the model's input."""
+    height, width = image.shape[1:]
+    return boxes / torch.tensor([width, height, width, height]) * size

@@ -1,0 +1,182 @@
+"""The segmenter `sam2`: SAM 2 by Meta's own code, any of its configurations."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.cache import SightlineError
+from pipeline.encoders.device import check_precision
+from pipeline.encoders.libraries import quiet, reaching
+from pipeline.encoders.weights import (
+    describe_source,
+    load_exactly,
+    read_state_dict,
+    seeded,
+    state_dict_sha256,
+)
+from pipeline.grounding.segmenters.config import Sam2Settings
+from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
+
+INSTALL = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
+
+_FAMILIES = ("sam2", "sam2.1")
+_SIZES = {"tiny": "t", "small": "s", "base-plus": "b+", "large": "l"}
+MODELS = tuple(f"{family}-hiera-{size}" for family in _FAMILIES for size in _SIZES)
+"""The models that Meta published."""
+
+# What `build_sam2` sets unless told otherwise: a single mask that is not stable under a shift of
+# its threshold gives way to the best of three. Checkpoints were published with it.
+_DECODER = {
+    "dynamic_multimask_via_stability": True,
+    "dynamic_multimask_stability_delta": 0.05,
+    "dynamic_multimask_stability_thresh": 0.98,
+}
+
+
+def build(settings: Sam2Settings, device: torch.device, precision: str) -> PromptedSegmenter:
+    """SAM 2 as ``settings`` describe it, on ``device``.
+
+    Raises:
+        SightlineError: sam2 is not installed, there is no such model, or its weights cannot be
+            had or are another model's.
+    """
+    check_precision(precision)
+    package = _sam2()
+    path = _configuration(settings.model, package)
+    spec = settings.weights_spec
+    with quiet(), seeded(spec.seed if spec.kind == "random" else 0):
+        model = _instantiate(path)
+    if spec.kind == "file":
+        load_exactly(model, read_state_dict(Path(spec.value)), spec.value, settings.model)
+    elif spec.kind == "pretrained":
+        file = _published(settings.model, spec.value)
+        load_exactly(model, read_state_dict(file), f"{settings.model}'s checkpoint", settings.model)
+    identity: dict[str, object] = {
+        "model": Path(settings.model).name,
+        "configuration_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "source": describe_source(spec),
+        "weights_sha256": state_dict_sha256(model.state_dict()),
+        "untrained": spec.kind == "random",
+    }
+    backend = Sam2Backend(model.eval().to(device))
+    return PromptedSegmenter("sam2", backend, identity, device, precision)
+
+
+class Sam2Backend:
+    """A `SAM2Base` of the sam2 package; see `Backend`."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.image_size = int(model.image_size)
+
+    def features(self, pixels: Tensor) -> Features:
+        maps = self._model.forward_image(pixels)["backbone_fpn"]
+        maps = list(maps[-self._model.num_feature_levels :])
+        if self._model.directly_add_no_mem_embed:
+            maps[-1] = maps[-1] + self._model.no_mem_embed.reshape(1, -1, 1, 1)
+        return maps
+
+    def logits(self, features: Features, boxes: Tensor) -> Tensor:
+        corners = boxes.reshape(-1, 2, 2)
+        labels = torch.tensor([[2, 3]], dtype=torch.int32, device=boxes.device)
+        sparse, dense = self._model.sam_prompt_encoder(
+            points=(corners, labels.expand(len(boxes), 2)), boxes=None, masks=None
+        )
+        masks, *_ = self._model.sam_mask_decoder(
+            image_embeddings=features[-1],
+            image_pe=self._model.sam_prompt_encoder.get_dense_pe(),
+            sparse_prompt_embeddings=sparse,
+            dense_prompt_embeddings=dense,
+            multimask_output=False,
+            repeat_image=False,  # the features are one row a box already
+            high_res_features=features[:-1] or None,
+        )
+        return masks[:, 0]
+
+
+def _sam2() -> ModuleType:
+    try:
+        return importlib.import_module("sam2")
+    except ModuleNotFoundError as error:
+        if error.name not in ("sam2", "hydra", "omegaconf"):
+            raise
+        raise SightlineError(
+            f"{error.name} is not installed, and the segmenter sam2 needs it; run: {INSTALL}\n"
+            "(or choose the segmenter sam2-hf, which needs nothing more)"
+        ) from error
+
+
+def _configuration(model: str, package: ModuleType) -> Path:
+    """The YAML of a published model, or the one that ``model`` is the path of."""
+    if model in MODELS:
+        family, _, size = model.partition("-hiera-")
+        folder = Path(package.__path__[0]) / "configs" / family
+        return folder / f"{family}_hiera_{_SIZES[size]}.yaml"
+    path = Path(model)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return path
+    raise SightlineError(
+        f"{model}: no such model of sam2; there are {', '.join(MODELS)}, or give the path of a "
+        "configuration (YAML)"
+    )
+
+
+def _instantiate(path: Path) -> Any:
+    """The model that a configuration describes; classes of other packages are refused."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        settings: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        description = settings["model"]
+        foreign = sorted(t for t in _targets(description) if not t.startswith("sam2.modeling."))
+        if foreign:
+            raise SightlineError(
+                f"{path}: names {', '.join(foreign)}; a configuration may only name classes of "
+                "sam2.modeling, for to build one is to run it"
+            )
+        extra = description.get("sam_mask_decoder_extra_args") or {}
+        description["sam_mask_decoder_extra_args"] = {**extra, **_DECODER}
+        return instantiate(description, _recursive_=True)
+    except (
+        OmegaConfBaseException,
+        YAMLError,
+        InstantiationException,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        first = str(error).strip().splitlines()[0]
+        raise SightlineError(f"{path}: not a configuration of sam2 ({first})") from error
+
+
+def _targets(value: Any) -> set[str]:
+    """Every ``_target_`` in nested settings."""
+    if isinstance(value, dict):
+        own = {str(value["_target_"])} if "_target_" in value else set()
+        return own.union(*map(_targets, value.values()))
+    return set().union(*map(_targets, value)) if isinstance(value, list) else set()
+
+
+def _published(model: str, revision: str) -> Path:
+    """Meta's checkpoint, from the hub or its cache."""
+    if model not in MODELS:
+        raise SightlineError(
+            f"{model}: a configuration of your own has no published weights; "
+            "write weights: file:PATH or random:SEED"
+        )
+    from huggingface_hub import hf_hub_download
+
+    name = model.replace("-", "_") + ".pt"
+    with reaching(model, "weights"), quiet():
+        return Path(hf_hub_download(f"facebook/{model}", name, revision=revision or None))
