@@ -13,6 +13,7 @@ from pipeline.cli import (
     doctor,
     evaluate,
     extract,
+    gallery,
     ground,
     prepare,
     stage,
@@ -34,6 +35,7 @@ app.command("tokens")(tokens.tokens)
 app.command("train")(train.train)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(ground.app, name="ground")
+app.command("gallery")(gallery.gallery)
 app.command("compare")(compare.compare)
 app.add_typer(cache.app, name="cache")
 app.add_typer(stage.app, name="stage")

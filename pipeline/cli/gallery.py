@@ -1,0 +1,49 @@
+"""`sightline gallery`: one HTML page to look at what was grounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import JSON, print_json
+
+
+def gallery(
+    phrases: Annotated[Path, typer.Option(help="A grounding (folder) or a phrases manifest.")],
+    captions: Annotated[Path, typer.Option(help="The captions manifest it belongs to.")],
+    images_manifest: Annotated[Path, typer.Option(help="The images manifest it belongs to.")],
+    root: Annotated[Path, typer.Option(help="Folder that the manifest's paths are relative to.")],
+    out: Annotated[
+        Path, typer.Option("--out", dir_okay=False, help="HTML file to write.", show_default=False)
+    ],
+    title: Annotated[str, typer.Option(help="Headline of the page.")] = "Phrases and objects",
+    limit: Annotated[
+        int, typer.Option(min=1, help="Images at most; of more, as many spread evenly.")
+    ] = 1000,
+    side: Annotated[
+        int, typer.Option(min=32, max=2048, help="Longer side of a photograph, in pixels.")
+    ] = 384,
+    as_json: JSON = False,
+) -> None:
+    """Show photographs with boxes, masks, phrases and cut-outs on one self-contained page.
+
+    Example: sightline gallery --phrases data/datasets/scenes/phrases.parquet
+    --captions data/datasets/scenes/captions.parquet
+    --images-manifest data/datasets/scenes/images.parquet --root data/datasets/scenes/images
+    --out gallery.html
+    """
+    from dataclasses import asdict
+
+    from pipeline.grounding.gallery.cards import read_contents
+    from pipeline.grounding.gallery.page import write_gallery
+    from pipeline.progress import progress
+
+    contents = read_contents(phrases, captions, images_manifest, limit)
+    with progress("gallery", len(contents.cards), "images") as advance:
+        summary = write_gallery(contents, root, out, title, side, advance)
+    if as_json:
+        print_json(asdict(summary))
+        return
+    print(f"{out}: {summary}")

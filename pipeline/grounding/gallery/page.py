@@ -1,0 +1,225 @@
+"""Writes the page: nothing in it is fetched from anywhere, and all text is escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from pipeline.cache import SightlineError
+from pipeline.cache.atomic import replacing
+from pipeline.cache.rle import decode_mask
+from pipeline.extract.decode import ImageError, load_image
+from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase
+from pipeline.grounding.gallery.outline import outline, shrink
+from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
+
+CUTOUT_SIDE = 112
+"""Longer side of a cut-out on the page, in pixels."""
+
+_HERE = Path(__file__).parent
+_SHOWN_SIDE = 384  # CSS pixels of a photograph's longer side, as page.css has it
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """What is drawn over a photograph for one phrase, in the pixels of the small photograph.
+
+    Attributes:
+        shape: number of the outline, which phrases of several captions may share; None if the
+            mask cannot be drawn.
+        cutout: number of the cut-out, likewise.
+        box: x, y, width and height.
+        badge: where the phrase's number stands.
+        problem: what is wrong with the phrase, or empty.
+    """
+
+    phrase: Phrase
+    shape: int | None
+    cutout: int | None
+    box: tuple[float, float, float, float]
+    badge: tuple[float, float]
+    problem: str
+
+    @property
+    def area(self) -> float:
+        """Of the box; the smaller of two is drawn over the larger."""
+        return self.box[2] * self.box[3]
+
+
+@dataclass(frozen=True)
+class View:
+    """An image as the template draws it.
+
+    Attributes:
+        pictures: ``{"photo": data URI or null, "cutouts": [data URI, …]}`` as JSON.
+        unit: one CSS pixel of the shown photograph, in pixels of the small one.
+        overlays: for each caption those of its phrases.
+    """
+
+    card: ImageCard
+    width: int
+    height: int
+    unit: float
+    pictures: str
+    shapes: list[str]
+    overlays: list[list[Overlay]]
+    problem: str
+
+
+@dataclass(frozen=True)
+class GallerySummary:
+    """What a page holds."""
+
+    images: int
+    grounded: int
+    phrases: int
+    drops: int
+    size: int
+
+    def __str__(self) -> str:
+        part = f" of {self.grounded:,}" if self.grounded > self.images else ""
+        return (
+            f"{self.images:,}{part} images, {self.phrases:,} phrases, {self.drops:,} dropped, "
+            f"{self.size / 1e6:,.1f} MB"
+        )
+
+
+def write_gallery(
+    contents: Contents,
+    root: Path,
+    out: Path,
+    title: str,
+    side: int = 384,
+    advance: Callable[[int], None] = lambda count: None,
+) -> GallerySummary:
+    """Write the page, one image at a time: memory does not grow with their number.
+
+    Args:
+        contents: what to show.
+        root: folder that the paths of the images are relative to.
+        side: longer side of a photograph on the page, in pixels, at most.
+        advance: told how many more images are done.
+
+    Raises:
+        SightlineError: none of the images can be read.
+    """
+
+    def views() -> Iterator[View]:
+        for card in contents.cards:
+            yield _view(card, root, side)
+            advance(1)
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, script = (_HERE / "page.css").read_text(), (_HERE / "page.js").read_text()
+    stream = environment.get_template("page.html.j2").stream(
+        title=title,
+        contents=contents,
+        views=views(),
+        style=Markup(style),
+        style_digest=_digest(style),
+        script=Markup(script),
+        script_digest=_digest(script),
+    )
+    stream.enable_buffering(64)
+    with replacing(out) as part:
+        with part.open("wb") as file:
+            stream.dump(file, encoding="utf-8")
+        size = part.stat().st_size
+    return GallerySummary(
+        len(contents.cards),
+        contents.grounded,
+        contents.phrases,
+        sum(contents.reasons.values()),
+        size,
+    )
+
+
+def _view(card: ImageCard, root: Path, side: int) -> View:
+    try:
+        pixels = load_image(root / card.path, card.key).permute(1, 2, 0).numpy()
+        height, width = pixels.shape[:2]
+        problem = ""
+    except ImageError as error:
+        # boxes and masks still say something over an empty picture
+        pixels, problem = None, f"{card.path}: {error.reason}"
+        height, width = card.height or 1, card.width or 1
+    small = fitted(width, height, side)
+    scale = small[0] / width, small[1] / height
+    unit = max(small) / _SHOWN_SIDE
+    drawn = _Drawn(pixels, (height, width), small)
+    overlays = []
+    for caption in card.captions:
+        overlays.append([])
+        for phrase in caption.phrases:
+            shape, cutout, fault = drawn.add(phrase)
+            x0, y0, x1, y1 = _scaled(phrase.box, scale, small)
+            badge = x0, max(0.0, y0 - 20 * unit)
+            box = x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)
+            faults = "; ".join(filter(None, (phrase.problem, fault)))
+            overlays[-1].append(Overlay(phrase, shape, cutout, box, badge, faults))
+    photo = None if pixels is None else photograph(pixels, side)
+    pictures = json.dumps({"photo": photo, "cutouts": drawn.cutouts})
+    return View(card, *small, unit, pictures, drawn.shapes, overlays, problem)
+
+
+class _Drawn:
+    """Outlines and cut-outs of one image: each mask once, however many phrases have it."""
+
+    def __init__(self, pixels: Pixels | None, size: tuple[int, int], small: tuple[int, int]):
+        self.shapes: list[str] = []
+        self.cutouts: list[str] = []
+        self._pixels = pixels
+        self._size = size
+        self._small = small
+        self._known: dict[tuple[tuple[int, int], str], tuple[int | None, int | None, str]] = {}
+
+    def add(self, phrase: Phrase) -> tuple[int | None, int | None, str]:
+        """(number of the outline, number of the cut-out, what is wrong with the mask)."""
+        key = phrase.size, phrase.counts
+        if key not in self._known:
+            self._known[key] = self._draw(phrase)
+        return self._known[key]
+
+    def _draw(self, phrase: Phrase) -> tuple[int | None, int | None, str]:
+        if phrase.size != self._size:
+            found, expected = (f"{width} × {height}" for height, width in (phrase.size, self._size))
+            return None, None, f"mask of {found} pixels, image of {expected}"
+        try:
+            mask = decode_mask(phrase.size, phrase.counts)
+        except SightlineError as error:
+            return None, None, str(error)
+        if not mask.any():
+            return None, None, "the mask is empty"
+        self.shapes.append(outline(shrink(mask, *self._small)))
+        shape = len(self.shapes) - 1
+        if self._pixels is None:
+            return shape, None, ""
+        self.cutouts.append(cut_out(self._pixels, mask, CUTOUT_SIDE))
+        return shape, len(self.cutouts) - 1, ""
+
+
+def _scaled(
+    box: tuple[float, float, float, float], scale: tuple[float, float], small: tuple[int, int]
+) -> list[float]:
+    """A box in pixels of the small photograph, cut at its edges, rounded to be short."""
+    edges = np.nan_to_num(np.array(box, dtype=np.float64)) * np.array(scale * 2)
+    return np.clip(edges, 0, np.array(small * 2)).round(2).tolist()
+
+
+def _digest(text: str) -> str:
+    """What a content security policy calls an inline style or script."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

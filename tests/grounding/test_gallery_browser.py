@@ -1,0 +1,195 @@
+"""The page in a browser: filters, keys, pictures that wait, and nothing fetched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from chromium import BINARY, Chromium
+from gallery_data import HOSTILE, Builder, small_grounding
+
+from pipeline.grounding.gallery.cards import read_contents
+from pipeline.grounding.gallery.page import write_gallery
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
+
+SHOWN = (
+    "[...document.querySelectorAll('.card:not([hidden]) h2')].map(h => h.firstChild.data.trim())"
+)
+COUNT = "document.querySelector('output').value"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Chromium(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+def page_of(files, out: Path, title: str = "Phrases and objects") -> Path:
+    contents = read_contents(files.phrases, files.captions, files.images, limit=1000)
+    write_gallery(contents, files.root, out, title)
+    return out
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    return page_of(small_grounding(folder), folder / "page.html")
+
+
+@pytest.fixture
+def page(browser, written):
+    browser.requests.clear()
+    browser.messages.clear()
+    browser.prefer("light")
+    browser.open(written)
+    return browser
+
+
+def keep(page: Chromium, name: str) -> None:
+    """Leave a screenshot where SIGHTLINE_SCREENSHOTS says, for a person to look at."""
+    if folder := os.environ.get("SIGHTLINE_SCREENSHOTS"):
+        page.screenshot(Path(folder) / f"{name}.png")
+
+
+def fill(page: Chromium, name: str, value: str) -> None:
+    page.run(
+        f"(() => {{ const e = document.querySelector('[name={name}]'); e.value = {value!r};"
+        " e.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    page.settle()
+
+
+def places(page: Chromium) -> list[str]:
+    """Where the first photograph and what is drawn over it stand."""
+    where = "JSON.stringify(document.querySelector('{}').getBoundingClientRect())"
+    return [page.run(where.format(what)) for what in (".photo", ".frame svg")]
+
+
+def test_nothing_is_fetched_and_nothing_complains(page, written):
+    fetched = [url for url in page.requests if not url.startswith("data:")]
+    assert fetched == [written.resolve().as_uri()]
+    assert page.messages == []
+    keep(page, "light")
+    page.prefer("dark")
+    keep(page, "dark")
+    page.resize(480, 1000)
+    page.settle()
+    assert page.run("document.documentElement.scrollWidth") <= 480
+    photo, overlay = places(page)
+    assert photo == overlay
+    keep(page, "narrow")
+    page.resize(1300, 1000)
+
+
+def test_captions_with_markup_are_text(page):
+    assert page.run("window.hacked") is None
+    shown = page.run(
+        "(c => { c = c.cloneNode(true); c.querySelectorAll('sup').forEach(s => s.remove());"
+        " return c.textContent; })(document.querySelectorAll('.card')[1].querySelector('.caption'))"
+    )
+    assert shown == HOSTILE
+    assert page.run("document.querySelectorAll('.caption script, .caption img').length") == 0
+
+
+def test_pictures_and_masks_stand_over_each_other(page):
+    assert page.run("document.querySelector('.photo').naturalWidth") == 384
+    photo, overlay = places(page)
+    assert photo == overlay
+    assert page.run("document.querySelectorAll('.cutout img')[0].naturalHeight") == 112
+    # the box of the first phrase, 40 to 180 of 400 pixels across
+    left, width = page.run(
+        "(b => [b.x, b.width])(document.querySelector('[data-number=\"1\"] .box').getBBox())"
+    )
+    assert (left, width) == pytest.approx((40 * 0.96, 140 * 0.96), abs=0.02)
+
+
+def test_filters_by_phrase_score_and_reason(page):
+    assert page.run(COUNT) == "3 images, 8 phrases, 4 dropped"
+    fill(page, "phrase", "HAT")
+    assert page.run(SHOWN) == ["plain.jpg", "wrong.jpg"]  # a hat, and "what"
+    fill(page, "phrase", "a small")
+    assert page.run(SHOWN) == ["plain.jpg"]
+    faded = (
+        "[...document.querySelectorAll('.cutouts li:not(.faded) .phrase')].map(e => e.textContent)"
+    )
+    assert page.run(faded) == ["a small dog"]
+    fill(page, "phrase", "")
+    fill(page, "least", "0.6")
+    fill(page, "most", "0.85")
+    assert page.run(COUNT) == "2 images, 3 phrases"
+    keep(page, "filtered")
+    fill(page, "least", "")
+    fill(page, "most", "")
+    fill(page, "reason", "reason scene")
+    assert page.run(SHOWN) == ["plain.jpg"]
+    assert page.run("document.querySelector('[open] .caption').textContent").startswith("two")
+    fill(page, "reason", "dropped")
+    assert page.run(COUNT) == "3 images, 0 phrases, 4 dropped"
+    fill(page, "phrase", "nowhere at all")
+    assert page.run(SHOWN) == []
+    assert not page.run("document.getElementById('nothing').hidden")
+    page.run("document.querySelector('[type=reset]').click()")
+    page.settle()
+    assert page.run(COUNT) == "3 images, 8 phrases, 4 dropped"
+
+
+def test_everything_works_from_the_keyboard(page):
+    focused = "document.activeElement.name ?? document.activeElement.id"
+    page.press("/")
+    assert page.run(focused) == "phrase"
+    for key in "dog":
+        page.press(key)
+    page.settle()
+    assert page.run(SHOWN) == ["plain.jpg"]
+    seen = []
+    for _ in range(6):
+        page.press("Tab")
+        seen.append(page.run("document.activeElement.name || document.activeElement.type"))
+    assert seen == ["least", "most", "reason", "masks", "boxes", "reset"]
+    page.run("document.querySelector('[type=reset]').click(); document.activeElement.blur()")
+    page.settle()
+    page.press("j")
+    page.press("j")
+    assert page.run(focused) == "i1"
+    page.press("k")
+    assert page.run(focused) == "i0"
+    page.press("m")
+    hidden = "getComputedStyle(document.querySelector('.mask')).visibility"
+    assert page.run(hidden) == "hidden"
+    page.press("Tab")  # into the card: its open caption
+    assert page.run("document.activeElement.tagName") == "SUMMARY"
+    page.press("Tab")
+    assert page.run("document.querySelector('.card').classList.contains('lit')")
+    keep(page, "lit")
+
+
+def test_another_caption_draws_its_own_objects(page):
+    drawn = (
+        "[...document.querySelectorAll('.card:first-child g[data-caption]')]"
+        ".map(g => getComputedStyle(g).display !== 'none')"
+    )
+    assert page.run(drawn) == [True, False]
+    page.run("document.querySelectorAll('.card:first-child summary')[1].click()")
+    page.settle()
+    assert page.run(drawn) == [False, True]
+    assert page.run("document.querySelectorAll('.card:first-child [open]').length") == 1
+
+
+def test_pictures_far_away_wait(browser, tmp_path):
+    build = Builder(tmp_path)
+    for i in range(50):
+        key = build.image(f"{i:02}.png", 300, 200, [f"thing {i}"])
+        build.phrase(key, f"thing {i}", "thing", (10, 10, 290, 190), 1.0)
+    browser.open(page_of(build.write(), tmp_path / "page.html"))
+    holding = "[...document.querySelectorAll('.photo')].map(p => p.hasAttribute('src'))"
+    first = browser.run(holding)
+    assert first[0]
+    assert not first[-1]
+    browser.run("window.scrollTo(0, document.body.scrollHeight)")
+    browser.settle()
+    last = browser.run(holding)
+    assert last[-1]
+    assert not last[0]
