@@ -16,10 +16,11 @@ help: ## Show this list
 
 setup: $(READY) ## Create the environment (.venv) from the lock
 
-$(READY): pyproject.toml requirements.lock
+$(READY): pyproject.toml requirements.lock requirements-sam2.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade uv
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --constraint requirements.lock --editable '.[extract,dev]'
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --constraint requirements.lock --editable '.[extract,dev]' hydra-core iopath
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-build-isolation --no-deps --require-hashes --requirement requirements-sam2.txt
 	@touch $(READY)
 
 demo: $(READY) ## Draw scenes, fill a cache, train on it, print what grounding was worth
