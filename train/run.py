@@ -11,6 +11,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerState, set_seed
 
 from pipeline.cache import SightlineError
+from pipeline.cache.atomic import remove_leftovers
 from pipeline.cache.keys import key_of_file
 from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
@@ -65,6 +66,7 @@ def train_run(
         tell(f"{spec.run}: already trained, nothing to do ({spec.out})")
         return finished
     checkpoints, best = Checkpoints(spec.out / "checkpoints"), Best(spec.out / "best.safetensors")
+    remove_leftovers(spec.out)
     resume, progress = _checkpoint_to_resume(checkpoints, digest, spec.run, tell)
     if resume is None:
         _clear(spec.out, checkpoints, best)

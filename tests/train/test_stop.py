@@ -90,3 +90,11 @@ def test_handlers_are_put_back(world: World, tmp_path: Path, ending: None) -> No
     before = [signal.getsignal(number) for number in stopping.SIGNALS]
     train_run(world.spec(tmp_path, "mcse"), say=silent)
     assert [signal.getsignal(number) for number in stopping.SIGNALS] == before
+
+
+def test_what_a_kill_left_unfinished_does_not_stay_in_the_output(
+    world: World, tmp_path: Path
+) -> None:
+    (tmp_path / ".best.safetensors.4711.tmp").write_bytes(b"half of it")
+    train_run(world.spec(tmp_path, train={"max_steps": 1}), say=silent)
+    assert not list(tmp_path.glob(".*"))
