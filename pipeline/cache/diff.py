@@ -63,7 +63,7 @@ def compare(a: Path, b: Path) -> Difference:
         change = 1 - cosines(first[other], second[other])
         worst = int(np.argmax(change))
         if change[worst] > largest or not most:
-            largest, most = float(change[worst]), _hex(one.keys, rows[other[worst]])
+            largest, most = float(change[worst]), _hex(one.keys, int(rows[other[worst]]))
     return Difference(
         added=len(two) - len(mine),
         gone=len(one) - len(mine),

@@ -53,12 +53,12 @@ def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]
         faults.append(f"{folder / FILE_NAME}: says the right things in other bytes: changed")
     index, index_faults = check_index(folder, record, progress)
     faults += index_faults
-    for found in check_shards(folder, record, index, progress):
-        faults += found
-    if faults or index is None:
-        return faults
-    found = content_digest(folder, record.spec, index, record.shards, progress)
-    if found != record.content_digest:
+    with ThreadPoolExecutor(max_workers=1) as pool:  # hashing is the slow part: two at a time
+        content = pool.submit(_content, folder, record, index, progress)
+        for found in check_shards(folder, record, index, progress):
+            faults += found
+    found = content.result()
+    if not faults and found != record.content_digest:
         faults.append(
             f"{folder}: content digest {found[:16]}, the record says {record.content_digest[:16]}"
         )
@@ -99,6 +99,18 @@ def check_shards(
 
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         return list(pool.map(check, range(len(record.shards))))
+
+
+def _content(
+    folder: Path, record: FeatureSetRecord, index: Index | None, progress: Progress
+) -> str:
+    """The content digest, or nothing where a shard or the index cannot be read."""
+    if index is None:
+        return ""
+    try:
+        return content_digest(folder, record.spec, index, record.shards, progress)
+    except CacheError:
+        return ""  # `check_shards` says why
 
 
 def _shard_faults(

@@ -1,20 +1,39 @@
-"""`sightline cache`: look at feature sets and check them."""
+"""`sightline cache`: look at feature sets, check, mend and tidy them."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.options import JSON, print_json
+from pipeline.cli import share
+from pipeline.cli.options import DEVICE, JSON, PARAMS, print_json
 
 if TYPE_CHECKING:
     from pipeline.cache import FeatureSetRecord
 
-app = typer.Typer(help="Look at feature sets and check them.", no_args_is_help=True)
+app = typer.Typer(help="Look at feature sets; check, mend, share them.", no_args_is_help=True)
 
 _PATH = Annotated[Path, typer.Argument(help="A feature set, or a folder above several.")]
+
+_INPUTS = Annotated[
+    Path | None,
+    typer.Option(help="For --recompute: images, texts or a manifest; default: params.yaml's."),
+]
+_ROOT = Annotated[
+    Path | None, typer.Option(help="Folder that an images manifest's paths are relative to.")
+]
+_ENCODER = Annotated[
+    str | None, typer.Option(help="For --recompute with --inputs; default: the record's.")
+]
+_WEIGHTS = Annotated[
+    str | None, typer.Option(help="For --recompute with --inputs; default: the record's.")
+]
 
 
 @app.command("list")
@@ -54,36 +73,51 @@ def info(path: _PATH, as_json: JSON = False) -> None:
     Example: sightline cache info data/features/scenes/image/clip
     """
     from pipeline.cache.record import read_record
+    from pipeline.provenance import licence_note, paragraph
 
     record = read_record(path)
-    about = _about(path, record)
+    licence = licence_note(path)
     if as_json:
-        print_json(about)
+        print_json({**_about(path, record), "bytes": record.size, "licence": licence})
         return
-    for name, value in about.items():
-        print(f"{name:16} {value}")
+    print(paragraph(path, record, licence))
 
 
 @app.command()
-def verify(path: _PATH, as_json: JSON = False) -> None:
+def verify(
+    path: _PATH,
+    recompute: Annotated[
+        int, typer.Option(min=0, help="Encode this many random rows again and compare.")
+    ] = 0,
+    inputs: _INPUTS = None,
+    root: _ROOT = None,
+    encoder: _ENCODER = None,
+    weights: _WEIGHTS = None,
+    seed: Annotated[int, typer.Option(min=0, help="Which rows --recompute draws.")] = 0,
+    device: DEVICE = "auto",
+    params: PARAMS = Path("params.yaml"),
+    as_json: JSON = False,
+) -> None:
     """Read every byte of the feature sets below a folder and name what is damaged.
 
     Exits with 1 when anything is.
 
     Example: sightline cache verify data/features
     """
-    from pipeline.cache.record import read_record
     from pipeline.cache.verify import verify as verify_set
-    from pipeline.progress import progress
 
     results: dict[str, list[str]] = {}
     for folder in _feature_sets(path):
-        try:
-            total = read_record(folder).size >> 20
-        except Exception:
-            total = 0
-        with progress(f"verify {folder.as_posix()}", total, "MB") as advance:
-            results[folder.as_posix()] = verify_set(folder, lambda n, tell=advance: tell(n >> 20))
+        with _progress("verify", folder) as advance:
+            faults = results[folder.as_posix()] = verify_set(folder, advance)
+        if recompute and not faults:
+            from pipeline.recompute import Origin
+            from pipeline.recompute import recompute as encode_again
+
+            origin = Origin(inputs, root, encoder, weights, params)
+            found = encode_again(folder, recompute, seed, origin, device)
+            faults += found.faults
+            print(f"{folder}: {found}", file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print_json(results)
     else:
@@ -93,6 +127,92 @@ def verify(path: _PATH, as_json: JSON = False) -> None:
                 print(f"  {fault}")
     if any(results.values()):
         raise typer.Exit(1)
+
+
+@app.command()
+def repair(path: _PATH) -> None:
+    """Take damaged shards out of the feature sets below a folder; the next run computes them again.
+
+    Example: sightline cache repair data/features/scenes/image/clip
+    """
+    from pipeline.cache.repair import repair as repair_set
+
+    for folder in _feature_sets(path):
+        with _progress("read", folder) as advance:
+            report = repair_set(folder, advance)
+        lines = report.lines()
+        print(f"{folder}: " + (f"{len(lines)} damaged files" if lines else "nothing to repair"))
+        for line in lines:
+            print(f"  {line}")
+        if report.dropped:
+            print("  run its stage or `sightline extract` again for the rows that are missing now")
+
+
+@app.command()
+def compact(path: _PATH) -> None:
+    """Bring feature sets into the very files of a clean run: full shards in the order of keys.
+
+    Example: sightline cache compact data/features/scenes/image/clip
+    """
+    from pipeline.cache.compact import compact as compact_set
+    from pipeline.cache.record import read_record
+
+    for folder in _feature_sets(path):
+        before, after = len(read_record(folder).shards), len(compact_set(folder).shards)
+        print(f"{folder}: {before} shards → {after}; `sightline cache gc` removes the old ones")
+
+
+@app.command()
+def gc(
+    path: _PATH,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
+) -> None:
+    """Remove what feature sets no longer name: superseded files, and rows the manifest dropped.
+
+    Example: sightline cache gc data/features --dry-run
+    """
+    from pipeline.cache.compact import collect, garbage
+
+    total = 0
+    for folder in _feature_sets(path):
+        found = (garbage if dry_run else collect)(folder)
+        total += found.bytes
+        print(f"{folder}: {len(found.files)} files, {found.rows:,} rows, {_size(found.bytes)}")
+    print(f"{_size(total)} {'would be freed' if dry_run else 'freed'}")
+
+
+app.command()(share.diff)
+app.command("export")(share.export_set)
+app.command("import")(share.import_set)
+app.command("import-mcse")(share.import_mcse)
+app.command("import-kdmcse")(share.import_kdmcse)
+app.command("export-mcse")(share.export_mcse)
+
+
+@contextmanager
+def _progress(what: str, folder: Path) -> Iterator[Callable[[int], None]]:
+    """A bar in megabytes, told in bytes, from any thread."""
+    from pipeline.cache import CacheError
+    from pipeline.cache.record import read_record
+    from pipeline.cache.verify import bytes_to_verify
+    from pipeline.progress import progress
+
+    try:
+        total = bytes_to_verify(read_record(folder))
+    except CacheError:
+        total = 0  # what is wrong with it is told by the one who reads it next
+    lock, done = Lock(), 0
+    with progress(f"{what} {folder.as_posix()}", total >> 20, "MB") as advance:
+
+        def tell(count: int) -> None:
+            nonlocal done
+            with lock:
+                before, done = done >> 20, done + count
+                advance((done >> 20) - before)
+
+        yield tell
 
 
 def _feature_sets(path: Path) -> list[Path]:
@@ -131,4 +251,6 @@ def _about(path: Path, record: FeatureSetRecord) -> dict[str, Any]:
 
 
 def _size(count: int) -> str:
+    if count < 1e6:
+        return f"{count / 1e3:,.1f} kB"
     return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

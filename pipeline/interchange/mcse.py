@@ -114,8 +114,10 @@ def _opened(path: Path) -> Iterator[h5py.Dataset]:
         if not isinstance(file.get(FEATURES, getlink=True), h5py.HardLink):
             raise SightlineError(f"{path}: /{FEATURES} is missing or a link to elsewhere")
         data = file[FEATURES]
-        plain = isinstance(data, h5py.Dataset) and not (data.external or data.is_virtual)
-        if not plain or data.id.get_create_plist().get_nfilters():
+        if not isinstance(data, h5py.Dataset):
+            raise SightlineError(f"{path}: /{FEATURES} is not a data set")
+        elsewhere = data.external or data.is_virtual
+        if elsewhere or data.id.get_create_plist().get_nfilters():
             raise SightlineError(
                 f"{path}: /{FEATURES} is not one plain array; `h5repack -f NONE` makes one of a "
                 "compressed one"

@@ -1,0 +1,54 @@
+"""Where a feature set comes from, worded for a paper's appendix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline import layout
+from pipeline.cache import FeatureSetRecord
+
+LICENCES = {
+    "scenes": "drawn by Sightline itself; no rights of others",
+    "flickr30k": "Flickr30k: photographs under the terms of Flickr and their authors, for "
+    "non-commercial research and education only; do not pass on the photographs",
+    "coco": "MS COCO: annotations under CC BY 4.0; photographs under the terms of Flickr",
+}
+UNKNOWN = "not known here; the terms of the data set that it was computed from apply"
+
+
+def licence_note(folder: Path) -> str:
+    """What is known of the rights in the data behind a feature set of the graph's layout."""
+    try:
+        dataset = folder.resolve().relative_to(layout.FEATURES.resolve()).parts[0]
+        report = layout.dataset_folder(dataset) / "report.json"
+        kind = json.loads(report.read_text(encoding="utf-8"))["kind"]
+    except (ValueError, IndexError, OSError, KeyError, TypeError):
+        return UNKNOWN
+    return LICENCES.get(kind, UNKNOWN)
+
+
+def paragraph(folder: Path, record: FeatureSetRecord, licence: str) -> str:
+    """Encoder, weights, preprocessing, rows, failures, size and licence: lines to paste."""
+    spec, encoder = record.spec, record.spec.encoder
+    revision = f", revision {encoder.revision}" if encoder.revision else ""
+    untrained = " (untrained weights)" if encoder.untrained else ""
+    computed = sorted({", ".join(f"{k} {v}" for k, v in s.computed.items()) for s in record.shards})
+    lines = {
+        "Feature set": f"{folder.as_posix()} ({spec.kind} features)",
+        "Encoder": f"{encoder.name}, weights {encoder.source}{revision}{untrained}",
+        "Weights SHA-256": encoder.weights_sha256,
+        "Preprocessing": _words(spec.preprocessing),
+        "Precision": f"computed in {spec.precision}, stored as {spec.dtype}, not normalised",
+        "Rows": f"{record.rows:,} of {spec.dim:,} numbers; {record.failed:,} inputs failed",
+        "Size": f"{record.size / 1e6:,.1f} MB in {len(record.shards):,} shards",
+        "Computed on": "; ".join(computed) or "nothing yet",
+        "Fingerprint": record.fingerprint,
+        "Content digest": record.content_digest,
+        "Licence of the data": licence,
+    }
+    return "\n".join(f"{name + ':':21}{value}" for name, value in lines.items())
+
+
+def _words(preprocessing: dict[str, object]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in preprocessing.items())

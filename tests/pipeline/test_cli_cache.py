@@ -1,0 +1,191 @@
+"""`sightline cache` as a user sees it: what is printed, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.cache import FeatureSet, verify
+from pipeline.cli import main
+
+CLIP = {
+    "embed_dim": 8,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
+    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A folder with photos, the config of a tiny CLIP, texts, and a feature set of each."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "photos").mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "photos" / f"{i}.png")
+    (folder / "clip.json").write_text(json.dumps(CLIP))
+    (folder / "texts.txt").write_text("a red bird\na boat on a lake\nnothing at all\n")
+    encoder = ["--encoder", folder / "clip.json", "--weights", "random:0"]
+    images = ["--images", folder / "photos", "--out", folder / "image", "--workers", 0]
+    texts = ["--texts", folder / "texts.txt", "--out", folder / "text"]
+    for words in (["image", *images], ["text", *texts]):
+        with pytest.MonkeyPatch.context() as patch:
+            assert run(patch, "extract", *words, *encoder) == 0
+    return folder
+
+
+@pytest.fixture
+def world(made, tmp_path) -> Path:
+    """A copy of `made` to do as one likes with."""
+    return Path(shutil.copytree(made, tmp_path / "world"))
+
+
+def run(monkeypatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def damage(folder: Path) -> str:
+    """Flip a bit of a shard; its name."""
+    shard = next(folder.glob("shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    return shard.name
+
+
+def test_info_can_be_pasted_into_an_appendix(monkeypatch, capsys, world):
+    assert run(monkeypatch, "cache", "info", world / "image") == 0
+    said = capsys.readouterr().out
+    record = FeatureSet.open(world / "image").record
+    for part in (
+        record.spec.encoder.name,
+        record.spec.encoder.weights_sha256,
+        record.fingerprint,
+        "untrained weights",
+        "6 of 8 numbers; 0 inputs failed",
+        "device cpu",
+        "Licence of the data",
+    ):
+        assert part in said
+
+
+def test_info_as_json(monkeypatch, capsys, world):
+    assert run(monkeypatch, "cache", "info", world / "image", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["rows"], said["failed"], said["dim"]) == (6, 0, 8)
+    assert "not known here" in said["licence"]
+
+
+def test_the_licence_of_a_data_set_in_the_graph_is_told(monkeypatch, capsys, world):
+    monkeypatch.chdir(world)
+    shutil.copytree("image", "data/features/mine/image/clip")
+    Path("data/datasets/mine").mkdir(parents=True)
+    Path("data/datasets/mine/report.json").write_text('{"kind": "flickr30k"}')
+    assert run(monkeypatch, "cache", "info", "data/features/mine/image/clip") == 0
+    assert "non-commercial research" in capsys.readouterr().out
+
+
+def test_damage_is_named_repaired_and_computed_again(monkeypatch, capsys, world):
+    before = FeatureSet.open(world / "image").record
+    name = damage(world / "image")
+    assert run(monkeypatch, "cache", "verify", world) == 1
+    said = capsys.readouterr().out
+    assert name in said
+    assert f"{world / 'text'}: sound" in said
+    assert run(monkeypatch, "cache", "repair", world / "image") == 0
+    assert "6 rows are to be computed again" in capsys.readouterr().out
+    assert verify(world / "image") == []
+    words = ["--images", world / "photos", "--out", world / "image", "--workers", 0, "--json"]
+    encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
+    assert run(monkeypatch, "extract", "image", *words, *encoder) == 0
+    assert json.loads(capsys.readouterr().out)["computed"] == 6
+    assert FeatureSet.open(world / "image").record == before
+
+
+@pytest.mark.parametrize(("kind", "inputs"), [("image", "photos"), ("text", "texts.txt")])
+def test_rows_can_be_encoded_again_and_compared(monkeypatch, capsys, world, kind, inputs):
+    words = ["cache", "verify", world / kind, "--recompute", 2, "--inputs", world / inputs]
+    words += ["--encoder", world / "clip.json"]
+    assert run(monkeypatch, *words) == 0
+    assert "2 rows encoded again: 2 the same bytes" in capsys.readouterr().out
+
+
+def test_rows_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, world):
+    from pipeline.cache import FeatureSetWriter
+
+    features = FeatureSet.open(world / "image")
+    spec, keys = features.record.spec, np.array(features.keys)
+    with FeatureSetWriter(world / "forged", spec) as writer:
+        for batch in writer.plan(keys, batch_size=64):
+            rows = np.random.default_rng(1).standard_normal((len(batch.keys), spec.dim))
+            writer.add(batch.keys, rows.astype(np.float32))
+        writer.publish(features.record.shards[0].computed)
+    assert verify(world / "forged") == []
+    words = ["--recompute", 6, "--inputs", world / "photos", "--encoder", world / "clip.json"]
+    assert run(monkeypatch, "cache", "verify", world / "forged", *words) == 1
+    said = capsys.readouterr().out
+    assert "6 faults" in said
+    assert "0.png" in said
+
+
+def test_another_encoder_than_the_records_is_refused(monkeypatch, capsys, world):
+    words = ["--recompute", 2, "--inputs", world / "photos", "--encoder", world / "clip.json"]
+    words += ["--weights", "random:1"]
+    assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
+    said = capsys.readouterr().err
+    assert "not the one of its record" in said
+    assert "encoder.source: random:0 → random:1" in said
+
+
+def test_without_inputs_it_says_what_to_name(monkeypatch, capsys, world):
+    assert run(monkeypatch, "cache", "verify", world / "image", "--recompute", 2) == 1
+    assert "--inputs" in capsys.readouterr().err
+
+
+def test_gc_says_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
+    (world / "image" / f"shard-{'0' * 32}.h5").write_bytes(b"x" * 3_000_000)
+    assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run") == 0
+    assert "3.0 MB would be freed" in capsys.readouterr().out
+    assert run(monkeypatch, "cache", "gc", world / "image") == 0
+    assert "3.0 MB freed" in capsys.readouterr().out
+    assert verify(world / "image") == []
+    assert len(list((world / "image").iterdir())) == 3
+
+
+def test_compact_export_import_and_diff(monkeypatch, capsys, world):
+    assert run(monkeypatch, "cache", "compact", world / "image") == 0
+    assert "1 shards → 1" in capsys.readouterr().out
+    assert run(monkeypatch, "cache", "export", world / "image", "--out", world / "a.tar") == 0
+    assert run(monkeypatch, "cache", "import", world / "a.tar", "--out", world / "b") == 0
+    capsys.readouterr()
+    assert run(monkeypatch, "cache", "diff", world / "image", world / "b") == 0
+    assert "0 added, 0 gone, 0 changed, 6 the same" in capsys.readouterr().out
+    assert run(monkeypatch, "cache", "diff", world / "image", world / "b", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["same"] == 6
+
+
+def test_mcse_through_the_commands(monkeypatch, capsys, tmp_path):
+    import h5py
+
+    with h5py.File(tmp_path / "in.hdf5", "w") as file:
+        file["features"] = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (tmp_path / "in.txt").write_text("one\ntwo\nthree\n")
+    data, features = tmp_path / "data", tmp_path / "set"
+    words = [tmp_path / "in.hdf5", "--texts", tmp_path / "in.txt", "--dataset", data]
+    assert run(monkeypatch, "cache", "import-mcse", *words, "--out", features) == 0
+    out = ["--out", tmp_path / "out.hdf5", "--texts", tmp_path / "out.txt"]
+    assert run(monkeypatch, "cache", "export-mcse", features, "--dataset", data, *out) == 0
+    assert (tmp_path / "out.txt").read_text() == "one\ntwo\nthree\n"
+    (tmp_path / "in.txt").write_text("one\ntwo\n")
+    assert run(monkeypatch, "cache", "import-mcse", *words, "--out", tmp_path / "other") == 1
+    assert "2 lines" in capsys.readouterr().err
