@@ -1,0 +1,73 @@
+"""`sightline ground stats`: what a grounding yielded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.options import JSON, print_json
+
+if TYPE_CHECKING:
+    from pipeline.grounding.stats import GroundStats
+
+
+def stats(
+    phrases: Annotated[Path, typer.Argument(help="A grounding (folder) or a phrases manifest.")],
+    captions: Annotated[
+        Path | None, typer.Option(help="Captions manifest, to measure how much is covered.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", dir_okay=False, help="JSON file to write as well.")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for the data of DVC's plots.")
+    ] = None,
+    as_json: JSON = False,
+) -> None:
+    """Pairs per image, drops by reason, and how much of the captions the phrases cover.
+
+    Example: sightline ground stats data/datasets/scenes/phrases.parquet
+    --captions data/datasets/scenes/captions.parquet
+    """
+    import json
+
+    from pipeline.cache.atomic import write_bytes
+    from pipeline.grounding.stats import ground_stats, write_plots
+
+    found = ground_stats(phrases, captions)
+    if out is not None:
+        write_bytes(out, (json.dumps(found.to_json(), indent=2) + "\n").encode())
+    if plots is not None:
+        write_plots(found, plots)
+    if as_json:
+        print_json(found.to_json())
+        return
+    _print(found)
+
+
+def _print(stats: GroundStats) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from pipeline.grounding.stats import PUBLISHED_PAIRS
+
+    table = Table("", "", box=None, show_header=False)
+    table.columns[1].justify = "right"
+    published = f"(MCSEO on Flickr30k: {PUBLISHED_PAIRS})"
+    coverage = stats.span_coverage
+    for name, value, note in [
+        ("images", f"{stats.images:,}", ""),
+        *((f"  failed: {code}", f"{count:,}", "") for code, count in stats.failed.items()),
+        ("captions", f"{stats.captions:,}", ""),
+        ("  with two pairs or more", f"{stats.contrasted:,}", "(MCSEO's object term takes these)"),
+        ("pairs", f"{stats.pairs:,}", ""),
+        ("  per image", f"{stats.pairs_per_image:.2f}", published),
+        ("objects", f"{stats.objects:,}", "(distinct cut-outs)"),
+        ("caption in phrases", "–" if coverage is None else f"{coverage:.1%}", "(of characters)"),
+        ("dropped", f"{sum(stats.drops.values()):,}", ""),
+        *((f"  {reason}", f"{count:,}", "") for reason, count in stats.drops.items()),
+    ]:
+        table.add_row(name, value, note)
+    Console().print(table)

@@ -1,0 +1,134 @@
+"""What a grounding yielded: pairs per image, drops by reason, coverage of the captions."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.cache import CAPTIONS, CacheError, key_of_text, read_manifest
+from pipeline.cache.atomic import write_bytes
+from pipeline.cache.records import read_phrases, read_tables
+
+PUBLISHED_PAIRS = 4.2
+"""Pairs per image of Flickr30k, longest caption of each (Zhao et al. 2025, MCSEO)."""
+
+_LEAST_PAIRS = 2  # of a caption that takes part in MCSEO's object term
+
+
+@dataclass(frozen=True)
+class GroundStats:
+    """Counts of one grounding.
+
+    Attributes:
+        images: grounded without error, with or without a pair. Of a manifest of phrases: those
+            that have one.
+        failed: images by code of what kept them from being grounded.
+        captions: that have a pair or a drop.
+        pairs: records.
+        objects: distinct cut-outs.
+        pairs_per_image: mean over `images`.
+        images_by_pairs: number of images that have so many pairs.
+        captions_by_pairs: number of captions that have so many pairs.
+        contrasted: captions with at least two pairs, which alone take part in MCSEO's object term.
+        drops: phrases and boxes by reason, the most frequent first.
+        span_coverage: mean over `captions` of the share of characters that lie in a phrase; None
+            without captions to measure.
+    """
+
+    images: int
+    failed: dict[str, int]
+    captions: int
+    pairs: int
+    objects: int
+    pairs_per_image: float
+    images_by_pairs: dict[int, int]
+    captions_by_pairs: dict[int, int]
+    contrasted: int
+    drops: dict[str, int]
+    span_coverage: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, with the published figure beside ours."""
+        return {**asdict(self), "published_pairs_per_image": PUBLISHED_PAIRS}
+
+
+def ground_stats(path: Path, captions: Path | None = None) -> GroundStats:
+    """Count what is in a grounding's folder, or in a phrases manifest.
+
+    Args:
+        captions: the captions manifest that was grounded, to measure the coverage of its texts.
+
+    Raises:
+        CacheError: a file is missing or damaged, or ``captions`` lacks one of the captions.
+    """
+    records = read_phrases(path).select(
+        ["image_key", "caption_key", "char_start", "char_end", "cutout_key"]
+    )
+    drops: list[dict[str, Any]] = []
+    pairs_of_images: dict[bytes, int] = Counter(records["image_key"].to_pylist())
+    failed: Counter[str] = Counter()
+    if path.is_dir():
+        drops = read_tables(path, "drops").to_pylist()
+        rows = read_tables(path, "images").to_pylist()
+        failed.update(row["error"] for row in rows if row["error"])
+        pairs_of_images = {row["image_key"]: row["pairs"] for row in rows if not row["error"]}
+    spans: dict[tuple[bytes, bytes], list[tuple[int, int]]] = {
+        (drop["image_key"], drop["caption_key"]): [] for drop in drops
+    }
+    for row in records.to_pylist():
+        key = row["image_key"], row["caption_key"]
+        spans.setdefault(key, []).append((row["char_start"], row["char_end"]))
+    by_caption = Counter(len(some) for some in spans.values())
+    return GroundStats(
+        images=len(pairs_of_images),
+        failed=_by_count(failed),
+        captions=len(spans),
+        pairs=records.num_rows,
+        objects=len(set(records["cutout_key"].to_pylist())),
+        pairs_per_image=records.num_rows / max(len(pairs_of_images), 1),
+        images_by_pairs=dict(sorted(Counter(pairs_of_images.values()).items())),
+        captions_by_pairs=dict(sorted(by_caption.items())),
+        contrasted=sum(n for pairs, n in by_caption.items() if pairs >= _LEAST_PAIRS),
+        drops=_by_count(Counter(drop["reason"] for drop in drops)),
+        span_coverage=_coverage(spans, captions) if captions else None,
+    )
+
+
+def write_plots(stats: GroundStats, folder: Path) -> None:
+    """Write ``pairs_per_image.json`` and ``drops.json``, lists of points as ``dvc plots`` draws."""
+    points = {
+        "pairs_per_image": [
+            {"pairs": pairs, "images": count} for pairs, count in stats.images_by_pairs.items()
+        ],
+        "drops": [{"reason": reason, "dropped": count} for reason, count in stats.drops.items()],
+    }
+    for name, rows in points.items():
+        write_bytes(folder / f"{name}.json", (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def _by_count(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _coverage(
+    spans: dict[tuple[bytes, bytes], list[tuple[int, int]]], captions: Path
+) -> float | None:
+    texts = {
+        key_of_text(text): text for text in read_manifest(captions, CAPTIONS)["text"].to_pylist()
+    }
+    absent = {caption for _, caption in spans} - texts.keys()
+    if absent:
+        raise CacheError(
+            f"{captions}: lacks {len(absent):,} of the captions that were grounded (such as "
+            f"{min(absent).hex()[:12]}…); give the manifest that the grounding was made from"
+        )
+    shares = []
+    for (_, caption), some in spans.items():
+        length = len(texts[caption])
+        covered = {at for start, end in some for at in range(max(start, 0), min(end, length))}
+        if length:
+            shares.append(len(covered) / length)
+    return sum(shares) / len(shares) if shares else None
