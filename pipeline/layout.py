@@ -31,6 +31,11 @@ def grounding_folder(dataset: str) -> Path:
     return Path("data/objects") / dataset
 
 
+def ground_stats_folder(dataset: str) -> Path:
+    """Figures of a data set's grounding, and the points that DVC plots."""
+    return Path("data/ground-stats") / dataset
+
+
 def cutouts_folder(dataset: str) -> Path:
     """Pictures of its objects; restricted photographs can stay out of a remote here."""
     return Path("data/cutouts") / dataset

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from pipeline.grounding.run import GroundSummary
+    from pipeline.grounding.stats import GroundStats
     from train.config import RunSpec
 
 
@@ -74,6 +75,18 @@ def ground(params: Params, dataset: str) -> GroundSummary:
         workers=given.workers,
         max_failed=given.max_failed,
     )
+
+
+def ground_stats(dataset: str) -> GroundStats:
+    """Figures of one data set's grounding, as JSON and as points for DVC's plots."""
+    from pipeline.grounding.stats import ground_stats, write_plots, write_stats
+
+    captions = layout.dataset_folder(dataset) / "captions.parquet"
+    found = ground_stats(layout.grounding_folder(dataset), captions)
+    folder = layout.ground_stats_folder(dataset)
+    write_stats(found, folder / "stats.json")
+    write_plots(found, folder)
+    return found
 
 
 def object_features(

@@ -31,14 +31,11 @@ def stats(
     Example: sightline ground stats data/datasets/scenes/phrases.parquet
     --captions data/datasets/scenes/captions.parquet
     """
-    import json
-
-    from pipeline.cache.atomic import write_bytes
-    from pipeline.grounding.stats import ground_stats, write_plots
+    from pipeline.grounding.stats import ground_stats, write_plots, write_stats
 
     found = ground_stats(phrases, captions)
     if out is not None:
-        write_bytes(out, (json.dumps(found.to_json(), indent=2) + "\n").encode())
+        write_stats(found, out)
     if plots is not None:
         write_plots(found, plots)
     if as_json:

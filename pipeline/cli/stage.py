@@ -58,6 +58,17 @@ def ground(dataset: _DATASET, params: PARAMS = _FILE) -> None:
     print(f"{dataset}: {stages.ground(_load(params), dataset)}")
 
 
+@app.command("ground-stats")
+def ground_stats(dataset: _DATASET) -> None:
+    """Figures of one data set's grounding: pairs per image, drops by reason, coverage.
+
+    Example: sightline stage ground-stats flickr30k
+    """
+    from pipeline import stages
+
+    print(f"{dataset}: {stages.ground_stats(dataset)}")
+
+
 @app.command("object-features")
 def object_features(
     dataset: _DATASET, encoder: _ENCODER, retry: RETRY = None, params: PARAMS = _FILE

@@ -50,6 +50,16 @@ class GroundStats:
     drops: dict[str, int]
     span_coverage: float | None
 
+    def __str__(self) -> str:
+        parts = [
+            f"{self.pairs:,} pairs of {self.images:,} images, {self.pairs_per_image:.2f} an image "
+            f"(MCSEO on Flickr30k: {PUBLISHED_PAIRS})",
+            f"{sum(self.drops.values()):,} dropped",
+        ]
+        if self.span_coverage is not None:
+            parts.append(f"{self.span_coverage:.1%} of the captions covered")
+        return " · ".join(parts)
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the published figure beside ours."""
         return {**asdict(self), "published_pairs_per_image": PUBLISHED_PAIRS}
@@ -95,6 +105,11 @@ def ground_stats(path: Path, captions: Path | None = None) -> GroundStats:
         drops=_by_count(Counter(drop["reason"] for drop in drops)),
         span_coverage=_coverage(spans, captions) if captions else None,
     )
+
+
+def write_stats(stats: GroundStats, path: Path) -> None:
+    """Write the figures as one JSON object."""
+    write_bytes(path, (json.dumps(stats.to_json(), indent=2) + "\n").encode())
 
 
 def write_plots(stats: GroundStats, folder: Path) -> None:

@@ -76,3 +76,16 @@ def test_the_command(files, tmp_path):
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
     assert told == json.loads(out.read_text())
     assert told["published_pairs_per_image"] == 4.2
+
+
+def test_the_stage(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/objects").mkdir(parents=True)
+    files.phrases.rename(tmp_path / "data/objects/mine")
+    (tmp_path / "data/datasets/mine").mkdir(parents=True)
+    files.captions.rename(tmp_path / "data/datasets/mine/captions.parquet")
+    shown = CliRunner().invoke(app, ["stage", "ground-stats", "mine"])
+    assert shown.exit_code == 0, shown.output
+    assert "8 pairs of 4 images, 2.00 an image" in shown.output
+    names = {path.name for path in (tmp_path / "data/ground-stats/mine").iterdir()}
+    assert names == {"stats.json", "pairs_per_image.json", "drops.json"}
