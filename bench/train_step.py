@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from pipeline.cache import TokenHeader, TokenSet, keys_of_texts, write_tokens
-from train.data import Batch, pad
+from train.batch import Batch
+from train.data import pad
 from train.losses import info_nce
 from train.model import TOTAL, GroundedModel
 from train.objectives import make_objective

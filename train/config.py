@@ -85,11 +85,16 @@ class TrainConfig(_Strict):
 
 
 class PairSource(_Strict):
-    """The stream of image–caption pairs: two manifests, and the token set of the captions."""
+    """The stream of image–caption pairs: two manifests, and the token set of the captions.
+
+    Attributes:
+        phrases: phrase tokens of the captions, for an objective that reads features of objects.
+    """
 
     captions: Path
     images: Path
     tokens: Path
+    phrases: Path | None = None
 
 
 class TextSource(_Strict):

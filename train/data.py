@@ -5,10 +5,9 @@ Everything that a run needs is found, and everything that is missing is said, be
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,60 +19,31 @@ from torch.utils.data import Dataset
 
 from pipeline.cache import (
     SENTENCES,
+    CacheError,
     FeatureSet,
     SightlineError,
     TokenSet,
     keys_of_texts,
     read_manifest,
 )
+from train.batch import Batch
 from train.config import RunSpec, TextSource
-from train.names import Stream
-from train.pairs import describe_source, read_pairs
+from train.names import FeatureKind, Stream
+from train.objects import ObjectRows
+from train.pairs import Pairs, describe_source, read_pairs
 from train.schedule import Schedule
 
 if TYPE_CHECKING:
     from train.objectives.base import FeatureNeed, Objective
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Micro-batch ``k``, ready for the model.
-
-    Attributes:
-        k: number of the micro-batch within the run.
-        seed: of the run; with `k` it seeds what is drawn inside the batch (see `generator`).
-        stream: `pairs` or `text`.
-        input_ids: int64 [N, L], padded with ``pad_token_id`` to the longest of the batch.
-        lengths: int64 [N], tokens of each row, special tokens included.
-        features: slot → float32 [N, D]; empty on the text stream.
-        keys: uint8 [N, 32] of the texts, for error messages.
-    """
-
-    k: int
-    seed: int
-    stream: Stream
-    input_ids: Tensor
-    lengths: Tensor
-    features: Mapping[str, Tensor]
-    keys: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The same batch with its tensors on ``device``."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
-
-        features = {slot: move(rows) for slot, rows in self.features.items()}
-        ids, lengths = move(self.input_ids), move(self.lengths)
-        return replace(self, input_ids=ids, lengths=lengths, features=features)
-
-    def generator(self) -> torch.Generator:
-        """A CPU generator fixed by (seed, k): the same draw again after a resume."""
-        digest = hashlib.sha256(f"{self.seed}:{self.k}".encode()).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+CONTROLLED: Mapping[str, set[FeatureKind]] = {
+    "shuffle_images": {"image"},
+    "random_images": {"image"},
+    "shuffle_teachers": {"text", "teacher"},
+    "shuffle_objects": {"object"},
+}
+"""Control → the kinds of features that it takes the signal from."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +54,7 @@ class _Rows:
     token_rows: NDArray[np.int64]
     keys: NDArray[np.uint8]
     features: Mapping[str, tuple[FeatureSet, NDArray[np.int64]]]
+    objects: ObjectRows | None = None
 
 
 class TrainingData(Dataset[Batch]):
@@ -93,6 +64,7 @@ class TrainingData(Dataset[Batch]):
         schedule: which rows micro-batch k holds.
         feature_sets: slot → feature set.
         dropped_pairs: pairs left out because their image could not be extracted.
+        dropped_phrases: phrases left out because their object could not be extracted.
         source: what the streams were read from, for the model card.
         samples: stream → a few texts with their token ids, to check the student's tokenizer by.
     """
@@ -107,19 +79,15 @@ class TrainingData(Dataset[Batch]):
         params = objective.params
         needs = objective.features(params)
         self._check_slots(spec, needs)
+        self._check_streams(spec, objective)
+        self._check_controls(objective)
         self.seed = spec.seed
-        self.feature_sets = {slot: FeatureSet.open(spec.features[slot]) for slot in needs}
-        for slot, need in needs.items():
-            kind = self.feature_sets[slot].record.spec.kind
-            if kind != need.kind:
-                raise SightlineError(
-                    f"{spec.features[slot]}: holds {kind} features, but slot {slot!r} of "
-                    f"objective {spec.objective} needs {need.kind} features"
-                )
-        self.dropped_pairs = 0
+        self.feature_sets = {slot: _open(spec, slot, need) for slot, need in needs.items()}
+        self.dropped_pairs = self.dropped_phrases = 0
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
         self._streams: dict[Stream, _Rows] = {}
+        self._paced_by: int | None = None
         if spec.pairs is not None:
             self._add_pairs(spec, objective, needs)
         if spec.text is not None:
@@ -131,7 +99,11 @@ class TrainingData(Dataset[Batch]):
                     f"{self.source[stream]}: {size} rows to train on; contrast needs at least two"
                 )
         self.schedule = Schedule(
-            sizes.get("pairs", 0), sizes.get("text", 0), spec.train.batch_size, spec.seed
+            sizes.get("pairs", 0),
+            sizes.get("text", 0),
+            spec.train.batch_size,
+            spec.seed,
+            self._paced_by,
         )
         self._check_one_tokenizer()
 
@@ -163,7 +135,12 @@ class TrainingData(Dataset[Batch]):
             slot: torch.from_numpy(features.gather(where[rows]).astype(np.float32, copy=False))
             for slot, (features, where) in stream.features.items()
         }
-        return Batch(k, self.seed, draw.stream, input_ids, lengths, features, stream.keys[rows])
+        phrases = None
+        if stream.objects is not None:
+            phrases, of_objects = stream.objects.take(rows)
+            features |= of_objects
+        keys = stream.keys[rows]
+        return Batch(k, self.seed, draw.stream, input_ids, lengths, features, keys, phrases)
 
     def _add_pairs(
         self, spec: RunSpec, objective: Objective, needs: Mapping[str, FeatureNeed]
@@ -182,21 +159,54 @@ class TrainingData(Dataset[Batch]):
                 f"{self.source['pairs']}: all {pairs.dropped} pairs have an image that could not "
                 "be extracted; see the failures file beside the feature set"
             )
+        if params.pairs is not None:
+            self._paced_by = len(pairs)
+            pairs = pairs.sample(params.pairs, params.data_seed)
+        tokens = open_tokens(spec.pairs.tokens, spec.student.max_length)
+        objects = self._objects(spec, needs, pairs, tokens, params.shuffle_objects)
         if params.shuffle_images:
             pairs = pairs.with_shuffled_images(params.data_seed)
-        by_kind = {
+        if params.random_images:
+            pairs = pairs.with_random_images(params.data_seed)
+        of_captions = pairs.caption_keys
+        if params.shuffle_teachers:
+            of_captions = pairs.shuffled_captions(params.data_seed)
+        by_kind: dict[FeatureKind, NDArray[np.uint8]] = {
             "image": pairs.image_keys,
-            "text": pairs.caption_keys,
-            "teacher": pairs.caption_keys,
+            "text": of_captions,
+            "teacher": of_captions,
         }
         features = {}
         for slot, need in needs.items():
-            feature_set = self.feature_sets[slot]
-            features[slot] = (feature_set, feature_set.rows(by_kind[need.kind]))
-        tokens = open_tokens(spec.pairs.tokens, spec.student.max_length)
+            if need.kind != "object":
+                feature_set = self.feature_sets[slot]
+                features[slot] = (feature_set, feature_set.rows(by_kind[need.kind]))
         rows = tokens.rows(pairs.caption_keys)
-        self._streams["pairs"] = _Rows(tokens, rows, pairs.caption_keys, features)
+        self._streams["pairs"] = _Rows(tokens, rows, pairs.caption_keys, features, objects)
         self.samples["pairs"] = _samples(pairs.texts, tokens, rows)
+
+    def _objects(
+        self,
+        spec: RunSpec,
+        needs: Mapping[str, FeatureNeed],
+        pairs: Pairs,
+        tokens: TokenSet,
+        exchanged: bool,
+    ) -> ObjectRows | None:
+        """The phrases of ``pairs`` and the rows of their objects, if the objective reads any."""
+        sets = {s: self.feature_sets[s] for s, need in needs.items() if need.kind == "object"}
+        if not sets:
+            return None
+        assert spec.pairs is not None
+        if spec.pairs.phrases is None:
+            raise SightlineError(
+                f"objective {spec.objective} reads features of objects ({', '.join(sets)}), so it "
+                "needs phrase tokens; make them with `sightline phrase-tokens` and give "
+                "`pairs.phrases`"
+            )
+        objects = ObjectRows.find(spec.pairs.phrases, pairs, sets, tokens)
+        self.dropped_phrases = objects.dropped
+        return objects.exchanged() if exchanged else objects
 
     def _add_text(self, source: TextSource, max_length: int) -> None:
         texts = read_manifest(source.sentences, SENTENCES).column("text").to_pylist()
@@ -208,13 +218,13 @@ class TrainingData(Dataset[Batch]):
         self.samples["text"] = _samples(texts, tokens, rows)
 
     def _check_slots(self, spec: RunSpec, needs: Mapping[str, FeatureNeed]) -> None:
-        missing = [f"{slot} ({need.kind}: {need.encoder})" for slot, need in needs.items()]
         if needs and spec.pairs is None:
+            wanted = ", ".join(f"{slot} ({need})" for slot, need in needs.items())
             raise SightlineError(
-                f"objective {spec.objective} needs pairs, for {', '.join(missing)}; give `pairs`"
+                f"objective {spec.objective} needs pairs, for {wanted}; give `pairs`"
             )
         missing = [
-            f"{slot} ({need.kind} features of {need.encoder})"
+            f"{slot} ({need}; made by `{need.command}`)"
             for slot, need in needs.items()
             if slot not in spec.features
         ]
@@ -230,6 +240,23 @@ class TrainingData(Dataset[Batch]):
                 f"it reads {', '.join(needs) or 'none'}"
             )
 
+    def _check_streams(self, spec: RunSpec, objective: Objective) -> None:
+        if spec.text is not None and not objective.trains_on_text:
+            raise SightlineError(
+                f"objective {spec.objective}: its text term is off, so a batch of plain sentences "
+                "trains nothing; leave the text stream out, or give text_weight a value above 0"
+            )
+
+    def _check_controls(self, objective: Objective) -> None:
+        """Refuse a control of features that the objective does not read: it would do nothing."""
+        kinds = {need.kind for need in objective.features(objective.params).values()}
+        for control, of_kinds in CONTROLLED.items():
+            if getattr(objective.params, control) and not kinds & of_kinds:
+                raise SightlineError(
+                    f"{control} is on, but objective {objective.name} reads no "
+                    f"{' or '.join(sorted(of_kinds))} features here; leave it out"
+                )
+
     def _check_one_tokenizer(self) -> None:
         digests = {rows.tokens.tokenizer_sha256 for rows in self._streams.values()}
         if len(digests) > 1:
@@ -244,6 +271,25 @@ def first_paired(data: TrainingData, batches: int, count: int = 100) -> Iterator
     """The first ``count`` paired ones among micro-batches 0 … ``batches`` − 1 of a run."""
     paired = (k for k in range(batches) if data.schedule.draw(k).stream == "pairs")
     return (data[k] for k in itertools.islice(paired, count))
+
+
+def _open(spec: RunSpec, slot: str, need: FeatureNeed) -> FeatureSet:
+    """The feature set of ``slot``; an error says what it is for and how to make it."""
+    path = spec.features[slot]
+    try:
+        found = FeatureSet.open(path)
+    except CacheError as error:
+        raise SightlineError(
+            f"{error}\n  It is for slot {slot!r} of objective {spec.objective}: {need}; "
+            f"`{need.command}` makes it."
+        ) from error
+    kind = found.record.spec.kind
+    if kind != need.kind:
+        raise SightlineError(
+            f"{path}: holds {kind} features, but slot {slot!r} of objective {spec.objective} "
+            f"needs {need}; `{need.command}` makes them"
+        )
+    return found
 
 
 def open_tokens(path: Path, max_length: int) -> TokenSet:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.cache import SightlineError
+from train.batch import Batch
 from train.config import StudentConfig
-from train.data import Batch
 from train.encoder_folder import load_model, load_tokenizer, read_recipe
 from train.length_groups import group_overhead, length_groups
 from train.objectives.base import Objective, Views

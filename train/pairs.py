@@ -51,14 +51,44 @@ class Pairs:
         keep = np.array([key.tobytes() not in failed for key in self.image_keys], dtype=bool)
         if keep.all():
             return self
-        rows = np.flatnonzero(keep)
-        return Pairs(
-            [self.caption_ids[i] for i in rows],
-            [self.texts[i] for i in rows],
-            self.caption_keys[rows],
-            self.image_keys[rows],
-            self.dropped + int((~keep).sum()),
+        kept = self._only(np.flatnonzero(keep))
+        return replace(kept, dropped=self.dropped + int((~keep).sum()))
+
+    def sample(self, count: int, seed: int) -> Pairs:
+        """``count`` of the pairs, drawn by ``seed``, in their order; a larger draw holds a smaller.
+
+        Raises:
+            SightlineError: there are fewer.
+        """
+        if count > len(self):
+            raise SightlineError(
+                f"pairs is {count:,}, but there are {len(self):,} to draw from; lower it or leave "
+                "it out"
+            )
+        order = np.random.default_rng([seed, len(self)]).permutation(len(self))
+        return self._only(np.sort(order[:count]))
+
+    def _only(self, rows: NDArray[np.int64]) -> Pairs:
+        return replace(
+            self,
+            caption_ids=[self.caption_ids[i] for i in rows],
+            texts=[self.texts[i] for i in rows],
+            caption_keys=self.caption_keys[rows],
+            image_keys=self.image_keys[rows],
         )
+
+    def with_random_images(self, seed: int) -> Pairs:
+        """Every caption with an image drawn at random with replacement, once for the whole run.
+
+        Unlike `with_shuffled_images`, captions of one image no longer share one either.
+
+        Raises:
+            SightlineError: there is only one image.
+        """
+        distinct = np.unique(self.image_keys, axis=0)
+        _need_two(len(distinct), "random_images", "images")
+        drawn = np.random.default_rng([seed, len(distinct)]).integers(len(distinct), size=len(self))
+        return replace(self, image_keys=distinct[drawn])
 
     def with_shuffled_images(self, seed: int) -> Pairs:
         """Every image's captions with the image of another: the control of MCSE's table 2.
@@ -69,13 +99,17 @@ class Pairs:
         Raises:
             SightlineError: there is only one image.
         """
-        distinct, image = np.unique(self.image_keys, axis=0, return_inverse=True)
-        if len(distinct) < 2:
-            raise SightlineError("shuffle_images needs at least two different images; found one")
-        cycle = np.random.default_rng([seed, len(distinct)]).permutation(len(distinct))
-        other = np.empty_like(cycle)
-        other[cycle] = np.roll(cycle, -1)
-        return replace(self, image_keys=distinct[other[image.ravel()]])
+        return replace(self, image_keys=_exchanged(self.image_keys, seed, "shuffle_images"))
+
+    def shuffled_captions(self, seed: int) -> NDArray[np.uint8]:
+        """For every pair the key of another caption: uint8 [n, 32]; rows of teachers shuffled.
+
+        One fixed permutation of the distinct captions, a single cycle.
+
+        Raises:
+            SightlineError: there is only one caption.
+        """
+        return _exchanged(self.caption_keys, seed, "shuffle_teachers")
 
 
 def read_pairs(source: PairSource, policy: CaptionPolicy, seed: int) -> Pairs:
@@ -137,6 +171,21 @@ def choose_captions(
             rows[_hash(f"{seed}:{image_id}") % len(rows)] for image_id, rows in captions_of.items()
         ]
     return np.sort(np.array(chosen, dtype=np.int64))
+
+
+def _exchanged(keys: NDArray[np.uint8], seed: int, control: str) -> NDArray[np.uint8]:
+    """``keys`` with every distinct key replaced by the next in a seeded cycle through all."""
+    distinct, which = np.unique(keys, axis=0, return_inverse=True)
+    _need_two(len(distinct), control, "rows")
+    cycle = np.random.default_rng([seed, len(distinct)]).permutation(len(distinct))
+    other = np.empty_like(cycle)
+    other[cycle] = np.roll(cycle, -1)
+    return distinct[other[which.ravel()]]
+
+
+def _need_two(found: int, control: str, what: str) -> None:
+    if found < 2:
+        raise SightlineError(f"{control} needs at least two different {what}; found {found}")
 
 
 def describe_source(source: PairSource) -> str:

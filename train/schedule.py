@@ -41,6 +41,8 @@ class Schedule:
 
     Attributes:
         pairs, text: rows of the two streams; either may be 0.
+        paced_by: pairs that decide how many steps an epoch has and which of them are paired; None
+            means `pairs`. With fewer pairs than that they come round more often, at equal steps.
         batch_size: rows of a batch (one more where a single row was merged in).
         seed: of the run; each pass over a stream is shuffled by (seed, stream, pass).
 
@@ -52,6 +54,7 @@ class Schedule:
     text: int
     batch_size: int
     seed: int
+    paced_by: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 2:
@@ -61,8 +64,9 @@ class Schedule:
 
     @property
     def pair_batches(self) -> int:
-        """Batches of one pass over the pairs."""
-        return batches_per_pass(self.pairs, self.batch_size)
+        """Paired batches of one epoch."""
+        pairs = self.pairs if self.paced_by is None else self.paced_by
+        return batches_per_pass(pairs, self.batch_size)
 
     @property
     def text_batches(self) -> int:
@@ -94,7 +98,8 @@ class Schedule:
         """What micro-batch ``k`` ≥ 0 is."""
         before = self.pairs_before(k)
         if self.pairs_before(k + 1) > before:
-            return Draw("pairs", *divmod(before, self.pair_batches))
+            of_pass = batches_per_pass(self.pairs, self.batch_size)
+            return Draw("pairs", *divmod(before, of_pass))
         return Draw("text", *divmod(k - before, self.text_batches))
 
     def rows(self, draw: Draw) -> NDArray[np.int64]:

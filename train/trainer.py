@@ -26,10 +26,11 @@ from transformers import (
 
 from pipeline.cache import SightlineError
 from pipeline.cache.atomic import write_bytes
+from train.batch import Batch
 from train.callbacks import DEV
 from train.checkpoints import Best, Checkpoints, Progress, random_state, restore_random_state
 from train.config import TrainConfig
-from train.data import Batch, TrainingData
+from train.data import TrainingData
 from train.model import TOTAL, GroundedModel
 
 

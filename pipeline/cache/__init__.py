@@ -10,6 +10,7 @@ from pipeline.cache.keys import as_keys, key_of_bytes, key_of_file, key_of_text,
 from pipeline.cache.manifest import (
     CAPTIONS,
     IMAGES,
+    PHRASE_TOKENS,
     PHRASES,
     SENTENCES,
     TOKENS,
@@ -17,6 +18,14 @@ from pipeline.cache.manifest import (
     key_column,
     read_manifest,
     write_manifest,
+)
+from pipeline.cache.phrase_tokens import (
+    PhraseTokenHeader,
+    PhraseTokens,
+    RaggedPhrases,
+    pair_keys,
+    ranges,
+    write_phrase_tokens,
 )
 from pipeline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
 from pipeline.cache.tokens import TokenHeader, TokenSet, write_tokens
@@ -27,6 +36,7 @@ __all__ = [
     "CAPTIONS",
     "IMAGES",
     "PHRASES",
+    "PHRASE_TOKENS",
     "SENTENCES",
     "TOKENS",
     "BusyError",
@@ -37,6 +47,9 @@ __all__ = [
     "FeatureSetWriter",
     "FeatureSpec",
     "MissingKeys",
+    "PhraseTokenHeader",
+    "PhraseTokens",
+    "RaggedPhrases",
     "SightlineError",
     "TokenHeader",
     "TokenSet",
@@ -47,8 +60,11 @@ __all__ = [
     "key_of_file",
     "key_of_text",
     "keys_of_texts",
+    "pair_keys",
+    "ranges",
     "read_manifest",
     "verify",
     "write_manifest",
+    "write_phrase_tokens",
     "write_tokens",
 ]

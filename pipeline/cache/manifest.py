@@ -63,6 +63,17 @@ TOKENS = pa.schema(
 )
 """One row a distinct text, sorted by key; ids hold the special tokens and are truncated."""
 
+PHRASE_TOKENS = pa.schema(
+    [
+        ("pair_key", _KEY),  # SHA-256 of image key + caption key
+        ("token_start", pa.int32()),  # span of the phrase in the caption's row of the token set
+        ("token_end", pa.int32()),
+        ("cutout_key", _KEY),
+    ],
+    metadata={"sightline": "phrase-tokens/1"},
+)
+"""One row a phrase that the student sees whole, sorted by pair; of one student's tokenizer."""
+
 
 def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None:
     """Write ``table`` as Parquet, atomically; the same rows give the same bytes.

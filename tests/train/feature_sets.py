@@ -12,7 +12,7 @@ from conftest import World
 from torch import Tensor
 
 from pipeline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, key_of_text
-from train.data import Batch
+from train.batch import Batch
 
 
 class Features:

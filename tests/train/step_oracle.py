@@ -6,6 +6,7 @@ precision. An objective's test adds its terms, as the paper's equations have the
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,9 @@ from feature_sets import Features
 from torch import Tensor
 from transformers import BertConfig, BertModel, TrainerCallback
 
+from train.batch import Batch
 from train.config import RunSpec
-from train.data import Batch, TrainingData
+from train.data import TrainingData
 from train.model import GroundedModel, load_student
 from train.objectives import make_objective
 from train.objectives.base import Views
@@ -76,8 +78,8 @@ class OracleStudent:
                 self.weights[name] = value.double().clone().requires_grad_()
         self.moments: dict[str, tuple[int, Tensor, Tensor]] = {}
 
-    def embed(self, ids: list[int]) -> Row:
-        return self.bert(input_ids=torch.tensor([ids])).last_hidden_state[0, 0]
+    def states(self, ids: list[int]) -> Tensor:
+        return self.bert(input_ids=torch.tensor([ids])).last_hidden_state[0]
 
     def project(self, head: str, row: Row) -> Row:
         weight, bias = (self.weights[f"heads.{head}.0.{part}"] for part in ("weight", "bias"))
@@ -112,12 +114,14 @@ class OracleBatch:
         first, second: sentence embeddings of both views, before any head.
         features: slot → rows; empty for plain sentences.
         batch: for the draws that are made from its generator.
+        tokens: last hidden states of both views, [length, d] for each sentence.
     """
 
     first: list[Row]
     second: list[Row]
     features: dict[str, list[Row]]
     batch: Batch
+    tokens: tuple[list[Tensor], list[Tensor]] = ([], [])
 
 
 Terms = Callable[[OracleStudent, OracleBatch], dict[str, Tensor]]
@@ -132,7 +136,8 @@ class Case:
     """One objective with its parameters on the tiny world.
 
     Attributes:
-        slots: slot → name of the feature set.
+        slots: slot → name of the feature set; sets of objects are not among the oracle's.
+        pairs: what the stream of pairs has beside the tiny world's own.
     """
 
     world: World
@@ -140,6 +145,7 @@ class Case:
     objective: str
     parameters: dict[str, Any]
     slots: dict[str, str]
+    pairs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def spec(self, out: Path, **train: Any) -> RunSpec:
         """A run without dropout, in batches of 6."""
@@ -156,6 +162,7 @@ class Case:
         return self.world.spec(
             out,
             self.objective,
+            pairs={**self.world.spec(out).model_dump()["pairs"], **self.pairs},
             student={"model": str(folder)},
             train={"batch_size": 6, **train},
             parameters=self.parameters,
@@ -167,6 +174,8 @@ class Case:
         """The model that a run would train, and its data."""
         spec = self.spec(self.features.root / "unused")
         objective = make_objective(spec.objective, spec.parameters)
+        if not objective.trains_on_text:
+            spec = spec.model_copy(update={"text": None})
         data = TrainingData(spec, objective)
         torch.manual_seed(1)
         encoder, _ = load_student(spec.student)
@@ -178,13 +187,15 @@ class Case:
     def oracle_batch(self, student: OracleStudent, batch: Batch) -> OracleBatch:
         rows = zip(batch.input_ids.tolist(), batch.lengths.tolist(), strict=True)
         sentences = [ids[:length] for ids, length in rows]
-        views = [[student.embed(ids) for ids in sentences] for _ in range(2)]
-        return OracleBatch(views[0], views[1], self.slots_of(batch), batch)
+        one, other = ([student.states(ids) for ids in sentences] for _ in range(2))
+        first, second = ([states[0] for states in view] for view in (one, other))
+        return OracleBatch(first, second, self.slots_of(batch), batch, (one, other))
 
     def slots_of(self, batch: Batch) -> dict[str, list[Row]]:
         if batch.stream == "text":
             return {}
-        return {slot: self.features.of(name, batch) for slot, name in self.slots.items()}
+        of_sentences = {s: name for s, name in self.slots.items() if name in self.features.rows}
+        return {slot: self.features.of(name, batch) for slot, name in of_sentences.items()}
 
 
 # ---- the three proofs ---------------------------------------------------------------------------
@@ -205,14 +216,22 @@ def check_terms_of_two_views(case: Case, terms: Terms, weights: Mapping[str, flo
     batch = paired(data)
     views = torch.randn(2, len(batch), 16, generator=torch.Generator().manual_seed(3))
     ours, theirs = views.clone().requires_grad_(), views.double().requires_grad_()
-    found = model.objective.terms(batch, Views(ours[0], ours[1], batch.lengths), model.heads)
+    shape = (2, *batch.input_ids.shape, 16)
+    states = torch.randn(shape, generator=torch.Generator().manual_seed(4))
+    our_states = states.clone().requires_grad_()
+    their_states = states.double().requires_grad_()
+    of_model = Views(ours[0], ours[1], batch.lengths, our_states)
+    found = model.objective.terms(batch, of_model, model.heads)
     student = case.oracle(model.state_dict())
-    given = OracleBatch(list(theirs[0]), list(theirs[1]), case.slots_of(batch), batch)
+    tokens = list(their_states[0]), list(their_states[1])
+    given = OracleBatch(list(theirs[0]), list(theirs[1]), case.slots_of(batch), batch, tokens)
     expected = terms(student, given)
     _same_values(found, expected)
     model.objective.total(found).backward()
     total_of(expected, weights).backward()
     _same_gradients({"views": ours.grad}, {"views": theirs.grad})
+    if model.objective.needs_tokens:
+        _same_gradients({"tokens": our_states.grad}, {"tokens": their_states.grad})
     heads = {f"heads.{name}": w.grad for name, w in model.heads.named_parameters()}
     _same_gradients(heads, student.gradients())
 

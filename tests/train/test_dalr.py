@@ -324,7 +324,7 @@ def test_plain_sentences_without_a_text_term_are_refused(
     world: World, features: Features, tmp_path: Path
 ) -> None:
     spec = case_of(world, features, text_weight=0).spec(tmp_path, max_steps=2)
-    with pytest.raises(SightlineError, match="text_weight is 0, so a batch of plain sentences"):
+    with pytest.raises(SightlineError, match="text term is off, so a batch of plain sentences"):
         train_run(spec, say=lambda line: None)
     pairs_only = spec.model_copy(update={"text": None})
     assert train_run(pairs_only, say=lambda line: None).steps == 2
@@ -361,7 +361,7 @@ def test_bad_parameters_are_one_clear_error(change: dict[str, Any], message: str
 
 def test_a_teacher_without_features_is_named(world: World, features: Features) -> None:
     case = dataclasses.replace(case_of(world, features), slots={"image": "resnet"})
-    with pytest.raises(SightlineError, match=r"teacher-first \(teacher features of first\)"):
+    with pytest.raises(SightlineError, match=r"teacher-first \(teacher features of first for term"):
         case.build()
     absent = dataclasses.replace(
         case, slots={"image": "resnet", **TEACHERS, "teacher-second": "never-made"}

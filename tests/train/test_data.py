@@ -106,12 +106,12 @@ def test_all_images_failed_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"features": {}}, r"needs a feature set for image \(image features of tiny-cnn\)"),
+        ({"features": {}}, r"needs a feature set for image \(image features of tiny-cnn for term"),
         ({"features": {"image": "nowhere"}}, "nowhere: no feature set here"),
         ({"features": {"image": "F", "audio": "F"}}, "does not read features for audio"),
         ({"pairs": None}, "needs pairs"),
         ({"parameters": {"image": "x", "wieght": 1}}, "wieght: extra inputs.*it takes .*weight"),
-        ({"parameters": {}}, "image: field required"),
+        ({"parameters": {}}, "image is not given; name the image encoder"),
         ({"student": {"max_length": 12}}, "truncated to 16 tokens"),
     ],
 )

@@ -340,7 +340,7 @@ def test_bad_parameters_are_one_clear_error(change: dict[str, Any], message: str
 def test_an_encoder_without_features_is_named(world: World, features: Features) -> None:
     unknown = case_of(world, features, image="clop")
     case = Case(world, features, "kdmcse", unknown.parameters, {"text": "clip-text"})
-    with pytest.raises(SightlineError, match=r"image \(image features of clop\)"):
+    with pytest.raises(SightlineError, match=r"image \(image features of clop for term image"):
         case.build()
     missing = Case(world, features, "kdmcse", unknown.parameters, {**SLOTS, "image": "clop"})
     with pytest.raises(SightlineError, match="clop"):

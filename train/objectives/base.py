@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from train.data import Batch
+from train.batch import Batch
 from train.names import CaptionPolicy, FeatureKind
 
 PROJECTION_DIM = 256
@@ -22,12 +22,24 @@ class FeatureNeed:
     """A feature set that an objective reads on paired batches.
 
     Attributes:
-        kind: `image` rows are found by the image's key; `text` and `teacher` rows by the caption's.
+        kind: `image` rows are found by the image's key; `text` and `teacher` rows by the caption's;
+            `object` rows, one for each phrase of the caption, by the cut-out's.
         encoder: name of the encoder, as in the parameters.
+        terms: the terms that read it.
     """
 
     kind: FeatureKind
     encoder: str
+    terms: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command that makes such a feature set."""
+        return f"sightline extract {self.kind}"
+
+    def __str__(self) -> str:
+        of_terms = f" for term {', '.join(self.terms)}" if self.terms else ""
+        return f"{self.kind} features of {self.encoder}{of_terms}"
 
 
 class ObjectiveParams(BaseModel):
@@ -37,7 +49,14 @@ class ObjectiveParams(BaseModel):
         caption: which captions of an image are trained on.
         data_seed: draws the caption and shuffles the images. It is not the seed of the run, so
             that all runs of a comparison see the same pairs.
-        shuffle_images: give every image's captions another image, by one fixed permutation.
+        pairs: train on so many pairs, drawn by `data_seed`, in as many steps as with all of them;
+            None takes all.
+        shuffle_images: give every image's captions another image, by one fixed permutation. Objects
+            stay with their captions.
+        random_images: give every caption an image drawn at random, once.
+        shuffle_teachers: give every caption the text and teacher features of another, by one fixed
+            permutation.
+        shuffle_objects: give every phrase the object of the next phrase of its caption.
         temperature: τ of the text term.
     """
 
@@ -45,8 +64,18 @@ class ObjectiveParams(BaseModel):
 
     caption: CaptionPolicy = "random"
     data_seed: int = Field(default=0, ge=0)
+    pairs: int | None = Field(default=None, ge=2)
     shuffle_images: bool = False
+    random_images: bool = False
+    shuffle_teachers: bool = False
+    shuffle_objects: bool = False
     temperature: float = Field(default=0.05, gt=0)
+
+    @model_validator(mode="after")
+    def _one_control_of_images(self) -> ObjectiveParams:
+        if self.shuffle_images and self.random_images:
+            raise ValueError("shuffle_images and random_images are both on; choose one")
+        return self
 
 
 @dataclass(frozen=True)
@@ -77,13 +106,11 @@ class Objective(ABC, Generic[P]):
     Attributes:
         name: what parameters and folders call it.
         Params: its parameters.
-        needs_tokens: ask for `Views.tokens`.
         source: where it comes from, for the model card.
     """
 
     name: ClassVar[str]
     Params: ClassVar[type[ObjectiveParams]]
-    needs_tokens: ClassVar[bool] = False
     source: ClassVar[str]
 
     def __init__(self, params: P) -> None:
@@ -111,6 +138,16 @@ class Objective(ABC, Generic[P]):
     @abstractmethod
     def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
         """Unweighted terms of one batch, each a scalar; `batch.stream` says which ones exist."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether `terms` reads `Views.tokens`."""
+        return False
+
+    @property
+    def trains_on_text(self) -> bool:
+        """Whether a batch of plain sentences has a term."""
+        return "text" in self.weights
 
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Σ weight × term."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from pipeline.cache import SightlineError
-from train.data import Batch
+from train.batch import Batch
 from train.losses import (
     consistency_loss,
     cross_modal_alignment,
@@ -133,10 +133,12 @@ class DALR(Objective[DALRParams]):
     def features(cls, params: DALRParams) -> dict[str, FeatureNeed]:
         needs = {}
         if params.on(_NEEDS_IMAGES):
-            needs["image"] = FeatureNeed("image", str(params.image))
+            terms = tuple(params.on(_NEEDS_IMAGES))
+            needs["image"] = FeatureNeed("image", str(params.image), terms)
         if params.on(_NEEDS_TEACHERS):
             for slot, teacher in params.mixed.items():
-                needs[slot] = FeatureNeed("teacher", teacher.encoder)
+                terms = tuple(params.on(_NEEDS_TEACHERS))
+                needs[slot] = FeatureNeed("teacher", teacher.encoder, terms)
         return needs
 
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
@@ -166,20 +168,10 @@ class DALR(Objective[DALRParams]):
         return self.params.term_weights
 
     def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
-        """See `Objective.terms`.
-
-        Raises:
-            SightlineError: a batch of plain sentences although the text term is off.
-        """
         terms: dict[str, Tensor] = {}
         if batch.stream == "pairs":
             terms |= self._with_images(batch, views, heads)
             terms |= self._of_texts(batch, views, heads)
-        elif "text" not in self.weights:
-            raise SightlineError(
-                "objective dalr: text_weight is 0, so a batch of plain sentences trains nothing; "
-                "leave the text stream out, or give text_weight a value above 0"
-            )
         if "text" in self.weights:
             first, second = heads["text"](views.first), heads["text"](views.second)
             terms["text"] = info_nce(first, second, self.params.temperature)

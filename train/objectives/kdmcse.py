@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pipeline.cache import SightlineError
-from train.data import Batch
+from train.batch import Batch
 from train.losses import adaptive_margin_nce, info_nce, removed_share
 from train.names import CaptionPolicy
 from train.objectives.base import (
@@ -44,6 +44,7 @@ class KDMCSEParams(ObjectiveParams):
             cos(v̂_i, v̂_j), only negatives further off than the margin are moved, L_v + L_t in
             place of their average, and thresholds compared with raw products.
         image, text: the teacher's two encoders, such as CLIP's image and text tower.
+        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
         weight: λ of both teacher terms together. At 0 they are gone, and so are their features.
         image_weight, teacher_text_weight: factors of L_v and L_t under λ; 0 switches one off.
         margin: m of the teacher terms, radians (released: 0.15).
@@ -60,6 +61,7 @@ class KDMCSEParams(ObjectiveParams):
     variant: Literal["paper", "released"] = "paper"
     image: str | None = Field(default=None, min_length=1)
     text: str | None = Field(default=None, min_length=1)
+    text_weight: float = Field(default=1.0, ge=0)
     weight: float = Field(default=0.01, ge=0)
     image_weight: float = Field(default=1.0, ge=0)
     teacher_text_weight: float = Field(default=1.0, ge=0)
@@ -79,6 +81,8 @@ class KDMCSEParams(ObjectiveParams):
 
     @model_validator(mode="after")
     def _encoders_are_named(self) -> KDMCSEParams:
+        if self.text_weight == 0 and not self.terms:
+            raise ValueError("every weight is 0, so there is nothing to train")
         for slot, encoder in (("image", self.image), ("text", self.text)):
             if encoder is None and slot in self.slots:
                 raise ValueError(
@@ -133,9 +137,9 @@ class KDMCSE(Objective[KDMCSEParams]):
     def features(cls, params: KDMCSEParams) -> dict[str, FeatureNeed]:
         needs = {}
         if "image" in params.slots:
-            needs["image"] = FeatureNeed("image", str(params.image))
+            needs["image"] = FeatureNeed("image", str(params.image), params.terms)
         if "text" in params.slots:
-            needs["text"] = FeatureNeed("text", str(params.text))
+            needs["text"] = FeatureNeed("text", str(params.text), params.terms)
         return needs
 
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
@@ -151,7 +155,9 @@ class KDMCSE(Objective[KDMCSEParams]):
                 "wide; both must come from one model, such as CLIP"
             )
         width = self.params.projection_dim
-        heads = nn.ModuleDict({"text": text_head(hidden)})
+        heads = nn.ModuleDict()
+        if "text" in self.weights:
+            heads["text"] = text_head(hidden)
         if self.params.terms:
             heads["grounding"] = head(hidden, width)
         if "image" in self.params.terms:
@@ -165,10 +171,14 @@ class KDMCSE(Objective[KDMCSEParams]):
         params = self.params
         share = params.weight / 2 if params.variant == "paper" else params.weight
         factors = {"image": params.image_weight, "teacher_text": params.teacher_text_weight}
-        return {"text": 1.0} | {term: share * factors[term] for term in params.terms}
+        text = {"text": params.text_weight} if params.text_weight > 0 else {}
+        return text | {term: share * factors[term] for term in params.terms}
 
     def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
-        terms = {"text": self._text(heads["text"](views.first), heads["text"](views.second))}
+        terms: dict[str, Tensor] = {}
+        if "text" in self.weights:
+            text = heads["text"]
+            terms["text"] = self._text(text(views.first), text(views.second))
         if batch.stream != "pairs" or not self.params.terms:
             return terms
         grounded = [heads["grounding"](view) for view in (views.first, views.second)]  # (N, 256)

@@ -8,9 +8,11 @@ from pydantic import ValidationError
 
 from pipeline.cache import SightlineError
 from train.objectives.base import Objective
+from train.objectives.combined import Combined
 from train.objectives.dalr import DALR
 from train.objectives.kdmcse import KDMCSE
 from train.objectives.mcse import MCSE
+from train.objectives.mcseo import MCSEO
 from train.objectives.simcse import SimCSE
 
 OBJECTIVES: dict[str, type[Objective[Any]]] = {
@@ -18,6 +20,8 @@ OBJECTIVES: dict[str, type[Objective[Any]]] = {
     MCSE.name: MCSE,
     KDMCSE.name: KDMCSE,
     DALR.name: DALR,
+    MCSEO.name: MCSEO,
+    Combined.name: Combined,
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from train.data import Batch
+from train.batch import Batch
 from train.losses import info_nce
 from train.objectives.base import FeatureNeed, Objective, ObjectiveParams, Views, text_head
 

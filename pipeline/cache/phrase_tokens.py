@@ -1,0 +1,179 @@
+"""Phrase tokens: where the phrases of a caption stand among a student's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.cache.errors import CacheError
+from pipeline.cache.keys import Keys, KeyTable, as_keys, key_of_bytes, sort_order
+from pipeline.cache.manifest import (
+    PHRASE_TOKENS,
+    key_array,
+    key_column,
+    read_manifest,
+    write_manifest,
+)
+
+FILE_NAME = "phrase_tokens.parquet"
+_HEADER = b"sightline.phrase_tokens"
+
+
+@dataclass(frozen=True)
+class PhraseTokenHeader:
+    """What phrase tokens were made with.
+
+    Attributes:
+        student: name or folder name of the student model.
+        tokenizer_sha256: digest of the tokenizer's serialised form, as in its token set.
+        max_length: longest row of the token set, special tokens included.
+        phrases: phrases that came in.
+        dropped: reason → phrases that have no row here.
+    """
+
+    student: str
+    tokenizer_sha256: str
+    max_length: int
+    phrases: int
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RaggedPhrases:
+    """The phrases of several pairs, one after the other.
+
+    Attributes:
+        offsets: int64 [n + 1]; those of pair i are offsets[i] … offsets[i + 1] − 1.
+        starts, ends: int32 [m]: the phrase's tokens are starts … ends − 1 of its caption's row in
+            the token set, special tokens counted.
+        cutouts: uint8 [m, 32], keys of the objects.
+    """
+
+    offsets: NDArray[np.int64]
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    cutouts: Keys
+
+
+class PhraseTokens:
+    """Token spans of phrases and the objects they name, found by image and caption."""
+
+    def __init__(
+        self,
+        path: Path,
+        header: PhraseTokenHeader,
+        pairs: Keys,
+        first: NDArray[np.int64],
+        rows: RaggedPhrases,
+    ) -> None:
+        self.path = path
+        self.header = header
+        self._table = KeyTable(pairs)
+        self._first = first
+        self._rows = rows
+
+    @classmethod
+    def open(cls, path: Path | str) -> PhraseTokens:
+        """Open the phrase tokens in folder ``path`` (or the Parquet file itself).
+
+        Raises:
+            CacheError: the file is missing, damaged, or not of phrase tokens.
+        """
+        path = Path(path)
+        file = path / FILE_NAME if path.is_dir() or not path.suffix else path
+        if not file.is_file():
+            raise CacheError(
+                f"{file}: no such phrase tokens; `sightline phrase-tokens` writes them"
+            )
+        table = read_manifest(file, PHRASE_TOKENS).combine_chunks()
+        try:
+            header = PhraseTokenHeader(**json.loads((table.schema.metadata or {})[_HEADER]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CacheError(
+                f"{file}: its header is missing or of another version; run "
+                "`sightline phrase-tokens` again"
+            ) from error
+        keys = key_column(table.column("pair_key"))
+        starts, ends = (
+            table.column(name).to_numpy().astype(np.int32) for name in ("token_start", "token_end")
+        )
+        sound = (starts >= 0) & (ends > starts) & (ends <= header.max_length)
+        if not sound.all():
+            row = int(np.flatnonzero(~sound)[0])
+            raise CacheError(
+                f"{file}: row {row} has tokens {starts[row]} to {ends[row]} of at most "
+                f"{header.max_length}; run `sightline phrase-tokens` again"
+            )
+        changes = np.ones(len(keys), dtype=bool)
+        changes[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+        first = np.append(np.flatnonzero(changes), len(keys)).astype(np.int64)
+        pairs = keys[first[:-1]]
+        if len(pairs) > 1 and (np.diff(sort_order(pairs)) != 1).any():
+            raise CacheError(f"{file}: rows are not sorted; run `sightline phrase-tokens` again")
+        cutouts = key_column(table.column("cutout_key"))
+        return cls(file, header, pairs, first, RaggedPhrases(first, starts, ends, cutouts))
+
+    def __len__(self) -> int:
+        """Number of phrases."""
+        return len(self._rows.starts)
+
+    def of_pairs(self, image_keys: Keys, caption_keys: Keys) -> RaggedPhrases:
+        """The phrases of pairs (image_keys[i], caption_keys[i]); a pair may have none.
+
+        Args:
+            image_keys, caption_keys: uint8 [n, 32].
+        """
+        found = self._table.find(pair_keys(image_keys, caption_keys))
+        known = found >= 0
+        begin = np.where(known, self._first[np.maximum(found, 0)], 0) if len(self) else found * 0
+        counts = np.where(known, self._first[found + 1] - begin, 0) if len(self) else found * 0
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        index = ranges(begin, counts)
+        rows = self._rows
+        return RaggedPhrases(offsets, rows.starts[index], rows.ends[index], rows.cutouts[index])
+
+
+def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """begin[0] … begin[0] + counts[0] − 1, then those of 1, and so on: int64 [sum of counts]."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(begin - (ends - counts), counts)
+
+
+def pair_keys(image_keys: Keys, caption_keys: Keys) -> Keys:
+    """Keys of pairs, SHA-256 of image key + caption key: uint8 [n, 32]."""
+    both = np.concatenate([image_keys, caption_keys], axis=1)
+    return as_keys([key_of_bytes(pair.tobytes()) for pair in both])
+
+
+def write_phrase_tokens(
+    folder: Path,
+    header: PhraseTokenHeader,
+    pairs: Keys,
+    cutouts: Keys,
+    starts: Sequence[int],
+    ends: Sequence[int],
+) -> None:
+    """Write phrase tokens; the phrases of a pair keep the order that they are given in.
+
+    Args:
+        pairs: uint8 [m, 32], see `pair_keys`.
+        cutouts: uint8 [m, 32].
+        starts, ends: [m] token spans.
+    """
+    order = sort_order(pairs)
+    columns: Mapping[str, object] = {
+        "pair_key": key_array(pairs[order]),
+        "token_start": np.asarray(starts, dtype=np.int32)[order],
+        "token_end": np.asarray(ends, dtype=np.int32)[order],
+        "cutout_key": key_array(cutouts[order]),
+    }
+    metadata = {_HEADER: json.dumps(asdict(header), sort_keys=True).encode()}
+    table = pa.table(dict(columns), schema=PHRASE_TOKENS.with_metadata(metadata))
+    write_manifest(folder / FILE_NAME, table, PHRASE_TOKENS)

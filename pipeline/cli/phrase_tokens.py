@@ -1,0 +1,29 @@
+"""`sightline phrase-tokens`: where phrases stand among a student's tokens, on explicit paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import OUT
+
+
+def phrase_tokens(
+    phrases: Annotated[Path, typer.Option(help="Phrases manifest.")],
+    captions: Annotated[Path, typer.Option(help="Captions manifest.")],
+    student: Annotated[str, typer.Option(help="Folder of an encoder, or its name on the hub.")],
+    out: OUT,
+    max_length: Annotated[
+        int, typer.Option(min=3, help="Tokens of a training text, special tokens included.")
+    ] = 32,
+) -> None:
+    """Find the tokens of every phrase, once.
+
+    Example: sightline phrase-tokens --phrases data/mine/phrases.parquet
+    --captions data/mine/captions.parquet --student bert-base-uncased --out data/phrases/bert
+    """
+    from pipeline.phrase_tokens import summary, tokenize_phrases
+
+    print(f"{out}: {summary(tokenize_phrases(phrases, captions, student, max_length, out))}")

@@ -1,0 +1,150 @@
+"""Turn the character spans of phrases into token spans, once, for one student."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.cache import (
+    CAPTIONS,
+    PHRASES,
+    PhraseTokenHeader,
+    SightlineError,
+    as_keys,
+    key_column,
+    keys_of_texts,
+    pair_keys,
+    read_manifest,
+    write_phrase_tokens,
+)
+from pipeline.progress import progress
+from pipeline.tokens import tokenizer_sha256
+
+TRUNCATED = "truncated"
+NO_TOKEN = "no_token"
+_CHUNK = 10_000
+
+
+def tokenize_phrases(
+    phrases: Path, captions: Path, student: str, max_length: int, out: Path
+) -> PhraseTokenHeader:
+    """Write the phrase tokens of ``phrases`` for ``student`` to ``out``.
+
+    A phrase any of whose tokens the student does not see, because its caption is truncated, is
+    dropped (reason ``truncated``), and so is one that no token stands for (``no_token``).
+
+    Args:
+        phrases: a phrases manifest.
+        captions: the captions manifest with the texts that they stand in.
+        student: folder of a Hugging Face encoder or its name on the hub.
+        max_length: tokens of a caption at most, as in its token set.
+
+    Raises:
+        SightlineError: a manifest is missing, a phrase is of a caption that is not there or lies
+            outside its text, or the tokenizer cannot be loaded or has no character offsets.
+    """
+    from train.encoder_folder import load_tokenizer, read_recipe
+
+    tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
+    digest = tokenizer_sha256(tokenizer)
+    table = read_manifest(phrases, PHRASES)
+    texts = _texts_of(table.column("caption_key").to_pylist(), captions, phrases)
+    spans = list(zip(table["char_start"].to_pylist(), table["char_end"].to_pylist(), strict=True))
+    rows_of: dict[str, list[int]] = {}
+    for row, (text, (start, end)) in enumerate(zip(texts, spans, strict=True)):
+        if not 0 <= start < end <= len(text):
+            raise SightlineError(
+                f"{phrases}: row {row}: characters {start} to {end} lie outside the caption "
+                f"{text[:60]!r}, which has {len(text)}; make the phrases of these captions again"
+            )
+        rows_of.setdefault(text, []).append(row)
+    found = np.full((len(texts), 2), -1, dtype=np.int32)
+    dropped: Counter[str] = Counter()
+    distinct = list(rows_of)
+    with progress(f"phrase tokens for {Path(student).name}", len(distinct), "captions") as advance:
+        for first in range(0, len(distinct), _CHUNK):
+            part = distinct[first : first + _CHUNK]
+            encoded: Any = tokenizer(
+                part, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False
+            )
+            columns = encoded["offset_mapping"], encoded["special_tokens_mask"]
+            for text, offsets, special in zip(part, *columns, strict=True):
+                seen = _tokens_seen(special, max_length)
+                for row in rows_of[text]:
+                    span = token_span(offsets, special, *spans[row])
+                    if span is None:
+                        dropped[NO_TOKEN] += 1
+                    elif span[1] > seen:
+                        dropped[TRUNCATED] += 1
+                    else:
+                        found[row] = span
+            advance(len(part))
+    kept = np.flatnonzero(found[:, 0] >= 0)
+    keys = {name: key_column(table.column(name)) for name in ("image_key", "caption_key")}
+    header = PhraseTokenHeader(
+        Path(student).name, digest, max_length, len(texts), dict(sorted(dropped.items()))
+    )
+    write_phrase_tokens(
+        out,
+        header,
+        pair_keys(keys["image_key"][kept], keys["caption_key"][kept]),
+        key_column(table.column("cutout_key"))[kept],
+        *found[kept].T.tolist(),
+    )
+    return header
+
+
+def token_span(
+    offsets: Iterable[tuple[int, int]], special: Iterable[int], start: int, end: int
+) -> tuple[int, int] | None:
+    """The tokens that hold any of the characters ``start`` … ``end`` − 1, as [first, last + 1).
+
+    Args:
+        offsets: characters of each token, as a fast tokenizer's offset mapping has them.
+        special: 1 for tokens that the tokenizer added, such as [CLS].
+
+    Returns:
+        None if no token holds any of them.
+    """
+    inside = [
+        position
+        for position, ((begin, stop), added) in enumerate(zip(offsets, special, strict=True))
+        if not added and begin < end and stop > start and stop > begin
+    ]
+    return (inside[0], inside[-1] + 1) if inside else None
+
+
+def _tokens_seen(special: list[int], max_length: int) -> int:
+    """How many tokens of a caption stay in place when it is cut to ``max_length``.
+
+    Cutting keeps the added tokens at the end, so of the others fewer remain.
+    """
+    if len(special) <= max_length:
+        return len(special)
+    last = max((i for i, added in enumerate(special) if not added), default=-1)
+    return max_length - (len(special) - 1 - last)
+
+
+def _texts_of(keys: list[bytes], captions: Path, phrases: Path) -> list[str]:
+    """The caption of each key."""
+    every = list(dict.fromkeys(read_manifest(captions, CAPTIONS).column("text").to_pylist()))
+    text_of = dict(zip(map(bytes, as_keys(keys_of_texts(every))), every, strict=True))
+    absent = [key for key in keys if key not in text_of]
+    if absent:
+        raise SightlineError(
+            f"{phrases}: {len(absent):,} of {len(keys):,} phrases are of captions that "
+            f"{captions} does not have, such as {absent[0].hex()[:16]}; make the phrases of these "
+            "captions again"
+        )
+    return [text_of[key] for key in keys]
+
+
+def summary(header: PhraseTokenHeader) -> str:
+    """One line: how many phrases there are, and how many were dropped and why."""
+    kept = header.phrases - sum(header.dropped.values())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in header.dropped.items())
+    return f"{kept:,} of {header.phrases:,} phrases" + (f" · dropped: {reasons}" if reasons else "")

@@ -1,0 +1,165 @@
+"""Combinations: totals are those of the parts, heads are shared, bad combinations are refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from conftest import World
+from feature_sets import Features
+from phrase_world import Objects
+from step_oracle import Case, paired
+
+from pipeline.cache import SightlineError
+from train.model import GroundedModel
+from train.objectives import make_objective
+from train.run import train_run
+
+MIX = [{"encoder": "first", "weight": 0.33}, {"encoder": "second", "weight": 0.67}]
+DALR: dict[str, Any] = {"image": "clip", "teachers": MIX}
+OBJECT: dict[str, Any] = {
+    "image": "clip",
+    "text_weight": 0,
+    "image_weight": 0,
+    "object_weight": 0.3,
+}
+SETS = {
+    "image-clip": "clip",
+    "object-clip": "clip-objects",
+    "teacher-first": "first",
+    "teacher-second": "second",
+    "text-clip": "clip-text",
+    "image-resnet": "resnet",
+}
+
+
+@pytest.fixture(scope="module")
+def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
+    made = Features(world, tmp_path_factory.mktemp("combined"))
+    made.add("clip", "image", dim=7)
+    made.add("clip-text", "text", dim=7)
+    made.add("resnet", "image", dim=5)
+    made.add("first", "teacher", dim=9)
+    made.add("second", "teacher", dim=9)
+    return made
+
+
+@pytest.fixture(scope="module")
+def objects(world: World, features: Features) -> Objects:
+    return Objects(world, features, "clip-objects", dim=7)
+
+
+def case_of(world: World, features: Features, objects: Objects, **parameters: Any) -> Case:
+    given = {"caption": "all", **parameters}
+    objective = make_objective("combined", given)
+    slots = {slot: SETS[slot] for slot in objective.features(objective.params)}
+    return Case(world, features, "combined", given, slots, {"phrases": objects.path})
+
+
+def test_the_total_is_that_of_the_parts_with_their_weights(world, features, objects):
+    parts = {"dalr": {"parameters": DALR}, "mcseo": {"weight": 0.5, "parameters": OBJECT}}
+    case = case_of(world, features, objects, parts=parts)
+    model, data = case.build()
+    batch = paired(data)
+    found = model(batch)
+    found["total"].backward()
+    teachers = {f"teacher-{each}": f"teacher-{each}" for each in ("first", "second")}
+    slots_of = {"dalr": {"image": "image-clip", **teachers}, "mcseo": {"object": "object-clip"}}
+    expected: dict[str, torch.Tensor] = {}
+    total, gradients = 0.0, {}
+    for name, weight, parameters in (("dalr", 1.0, DALR), ("mcseo", 0.5, OBJECT)):
+        objective = make_objective(name, parameters)
+        needs = objective.features(objective.params)
+        dims = {slot: data.dims[slots_of[name][slot]] for slot in needs}
+        part = GroundedModel(copy.deepcopy(model.encoder), objective, "cls", dims).train()
+        part.zero_grad()
+        for kind, module in part.heads.items():
+            module.load_state_dict(model.heads[f"dalr-{kind}"].state_dict())
+        features_of = {slot: batch.features[slots_of[name][slot]] for slot in needs}
+        terms = part(dataclasses.replace(batch, features=features_of))
+        (weight * terms["total"]).backward()
+        total += weight * float(terms["total"].detach())
+        expected |= {f"{name}.{term}": value for term, value in terms.items() if term != "total"}
+        for parameter, value in part.encoder.named_parameters():
+            if value.grad is not None:
+                gradients[parameter] = gradients.get(parameter, 0) + value.grad
+    assert set(found) == {*expected, "total"}
+    for term, value in expected.items():
+        torch.testing.assert_close(found[term], value, rtol=1e-5, atol=1e-6)
+    assert float(found["total"].detach()) == pytest.approx(total, rel=1e-5)
+    for parameter, value in model.encoder.named_parameters():
+        torch.testing.assert_close(value.grad, gradients[parameter], rtol=1e-3, atol=1e-5)
+
+
+def test_heads_are_shared_where_they_project_the_same(world, features, objects):
+    parts = {
+        "mcse": {"parameters": {"image": "clip"}},
+        "kdmcse": {"parameters": {"image": "clip", "text": "clip", "text_weight": 0}},
+        "resnet": {"objective": "mcse", "parameters": {"image": "resnet", "text_weight": 0}},
+    }
+    model, _ = case_of(world, features, objects, parts=parts).build()
+    assert set(model.heads) == {
+        "mcse-text",
+        "mcse-grounding",
+        "mcse-image",
+        "kdmcse-teacher_text",
+        "resnet-image",
+    }
+
+
+def test_a_combination_trains_and_logs_every_term(world, features, objects, tmp_path):
+    parts = {
+        "dalr": {"parameters": {**DALR, "consistency_weight": 0}},
+        "mcseo": {"parameters": OBJECT},
+    }
+    case = case_of(world, features, objects, parts=parts, shuffle_objects=True)
+    summary = train_run(case.spec(tmp_path / "run", max_steps=2), say=lambda line: None)
+    assert set(summary.features) == set(case.slots)
+    assert summary.parameters["parts"]["mcseo"]["parameters"]["object_weight"] == 0.3
+    assert summary.parameters["shuffle_objects"] is True
+    metrics = {path.stem for path in (tmp_path / "run" / "dvclive").rglob("*.tsv")}
+    assert {"loss_dalr.text", "loss_dalr.ranking", "loss_mcseo.object"} <= metrics
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "DALR" in card
+    assert "MCSEO" in card
+
+
+def test_a_part_of_weight_zero_is_gone(world, features, objects):
+    parts = {"mcse": {"parameters": {"image": "clip"}}, "dalr": {"weight": 0, "parameters": DALR}}
+    case = case_of(world, features, objects, parts=parts)
+    assert set(case.slots) == {"image-clip"}
+    model, data = case.build()
+    assert set(model(paired(data))) == {"mcse.text", "mcse.image", "total"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({}, "parts: field required"),
+        ({"parts": {}}, "parts: dictionary should have at least 1 item"),
+        ({"parts": {"dalr": {"weight": -1, "parameters": DALR}}}, "greater than or equal to 0"),
+        ({"parts": {"dalr": {"weight": 0, "parameters": DALR}}}, "every part has weight 0"),
+        ({"parts": {"nobody": {}}}, "unknown objective 'nobody'"),
+        ({"parts": {"a.b": {"objective": "simcse"}}}, "a name without dots"),
+        ({"parts": {"x": {"objective": "combined"}}}, "is no combination itself"),
+        ({"parts": {"simcse": {}}, "temperature": 0.1}, "temperature is a parameter of each part"),
+        (
+            {"parts": {"simcse": {"parameters": {"caption": "all"}}}},
+            "parts.simcse: caption belongs to the combination",
+        ),
+        (
+            {"parts": {"simcse": {}, "mcse": {"parameters": {"image": "clip"}}}},
+            "parts simcse and mcse both have the text term",
+        ),
+        (
+            {"parts": {"mcse": {"parameters": {"image": "clip", "wieght": 1}}}},
+            "objective mcse: wieght",
+        ),
+    ],
+)
+def test_bad_combinations(parameters, message):
+    with pytest.raises(SightlineError, match=message):
+        make_objective("combined", parameters)

@@ -1,0 +1,144 @@
+"""Controls and ablations: each takes the signal that it names, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import World
+from feature_sets import Features
+from step_oracle import Case
+
+from pipeline.cache import SightlineError
+from train.batch import Batch
+from train.data import TrainingData
+from train.objectives import make_objective
+
+
+@pytest.fixture(scope="module")
+def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
+    made = Features(world, tmp_path_factory.mktemp("controls"))
+    made.add("clip", "image", dim=7)
+    made.add("clip-text", "text", dim=7)
+    return made
+
+
+def batches(world: World, features: Features, **parameters: Any) -> list[Batch]:
+    """The paired batches of a few passes."""
+    _, data = build(world, features, **parameters)
+    return [batch for batch in map(data.__getitem__, range(40)) if batch.stream == "pairs"]
+
+
+def build(world: World, features: Features, **parameters: Any) -> tuple[Any, TrainingData]:
+    given = {"image": "clip", "text": "clip", "caption": "all", **parameters}
+    slots = {"image": "clip", "text": "clip-text"}
+    return Case(world, features, "kdmcse", given, slots).build()
+
+
+def rows_by_key(found: list[Batch], slot: str) -> dict[bytes, set[bytes]]:
+    """What each caption was given, over all batches."""
+    given: dict[bytes, set[bytes]] = {}
+    for batch in found:
+        for key, row in zip(batch.keys, batch.features[slot].numpy(), strict=True):
+            given.setdefault(key.tobytes(), set()).add(row.tobytes())
+    return given
+
+
+def own(features: Features, name: str) -> dict[bytes, set[bytes]]:
+    rows = features.rows[name]
+    return {key: {row.astype(np.float32).tobytes()} for key, row in rows.items()}
+
+
+def test_without_controls_every_caption_has_its_own_rows(world, features):
+    found = batches(world, features)
+    for slot, name in (("image", "clip"), ("text", "clip-text")):
+        truth = own(features, name)
+        for key, rows in rows_by_key(found, slot).items():
+            assert rows == truth[key]
+
+
+def test_shuffled_images_leave_no_caption_its_own_and_keep_captions_together(world, features):
+    truth = own(features, "clip")
+    found = rows_by_key(batches(world, features, shuffle_images=True), "image")
+    assert all(len(rows) == 1 and rows != truth[key] for key, rows in found.items())
+    moved: dict[bytes, set[bytes]] = {}
+    for key, rows in found.items():
+        moved.setdefault(next(iter(truth[key])), set()).update(rows)
+    assert all(len(rows) == 1 for rows in moved.values())  # one image goes to one other
+    targets = [next(iter(rows)) for rows in moved.values()]
+    assert len(set(targets)) == len(targets)
+
+
+def test_random_images_are_drawn_once_and_part_the_captions_of_an_image(world, features):
+    truth = own(features, "clip")
+    found = rows_by_key(batches(world, features, random_images=True), "image")
+    assert all(len(rows) == 1 for rows in found.values())
+    moved: dict[bytes, set[bytes]] = {}
+    for key, rows in found.items():
+        moved.setdefault(next(iter(truth[key])), set()).update(rows)
+    assert max(len(rows) for rows in moved.values()) > 1
+    kept = [found[key] == truth[key] for key in found]
+    assert np.mean(kept) < 0.3
+
+
+def test_shuffled_teachers_leave_images_alone(world, features):
+    found = batches(world, features, shuffle_teachers=True)
+    truth = own(features, "clip")
+    assert all(rows == truth[key] for key, rows in rows_by_key(found, "image").items())
+    texts = own(features, "clip-text")
+    assert all(rows != texts[key] for key, rows in rows_by_key(found, "text").items())
+
+
+@pytest.mark.parametrize("control", ["shuffle_images", "random_images", "shuffle_teachers"])
+def test_a_control_depends_on_the_data_seed_and_on_no_other(world, features, control):
+    slot = "text" if control == "shuffle_teachers" else "image"
+
+    def of(data_seed: int, **changes: Any) -> dict[bytes, set[bytes]]:
+        found = batches(world, features, **{control: True, "data_seed": data_seed, **changes})
+        return rows_by_key(found, slot)
+
+    assert of(0) == of(0, margin=0.2)
+    assert of(0) != of(1)
+
+
+def test_few_pairs_come_round_more_often_at_equal_steps(world, features):
+    _, all_of_them = build(world, features)
+    _, few = build(world, features, pairs=12)
+    assert few.schedule.steps_per_epoch == all_of_them.schedule.steps_per_epoch
+    streams = [[data[k].stream for k in range(40)] for data in (few, all_of_them)]
+    assert streams[0] == streams[1]
+    found = rows_by_key(batches(world, features, pairs=12), "image")
+    assert len(found) == 12
+    more = rows_by_key(batches(world, features, pairs=20), "image")
+    assert found.keys() < more.keys()  # a larger draw holds a smaller
+
+
+def test_more_pairs_than_there_are(world, features):
+    with pytest.raises(SightlineError, match="pairs is 5,000, but there are 54 to draw from"):
+        build(world, features, pairs=5000)
+
+
+def test_both_controls_of_images():
+    with pytest.raises(SightlineError, match="shuffle_images and random_images are both on"):
+        make_objective("mcse", {"image": "clip", "shuffle_images": True, "random_images": True})
+
+
+@pytest.mark.parametrize(
+    ("objective", "parameters", "message"),
+    [
+        (
+            "simcse",
+            {"shuffle_images": True},
+            "shuffle_images is on, but objective simcse reads",
+        ),
+        ("simcse", {"shuffle_teachers": True}, "reads no teacher or text features"),
+        ("mcse", {"image": "clip", "shuffle_objects": True}, "reads no object features"),
+        ("mcse", {"image": "clip", "weight": 0, "random_images": True}, "reads no image features"),
+    ],
+)
+def test_a_control_of_what_is_not_read(world, features, objective, parameters, message):
+    made = make_objective(objective, parameters)
+    slots = dict.fromkeys(made.features(made.params), "clip")
+    with pytest.raises(SightlineError, match=message):
+        Case(world, features, objective, parameters, slots).build()

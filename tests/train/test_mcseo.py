@@ -1,0 +1,291 @@
+"""MCSEO: its terms against a loop-by-loop step, ragged phrases, terms switched off, bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import MAX_LENGTH, World
+from feature_sets import Features
+from phrase_world import Objects, object_term
+from step_oracle import (
+    Case,
+    OracleBatch,
+    OracleStudent,
+    Terms,
+    check_terms_of_two_views,
+    check_twenty_steps,
+    check_whole_step,
+    info_nce,
+    paired,
+)
+from torch import Tensor
+
+from pipeline.cache import PhraseTokenHeader, SightlineError, as_keys, write_phrase_tokens
+from train.batch import Phrases
+from train.data import TrainingData
+from train.objectives import make_objective
+from train.objectives.mcseo import contrasted, phrase_embeddings
+
+DEFAULTS = {"text": 1.0, "image": 0.01, "object": 0.005}
+OWN_NUMBERS = {
+    "temperature": 0.07,
+    "image_temperature": 0.1,
+    "object_temperature": 0.2,
+    "image_weight": 0.7,
+    "object_weight": 0.3,
+}
+
+
+@pytest.fixture(scope="module")
+def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
+    made = Features(world, tmp_path_factory.mktemp("mcseo"))
+    made.add("clip", "image", dim=7)
+    return made
+
+
+@pytest.fixture(scope="module")
+def objects(world: World, features: Features) -> Objects:
+    return Objects(world, features, "clip-objects", dim=7)
+
+
+def case_of(world: World, features: Features, objects: Objects, **parameters: Any) -> Case:
+    given = {"image": "clip", "caption": "all", **parameters}
+    objective = make_objective("mcseo", given)
+    names = {"image": "clip", "object": "clip-objects"}
+    slots = {slot: names[slot] for slot in objective.features(objective.params)}
+    return Case(world, features, "mcseo", given, slots, {"phrases": objects.path})
+
+
+def oracle_of(objects: Objects, parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
+    """The terms that are on, and their weights."""
+    weights = {term: parameters.get(f"{term}_weight", value) for term, value in DEFAULTS.items()}
+    weights = {term: weight for term, weight in weights.items() if weight > 0}
+
+    def terms(student: OracleStudent, given: OracleBatch) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        if "text" in weights:
+            views = [
+                [student.project("text", row) for row in v] for v in (given.first, given.second)
+            ]
+            found["text"] = info_nce(*views, parameters.get("temperature", 0.05))
+        if given.batch.stream == "text":
+            return found
+        if "image" in weights:
+            images = [student.project("image", row) for row in given.features["image"]]
+            of_views = [
+                info_nce(
+                    [student.project("grounding", row) for row in view],
+                    images,
+                    parameters.get("image_temperature", 0.05),
+                )
+                for view in (given.first, given.second)
+            ]
+            found["image"] = (of_views[0] + of_views[1]) / 2
+        if "object" in weights:
+            found["object"] = object_term(
+                objects,
+                given.batch,
+                given.tokens,
+                lambda row: student.project("grounding", row),
+                lambda row: student.project("image", row),
+                parameters.get("object_temperature", 0.05),
+            )
+        return found
+
+    return terms, weights
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        OWN_NUMBERS,
+        {"image_weight": 0, "object_weight": 1.0},
+        {"text_weight": 0, "object_weight": 1.0},
+    ],
+    ids=["defaults", "own numbers", "no image term", "no text term"],
+)
+def test_terms_and_gradients_are_those_of_the_equations(world, features, objects, parameters):
+    case = case_of(world, features, objects, **parameters)
+    terms, weights = oracle_of(objects, parameters)
+    if "text" in weights:
+        check_whole_step(case, terms, weights)
+        check_terms_of_two_views(case, terms, weights)
+    else:  # such a run has no stream of plain sentences
+        spec = case.spec(features.root / "unused").model_copy(update={"text": None})
+        data = TrainingData(spec, make_objective("mcseo", case.parameters))
+        assert {data[k].stream for k in range(4)} == {"pairs"}
+
+
+def test_twenty_steps_have_the_losses_of_the_equations(world, features, objects, tmp_path):
+    case = case_of(world, features, objects, **OWN_NUMBERS)
+    terms, weights = oracle_of(objects, OWN_NUMBERS)
+    logs = check_twenty_steps(case, terms, weights, tmp_path / "run")
+    paired_logs = [log for log in logs if "loss_object" in log]
+    assert 0 < paired_logs[0]["captions_with_objects"] < 1
+    assert 1 < paired_logs[0]["phrases_per_caption"] < 3
+
+
+def test_the_longest_caption_is_the_default():
+    assert make_objective("mcseo", {"image": "clip"}).params.caption == "longest"
+
+
+def test_phrase_embeddings_are_means_over_their_tokens():
+    tokens = torch.randn(3, 5, 4)
+    phrases = Phrases(torch.tensor([2, 0, 2]), torch.tensor([1, 0, 0]), torch.tensor([2, 5, 3]))
+    found = phrase_embeddings(tokens, phrases)
+    expected = torch.stack([tokens[2, 1], tokens[0].mean(dim=0), tokens[2, :3].mean(dim=0)])
+    torch.testing.assert_close(found, expected)
+    none = phrase_embeddings(tokens, phrases.map(lambda each: each[:0]))
+    assert none.shape == (0, 4)
+
+
+def test_a_batch_without_phrases_has_an_object_term_of_zero_with_a_graph(world, features, objects):
+    model, data = case_of(world, features, objects, object_weight=1.0).build()
+    batch = next(data[k] for k in range(9) if data[k].stream == "pairs")
+    assert batch.phrases is not None
+    empty = type(batch)(
+        **{
+            **batch.__dict__,
+            "phrases": batch.phrases.map(lambda each: each[:0]),
+            "features": {**batch.features, "object": batch.features["object"][:0]},
+        }
+    )
+    terms = model(empty)
+    assert terms["object"].item() == 0
+    terms["total"].backward()
+    assert all(torch.isfinite(w.grad).all() for w in model.parameters() if w.grad is not None)
+
+
+def test_phrases_of_a_batch_follow_its_rows(world, features, objects):
+    _, data = case_of(world, features, objects).build()
+    batch = paired(data)
+    assert batch.phrases is not None
+    expected = [
+        (row, start, end, objects.rows[cutout])
+        for row, key in enumerate(batch.keys)
+        for start, end, cutout in objects.named[key.tobytes()]
+    ]
+    found = zip(*(each.tolist() for each in batch.phrases.__dict__.values()), strict=True)
+    assert list(found) == [each[:3] for each in expected]
+    for row, each in zip(batch.features["object"].double(), expected, strict=True):
+        assert (row.numpy() == each[3]).all()
+    counts = [len(objects.named[key.tobytes()]) for key in batch.keys]
+    assert contrasted(batch).tolist() == [count >= 2 for count in counts]
+
+
+def test_exchanged_objects_stay_within_their_caption(world, features, objects):
+    _, data = case_of(world, features, objects, shuffle_objects=True).build()
+    batch = paired(data)
+    expected = []
+    for key in batch.keys:
+        cutouts = [cutout for _, _, cutout in objects.named[key.tobytes()]]
+        expected += cutouts[1:] + cutouts[:1]
+    rows = batch.features["object"].double()
+    assert len(rows) == len(expected)
+    for row, cutout in zip(rows, expected, strict=True):
+        assert (row.numpy() == objects.rows[cutout]).all()
+
+
+def test_an_object_that_failed_costs_its_phrase(world, features, objects):
+    from pipeline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec
+
+    bad = next(iter(objects.rows))
+    spec = FeatureSpec(
+        kind="object",
+        encoder=EncoderRecord(name="test/x", source="random:0", weights_sha256="3" * 64),
+        preprocessing={},
+        precision="fp32",
+        dim=7,
+        dtype="float16",
+    )
+    with FeatureSetWriter(features.root / "with-failure", spec) as writer:
+        for batch in writer.plan(list(objects.rows), batch_size=64):
+            rows = torch.ones(len(batch.keys), 7).numpy()
+            error = {"code": "empty_mask", "path": "", "reason": "test"}
+            of_batch = [key.tobytes() for key in batch.keys]
+            rows[[key == bad for key in of_batch]] = float("nan")
+            writer.add(batch.keys, rows, {key: error for key in of_batch if key == bad})
+        writer.publish(computed={"device": "cpu"})
+    case = case_of(world, features, objects)
+    case.slots["object"] = "with-failure"
+    _, data = case.build()
+    named = [cutout for found in objects.named.values() for _, _, cutout in found]
+    assert data.dropped_phrases == named.count(bad) > 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"image_weight": 0, "object_weight": 0, "text_weight": 0}, "nothing to train"),
+        ({"object_weight": -1}, "object_weight: input should be greater than or equal to 0"),
+        ({"object_weight": float("nan")}, "object_weight: input should be a finite number"),
+        ({"object_temperature": 0}, "object_temperature: input should be greater than 0"),
+    ],
+)
+def test_bad_parameters(parameters, message):
+    with pytest.raises(SightlineError, match=message):
+        make_objective("mcseo", {"image": "clip", **parameters})
+
+
+def test_phrase_tokens_that_are_missing_are_asked_for(world, features, objects, tmp_path):
+    case = case_of(world, features, objects)
+    case.pairs.clear()
+    with pytest.raises(SightlineError, match="needs phrase tokens; make them with `sightline phra"):
+        case.build()
+    case.pairs["phrases"] = tmp_path / "nowhere"
+    with pytest.raises(SightlineError, match="no such phrase tokens"):
+        case.build()
+
+
+def test_phrase_tokens_of_another_tokenizer_are_refused(world, features, objects, tmp_path):
+    keys = as_keys([b"k" * 32])
+    header = PhraseTokenHeader("other", "1" * 64, MAX_LENGTH, 1)
+    write_phrase_tokens(tmp_path, header, keys, keys, [1], [2])
+    case = case_of(world, features, objects)
+    case.pairs["phrases"] = tmp_path
+    with pytest.raises(SightlineError, match="another tokenizer or max_length"):
+        case.build()
+
+
+def test_phrases_of_another_data_set_are_refused(world, features, objects, tmp_path):
+    keys = as_keys([b"k" * 32])
+    header = PhraseTokenHeader("tiny", "0" * 64, MAX_LENGTH, 1)
+    write_phrase_tokens(tmp_path, header, keys, keys, [1], [2])
+    case = case_of(world, features, objects)
+    case.pairs["phrases"] = tmp_path
+    with pytest.raises(SightlineError, match="holds 1 phrases, none of the"):
+        case.build()
+
+
+def test_images_and_objects_of_different_encoders_are_refused(world, features, objects):
+    features.add("wide", "image", dim=11)
+    case = case_of(world, features, objects)
+    case.slots["image"] = "wide"
+    with pytest.raises(SightlineError, match="images are 11 wide and objects 7"):
+        case.build()
+
+
+def test_a_missing_feature_set_names_term_set_and_command(world, features, objects, tmp_path):
+    case = case_of(world, features, objects)
+    del case.slots["object"]
+    expected = r"object \(object features of clip for term object; made by `sightline extract obj"
+    with pytest.raises(SightlineError, match=expected):
+        case.build()
+    case.slots["object"] = "nowhere"
+    with pytest.raises(SightlineError, match=r"(?s)nowhere.*slot 'object' of objective mcseo"):
+        case.build()
+
+
+def test_captions_with_one_phrase_each_are_warned_of(world, features, objects):
+    objective = make_objective("mcseo", {"image": "clip"})
+    _, data = case_of(world, features, objects).build()
+    batch = paired(data)
+    assert batch.phrases is not None
+    assert objective.warnings([batch]) == []
+    lone = torch.nonzero(torch.diff(batch.phrases.owners, prepend=torch.tensor([-1]))).ravel()
+    single = type(batch)(**{**batch.__dict__, "phrases": batch.phrases.map(lambda t: t[lone])})
+    (line,) = objective.warnings([single])
+    assert "no caption of the first 1 paired steps has two phrases" in line

@@ -1,0 +1,183 @@
+"""MCSEO: MCSE, and each phrase of a caption finds its own object among those of its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from pipeline.cache import SightlineError
+from train.batch import Batch, Phrases
+from train.losses import info_nce, object_phrase_nce
+from train.names import CaptionPolicy
+from train.objectives.base import (
+    PROJECTION_DIM,
+    FeatureNeed,
+    Objective,
+    ObjectiveParams,
+    Views,
+    head,
+    text_head,
+)
+
+
+class MCSEOParams(ObjectiveParams):
+    """MCSEO's parameters. Weight 0 switches a term off, with its features.
+
+    Attributes:
+        image: encoder whose features the images and the objects have; one head serves both.
+        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
+        image_weight: α, of the image term's average over the two views.
+        object_weight: β, of the object term's average over the two views.
+        image_temperature, object_temperature: τ of either term.
+        projection_dim: width of the grounding and image heads.
+    """
+
+    caption: CaptionPolicy = "longest"
+    image: str = Field(min_length=1)
+    text_weight: float = Field(default=1.0, ge=0)
+    image_weight: float = Field(default=0.01, ge=0)
+    object_weight: float = Field(default=0.005, ge=0)
+    image_temperature: float = Field(default=0.05, gt=0)
+    object_temperature: float = Field(default=0.05, gt=0)
+    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> MCSEOParams:
+        if not self.term_weights:
+            raise ValueError("every weight is 0, so there is nothing to train")
+        return self
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """Term → weight in the total, of the terms that are on."""
+        weights = {
+            "text": self.text_weight,
+            "image": self.image_weight,
+            "object": self.object_weight,
+        }
+        return {term: weight for term, weight in weights.items() if weight > 0}
+
+
+class MCSEO(Objective[MCSEOParams]):
+    """L_text + α L_img + β L_obj (Zhao et al. 2025, eqs. 5–8; METHODS §5).
+
+    `object` is the mean over both views, and over the captions that have two phrases or more.
+    """
+
+    name = "mcseo"
+    Params = MCSEOParams
+    source = "MCSEO (Zhao et al. 2025, arXiv 2508.00332)"
+
+    @classmethod
+    def features(cls, params: MCSEOParams) -> dict[str, FeatureNeed]:
+        needs = {
+            "image": FeatureNeed("image", params.image, ("image",)),
+            "object": FeatureNeed("object", params.image, ("object",)),
+        }
+        return {slot: need for slot, need in needs.items() if slot in params.term_weights}
+
+    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
+        """See `Objective.heads`.
+
+        Raises:
+            SightlineError: images and objects have features of different width.
+        """
+        heads = nn.ModuleDict()
+        if "text" in self.weights:
+            heads["text"] = text_head(hidden)
+        widths = {dims[slot] for slot in self.features(self.params)}
+        if len(widths) > 1:
+            raise SightlineError(
+                f"objective mcseo: images are {dims['image']} wide and objects {dims['object']}; "
+                f"both must come from one encoder ({self.params.image}), for one head projects them"
+            )
+        if widths:
+            heads["grounding"] = head(hidden, self.params.projection_dim)
+            heads["image"] = head(widths.pop(), self.params.projection_dim)
+        return heads
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return self.params.term_weights
+
+    @property
+    def needs_tokens(self) -> bool:
+        return "object" in self.weights
+
+    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+        params, terms = self.params, {}
+        if "text" in self.weights:
+            text = heads["text"]
+            terms["text"] = info_nce(text(views.first), text(views.second), params.temperature)
+        if batch.stream == "text":
+            return terms
+        if "image" in self.weights:
+            images = heads["image"](batch.features["image"])  # (N, 256)
+            one, other = (
+                info_nce(heads["grounding"](view), images, params.image_temperature)
+                for view in (views.first, views.second)
+            )
+            terms["image"] = (one + other) / 2
+        if "object" in self.weights:
+            assert batch.phrases is not None
+            assert views.tokens is not None
+            objects = heads["image"](batch.features["object"])  # (P, 256)
+            one, other = (
+                object_phrase_nce(
+                    heads["grounding"](phrase_embeddings(tokens, batch.phrases)),
+                    objects,
+                    batch.phrases.owners,
+                    params.object_temperature,
+                )
+                for tokens in views.tokens
+            )
+            terms["object"] = (one + other) / 2
+        return terms
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """Phrases a caption, and the share of captions that the object term has something of."""
+        if batch.phrases is None:
+            return {}
+        return {
+            "phrases_per_caption": torch.tensor(len(batch.phrases) / len(batch)),
+            "captions_with_objects": contrasted(batch).float().mean(),
+        }
+
+    def warnings(self, batches: Iterable[Batch]) -> list[str]:
+        """One line if no caption of the batches has two phrases: the object term is 0 then."""
+        if "object" not in self.weights:
+            return []
+        count = 0
+        for batch in batches:
+            count += 1
+            if contrasted(batch).any():
+                return []
+        return [
+            f"no caption of the first {count} paired steps has two phrases with objects, so the "
+            "object term is 0. Check the phrases, or set object_weight to 0"
+        ]
+
+
+def phrase_embeddings(tokens: Tensor, phrases: Phrases) -> Tensor:
+    """The mean of each phrase's token embeddings: [N, L, d] → [P, d].
+
+    One matrix product with the P × N·L matrix of the tokens' shares: no loop over captions, and no
+    scatter whose order of addition would vary.
+    """
+    count, longest, _ = tokens.shape
+    position = torch.arange(longest, device=tokens.device)
+    inside = (position >= phrases.starts[:, None]) & (position < phrases.ends[:, None])  # (P, L)
+    shares = inside / (phrases.ends - phrases.starts)[:, None]
+    owners = nn.functional.one_hot(phrases.owners, count)  # (P, N)
+    of_tokens = owners[:, :, None] * shares[:, None, :]  # (P, N, L)
+    return of_tokens.flatten(1).to(tokens.dtype) @ tokens.flatten(0, 1)
+
+
+def contrasted(batch: Batch) -> Tensor:
+    """Which captions have two phrases or more: bool [N]."""
+    assert batch.phrases is not None
+    owners = nn.functional.one_hot(batch.phrases.owners, len(batch))  # (P, N)
+    return owners.sum(dim=0) >= 2

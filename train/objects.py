@@ -1,0 +1,111 @@
+"""Phrases and their objects on the paired stream: a ragged table, read a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.cache import (
+    FeatureSet,
+    PhraseTokens,
+    RaggedPhrases,
+    SightlineError,
+    TokenSet,
+    ranges,
+)
+from train.batch import Phrases
+from train.pairs import Pairs
+
+
+@dataclass(frozen=True)
+class ObjectRows:
+    """The phrases of every pair, and where the features of their objects lie.
+
+    Attributes:
+        offsets: int64 [n + 1]; phrases of pair i are offsets[i] … offsets[i + 1] − 1.
+        starts, ends: int64 [m] token spans.
+        features: slot → feature set, and its row for each phrase, int64 [m].
+        dropped: phrases left out because their object could not be extracted.
+    """
+
+    offsets: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    features: Mapping[str, tuple[FeatureSet, NDArray[np.int64]]]
+    dropped: int = 0
+
+    @classmethod
+    def find(
+        cls, path: Path, pairs: Pairs, sets: Mapping[str, FeatureSet], tokens: TokenSet
+    ) -> ObjectRows:
+        """The objects of ``pairs``, in slots as ``sets`` has them.
+
+        Raises:
+            SightlineError: the phrase tokens are missing, damaged or of another tokenizer, no pair
+                has a phrase, or a feature set lacks an object.
+        """
+        phrase_tokens = PhraseTokens.open(path)
+        header = phrase_tokens.header
+        if (header.tokenizer_sha256, header.max_length) != (
+            tokens.tokenizer_sha256,
+            tokens.max_length,
+        ):
+            raise SightlineError(
+                f"{phrase_tokens.path}: made with another tokenizer or max_length than "
+                f"{tokens.path} ({header.student}, {header.max_length} tokens against "
+                f"{tokens.header.student}, {tokens.max_length}); run `sightline phrase-tokens` "
+                "with the student of this run"
+            )
+        found = phrase_tokens.of_pairs(pairs.image_keys, pairs.caption_keys)
+        if not len(found.starts):
+            raise SightlineError(
+                f"{phrase_tokens.path}: holds {len(phrase_tokens):,} phrases, none of the "
+                f"{len(pairs):,} pairs to train on; make it from the phrases of this data set"
+            )
+        failed = {key for features in sets.values() for key in features.failed}
+        bad = np.array([key.tobytes() in failed for key in found.cutouts], dtype=bool)
+        found = _without(found, bad)
+        features = {slot: (each, each.rows(found.cutouts)) for slot, each in sets.items()}
+        starts, ends = found.starts.astype(np.int64), found.ends.astype(np.int64)
+        return cls(found.offsets, starts, ends, features, int(bad.sum()))
+
+    def exchanged(self) -> ObjectRows:
+        """Every phrase with the object of the next of its caption, the last with the first's.
+
+        The control of the object term. A caption that names one object twice in a row keeps it
+        there.
+        """
+        counts = np.diff(self.offsets)
+        next_ = np.arange(len(self.starts)) + 1
+        full = counts > 0
+        next_[self.offsets[1:][full] - 1] = self.offsets[:-1][full]
+        return replace(
+            self,
+            features={slot: (each, rows[next_]) for slot, (each, rows) in self.features.items()},
+        )
+
+    def take(self, pairs: NDArray[np.int64]) -> tuple[Phrases, dict[str, Tensor]]:
+        """Phrases of ``pairs``, and slot → features of their objects: float32 [P, D]."""
+        begin = self.offsets[pairs]
+        counts = self.offsets[pairs + 1] - begin
+        index = ranges(begin, counts)
+        owners = np.repeat(np.arange(len(pairs)), counts)
+        phrases = Phrases(*map(torch.from_numpy, (owners, self.starts[index], self.ends[index])))
+        features = {
+            slot: torch.from_numpy(each.gather(rows[index]).astype(np.float32, copy=False))
+            for slot, (each, rows) in self.features.items()
+        }
+        return phrases, features
+
+
+def _without(found: RaggedPhrases, bad: NDArray[np.bool_]) -> RaggedPhrases:
+    kept = np.concatenate([[0], np.cumsum(~bad)]).astype(np.int64)
+    return RaggedPhrases(
+        kept[found.offsets], found.starts[~bad], found.ends[~bad], found.cutouts[~bad]
+    )
