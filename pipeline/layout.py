@@ -51,6 +51,11 @@ def tokens_folder(student: str) -> Path:
     return Path("data/tokens") / student
 
 
+def phrase_tokens_folder(dataset: str, student: str) -> Path:
+    """Where the phrases of a data set stand among one student's tokens."""
+    return Path("data/phrase-tokens") / dataset / student
+
+
 def run_folder(run: str, seed: int) -> Path:
     """One training run: checkpoints, log and the finished model."""
     return Path("runs") / run / f"seed-{seed}"

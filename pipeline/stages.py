@@ -137,6 +137,22 @@ def tokens(params: Params) -> str:
     return f"{out}: {count:,} distinct texts"
 
 
+def phrase_tokens(params: Params) -> str:
+    """Where phrases stand among the student's tokens; returns a one-line summary."""
+    from pipeline.phrase_tokens import summary, tokenize_phrases
+
+    student, pairs = params.student, params.graph.pairs
+    out = layout.phrase_tokens_folder(pairs, student.name)
+    header = tokenize_phrases(
+        layout.phrases_file(pairs),
+        layout.dataset_folder(pairs) / "captions.parquet",
+        student.model,
+        student.max_length,
+        out,
+    )
+    return f"{out}: {summary(header)}"
+
+
 def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     """Everything that the training of ``run`` with ``seed`` is told, as explicit paths."""
     from train.config import PairSource, RunSpec, TextSource
@@ -144,6 +160,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
 
     config = params.run(run)
     objective = make_objective(config.objective, config.parameters)
+    needs = objective.features(objective.params)
     pairs, text, student = params.graph.pairs, params.graph.text, params.student
     return RunSpec(
         run=run,
@@ -156,14 +173,19 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
             captions=layout.dataset_folder(pairs) / "captions.parquet",
             images=layout.dataset_folder(pairs) / "images.parquet",
             tokens=layout.tokens_folder(student.name),
+            phrases=layout.phrase_tokens_folder(pairs, student.name)
+            if any(need.kind == "object" for need in needs.values())
+            else None,
         ),
         text=TextSource(
             sentences=layout.dataset_folder(text) / "sentences.parquet",
             tokens=layout.tokens_folder(student.name),
-        ),
+        )
+        if objective.trains_on_text
+        else None,
         features={
             slot: layout.features_folder(pairs, need.kind, need.encoder)
-            for slot, need in objective.features(objective.params).items()
+            for slot, need in needs.items()
         },
         dev=params.evaluation.dev,
         out=layout.run_folder(run, seed),

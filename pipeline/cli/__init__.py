@@ -15,6 +15,7 @@ from pipeline.cli import (
     extract,
     gallery,
     ground,
+    phrase_tokens,
     prepare,
     stage,
     tokens,
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.add_typer(prepare.app, name="prepare")
 app.add_typer(extract.app, name="extract")
 app.command("tokens")(tokens.tokens)
+app.command("phrase-tokens")(phrase_tokens.phrase_tokens)
 app.command("train")(train.train)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(ground.app, name="ground")

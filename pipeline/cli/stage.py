@@ -123,6 +123,17 @@ def tokens(params: PARAMS = _FILE) -> None:
     print(stages.tokens(_load(params)))
 
 
+@app.command("phrase-tokens")
+def phrase_tokens(params: PARAMS = _FILE) -> None:
+    """Where the phrases of captions stand among the student's tokens.
+
+    Example: sightline stage phrase-tokens
+    """
+    from pipeline import stages
+
+    print(stages.phrase_tokens(_load(params)))
+
+
 @app.command()
 def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
     """Train one run with one seed.

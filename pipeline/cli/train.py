@@ -18,6 +18,9 @@ def train(
     captions: Annotated[Path | None, typer.Option(help="Captions manifest.")] = None,
     images: Annotated[Path | None, typer.Option(help="Images manifest.")] = None,
     sentences: Annotated[Path | None, typer.Option(help="Sentences manifest.")] = None,
+    phrases: Annotated[
+        Path | None, typer.Option(help="Phrase tokens, for an objective with objects.")
+    ] = None,
     features: Annotated[
         list[str], typer.Option(help="SLOT=FOLDER of a feature set that it needs; repeat.")
     ] = [],  # noqa: B006
@@ -82,7 +85,7 @@ def train(
             objective=objective,
             parameters={k: yaml.safe_load(v) for k, v in pairs_of(set_, "--set").items()},
             seed=seed,
-            pairs=PairSource(captions=captions, images=images, tokens=tokens)
+            pairs=PairSource(captions=captions, images=images, tokens=tokens, phrases=phrases)
             if captions and images
             else None,
             text=TextSource(sentences=sentences, tokens=tokens) if sentences else None,

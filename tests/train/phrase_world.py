@@ -97,7 +97,7 @@ def object_term(
             named = objects.of(key)
             if len(named) < 2:
                 continue
-            phrases = [ground(sum(states[span]) / len(states[span])) for span, _ in named]
+            phrases = [ground(torch.stack(list(states[span])).mean(dim=0)) for span, _ in named]
             projected = [project(row) for _, row in named]
             loss = torch.zeros((), dtype=torch.float64)
             for k, phrase in enumerate(phrases):
