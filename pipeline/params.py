@@ -112,6 +112,7 @@ class Report(_Strict):
         title: its heading.
         baseline: run that gains are measured from.
         control: run that has lost its signal on purpose, if there is one.
+        shown: runs that a report on one seed compares; a study compares all. Empty means all.
         gain: run whose gain over the baseline `control` should not reach.
     """
 
@@ -119,6 +120,7 @@ class Report(_Strict):
     baseline: str
     gain: str | None = None
     control: str | None = None
+    shown: list[str] = []
 
 
 class Params(_Strict):
@@ -160,6 +162,7 @@ class Params(_Strict):
             ("graph.teachers", graph.teachers, self.encoders.teacher),
             ("report.baseline", [self.report.baseline], self.runs),
             ("report.gain", [self.report.gain] if self.report.gain else [], self.runs),
+            ("report.shown", self.report.shown, self.runs),
             ("report.control", [self.report.control] if self.report.control else [], self.runs),
         ]:
             for name in wanted:

@@ -214,8 +214,8 @@ def evaluate(params: Params, run: str, seed: int) -> str:
     return f"{run}, seed {seed}: " + ", ".join(shown) + marks
 
 
-def report(params: Params, seed: int | None, out: Path) -> None:
-    """Compare all runs, with one seed or with all of them, and print the table."""
+def report(params: Params, seed: int | None, out: Path, quiet: bool = False) -> None:
+    """Compare the shown runs with one seed, or all with all seeds, and print the table."""
     from rich.console import Console
 
     from train.report.gains import Comparison, compute_gains, headline
@@ -224,16 +224,19 @@ def report(params: Params, seed: int | None, out: Path) -> None:
     from train.report.table import make_table
     from train.report.write import write_report
 
-    labels = {name: run.label or name for name, run in params.runs.items()}
+    about = params.report
+    compared = params.runs if seed is None or not about.shown else about.shown
+    labels = {name: params.runs[name].label or name for name in compared}
     seeds = params.graph.seeds if seed is None else [seed]
     found = load_results(layout.result_file(run, each) for run in labels for each in seeds)
     results = [each.model_copy(update={"run": labels[each.run]}) for each in found]
-    about = params.report
     comparisons = []
     if about.gain is not None:
         control = None if about.control is None else labels[about.control]
         comparisons = [Comparison(labels[about.baseline], labels[about.gain], control)]
     write_report(results, out, about.title, comparisons=comparisons)
+    if quiet:
+        return
     table = make_table(results)
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(to_terminal(table, about.title))

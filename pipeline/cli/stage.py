@@ -161,6 +161,7 @@ def report(
     params: PARAMS = _FILE,
     seed: Annotated[int | None, typer.Option(help="Only this seed; default: all.")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the report.")] = Path("report"),
+    quiet: Annotated[bool, typer.Option("--quiet", help="Write it and print nothing.")] = False,
 ) -> None:
     """Compare every run in tables, plots and one HTML page.
 
@@ -168,7 +169,7 @@ def report(
     """
     from pipeline import stages
 
-    stages.report(_load(params), seed, out)
+    stages.report(_load(params), seed, out, quiet)
 
 
 def _load(path: Path) -> Params:
