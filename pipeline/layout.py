@@ -21,11 +21,6 @@ def image_root(dataset: str, source: Source) -> Path:
     return Path(root) if root is not None else dataset_folder(dataset) / "images"
 
 
-def phrases_file(dataset: str) -> Path:
-    """Which words of a data set's captions name which pixels."""
-    return dataset_folder(dataset) / "phrases.parquet"
-
-
 def grounding_folder(dataset: str) -> Path:
     """Records of a data set's grounding."""
     return Path("data/objects") / dataset

@@ -39,6 +39,8 @@ class Graph(_Strict):
         image_encoders, text_encoders, teachers: names under `encoders` to run over `pairs`.
         object_encoders: names under `encoders.image` to run over the objects of `pairs`.
         grounded: data sets whose captions are grounded.
+        phrases: which words of the captions of `pairs` name which pixels: the records of a
+            grounding, data/objects/NAME, or a phrases manifest.
         seeds: one training of every run for each.
         demo_seed: the one whose results `make demo` shows.
     """
@@ -50,6 +52,7 @@ class Graph(_Strict):
     text_encoders: list[str] = []
     teachers: list[str] = []
     grounded: list[str] = []
+    phrases: Path | None = None
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     demo_seed: int = 0
 
@@ -168,6 +171,8 @@ class Params(_Strict):
             for name in wanted:
                 if name not in known:
                     raise ValueError(f"{where}: {_unknown(name, known, 'name')}")
+        if graph.object_encoders and graph.phrases is None:
+            raise ValueError("graph.object_encoders: objects are found by graph.phrases; name it")
         if graph.grounded and self.grounding is None:
             raise ValueError("graph.grounded: there is no section `grounding` that says how")
         if graph.demo_seed not in graph.seeds:
@@ -190,6 +195,19 @@ class Params(_Strict):
                 return kind, some[dataset]  # pyright: ignore[reportReturnType]
         names = [name for some in self.datasets.values() for name in some]
         raise ParamsError(f"{FILE_NAME}: datasets: {_unknown(dataset, names, 'data set')}")
+
+    @property
+    def phrases(self) -> Path:
+        """`graph.phrases`.
+
+        Raises:
+            ParamsError: it is not given.
+        """
+        if self.graph.phrases is None:
+            raise ParamsError(
+                f"{FILE_NAME}: graph.phrases is not given; name the phrases of {self.graph.pairs}"
+            )
+        return self.graph.phrases
 
     def encoder(self, kind: Literal["image", "text", "teacher"], name: str) -> EncoderConfig:
         """Configuration of an encoder.

@@ -11,7 +11,6 @@ import numpy as np
 
 from pipeline.cache import (
     CAPTIONS,
-    PHRASES,
     PhraseTokenHeader,
     SightlineError,
     as_keys,
@@ -21,6 +20,7 @@ from pipeline.cache import (
     read_manifest,
     write_phrase_tokens,
 )
+from pipeline.cache.records import read_phrases
 from pipeline.progress import progress
 from pipeline.tokens import tokenizer_sha256
 
@@ -38,7 +38,7 @@ def tokenize_phrases(
     dropped (reason ``truncated``), and so is one that no token stands for (``no_token``).
 
     Args:
-        phrases: a phrases manifest.
+        phrases: a phrases manifest, or the records of a grounding.
         captions: the captions manifest with the texts that they stand in.
         student: folder of a Hugging Face encoder or its name on the hub.
         max_length: tokens of a caption at most, as in its token set.
@@ -51,7 +51,7 @@ def tokenize_phrases(
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
     digest = tokenizer_sha256(tokenizer)
-    table = read_manifest(phrases, PHRASES)
+    table = read_phrases(phrases)
     texts = _texts_of(table.column("caption_key").to_pylist(), captions, phrases)
     spans = list(zip(table["char_start"].to_pylist(), table["char_end"].to_pylist(), strict=True))
     rows_of: dict[str, list[int]] = {}

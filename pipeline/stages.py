@@ -97,7 +97,7 @@ def object_features(
 
     _, source = params.source(dataset)
     entries = objects_of_phrases(
-        layout.phrases_file(dataset),
+        params.phrases,
         layout.dataset_folder(dataset) / "images.parquet",
         layout.image_root(dataset, source),
     )
@@ -144,7 +144,7 @@ def phrase_tokens(params: Params) -> str:
     student, pairs = params.student, params.graph.pairs
     out = layout.phrase_tokens_folder(pairs, student.name)
     header = tokenize_phrases(
-        layout.phrases_file(pairs),
+        params.phrases,
         layout.dataset_folder(pairs) / "captions.parquet",
         student.model,
         student.max_length,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cache import IMAGES, PHRASES, SightlineError, key_column, read_manifest
+from pipeline.cache import IMAGES, SightlineError, key_column, read_manifest
 from pipeline.cache.keys import unique_sorted
+from pipeline.cache.records import read_phrases
 from pipeline.extract.run import ImageEntry
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
     """The distinct objects of a phrases manifest, each with the file of its image.
 
     Args:
-        phrases: phrases manifest.
+        phrases: phrases manifest, or the records of a grounding.
         images: images manifest of the same data set.
         root: folder that the paths of ``images`` are relative to.
 
@@ -67,7 +68,7 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
     from pipeline.extract.objects import CutoutEntry
 
     paths = {entry.key: entry.path for entry in entries_of_manifest(images, root)}
-    table = read_manifest(phrases, PHRASES)
+    table = read_phrases(phrases)
     table = table.take(unique_sorted(key_column(table["cutout_key"])))
     keys, image_keys = table["cutout_key"].to_pylist(), table["image_key"].to_pylist()
     strange = {key for key in image_keys if key not in paths}

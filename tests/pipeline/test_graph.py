@@ -28,8 +28,8 @@ def filled(text: str, given: dict, seed: int = 0) -> str:
         if name == "item.seed":
             return str(seed)
         place = given
-        for key in name.split("."):
-            place = place[key]
+        for key in re.findall(r"[^.\[\]]+", name):
+            place = place[int(key)] if isinstance(place, list) else place[key]
         return str(place)
 
     return re.sub(r"\$\{([^}]+)\}", value, text)
@@ -53,6 +53,7 @@ def test_a_train_stage_depends_on_exactly_what_its_run_reads(given):
         assert spec.text is not None
         reads = {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens}
         reads |= {spec.text.sentences, spec.text.tokens, spec.dev, *spec.features.values()}
+        reads |= {spec.pairs.phrases} - {None}
         stage = f"train-{run}"
         assert of(stage, "deps", raw) == {Path(str(path)).as_posix() for path in reads}
         assert of(stage, "outs", raw) == {spec.out.as_posix()}
@@ -67,7 +68,7 @@ def test_every_run_is_trained_evaluated_and_reported(given):
     assert trained == runs
     assert STAGES["evaluate"]["matrix"]["run"] == runs
     seed = params.graph.demo_seed
-    results = {layout.result_file(run, seed).as_posix() for run in runs}
+    results = {layout.result_file(run, seed).as_posix() for run in params.report.shown}
     assert of("report", "deps", raw) == results
 
 

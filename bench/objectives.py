@@ -1,0 +1,243 @@
+"""One paired step of each system beside SimCSE's, with cached features and with online teachers.
+
+    python bench/objectives.py                        # BERT-base's shape, this machine's device
+    python bench/objectives.py --layers 4 --steps 3
+
+Every system trains the same model on the same captions, read from a cache on disk as a run reads
+them: token ids, image features (2048 wide for MCSE, 512 for the others), CLIP text features, two
+teachers (768 wide) and about four objects a caption. `dalr, teachers online` is the same step with
+two frozen BERTs of the student's shape run on the batch's own ids, once each, as DALR's released
+code does. The systems take turns, a step each, and ratios come from the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from train_step import LONGEST, read_texts, word_tokenizer
+from transformers import BertConfig, BertModel
+
+from pipeline.cache import (
+    CAPTIONS,
+    IMAGES,
+    EncoderRecord,
+    FeatureSetWriter,
+    FeatureSpec,
+    PhraseTokenHeader,
+    TokenHeader,
+    as_keys,
+    key_of_text,
+    keys_of_texts,
+    pair_keys,
+    write_manifest,
+    write_phrase_tokens,
+    write_tokens,
+)
+from train.batch import Batch
+from train.config import RunSpec
+from train.data import TrainingData
+from train.model import TOTAL, GroundedModel
+from train.objectives import make_objective
+
+TARGET = 1.15
+PHRASES_EACH = 4
+ONLINE = "dalr, teachers online"
+TEACHERS = [{"encoder": "simcse", "weight": 0.33}, {"encoder": "diffcse", "weight": 0.67}]
+SETS: dict[str, tuple[str, int]] = {
+    "resnet": ("image", 2048),
+    "clip": ("image", 512),
+    "clip-text": ("text", 512),
+    "simcse": ("teacher", 768),
+    "diffcse": ("teacher", 768),
+    "clip-objects": ("object", 512),
+}
+SYSTEMS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "simcse": ("simcse", {}, {}),
+    "mcse": ("mcse", {"image": "resnet"}, {"image": "resnet"}),
+    "kdmcse": (
+        "kdmcse",
+        {"image": "clip", "text": "clip-text", "caption": "random"},
+        {"image": "clip", "text": "clip-text"},
+    ),
+    "dalr": (
+        "dalr",
+        {"image": "clip", "teachers": TEACHERS},
+        {"image": "clip", "teacher-simcse": "simcse", "teacher-diffcse": "diffcse"},
+    ),
+    "mcseo": ("mcseo", {"image": "clip"}, {"image": "clip", "object": "clip-objects"}),
+}
+
+
+class Cache:
+    """Manifests, token ids, phrase tokens and feature sets of one data set, on disk."""
+
+    def __init__(self, folder: Path, texts: list[str], tokenizer: Any) -> None:
+        self.folder = folder
+        texts = list(dict.fromkeys(texts))
+        images = [key_of_text(f"image {number}") for number in range(len(texts))]
+        names = [f"{number}.jpg" for number in range(len(texts))]
+        count = len(texts)
+        captions = {"caption_id": names, "image_id": names, "text": texts, "split": [""] * count}
+        self._manifest("captions.parquet", captions, CAPTIONS)
+        sizes = {"width": [1] * count, "height": [1] * count, "split": [""] * count}
+        self._manifest(
+            "images.parquet", {"image_id": names, "path": names, "key": images, **sizes}, IMAGES
+        )
+        ids = tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]
+        keys = keys_of_texts(texts)
+        header = TokenHeader("bench", "0" * 64, LONGEST, 0, len(tokenizer))
+        write_tokens(folder / "tokens", header, keys, ids)
+        rng = np.random.default_rng(0)
+        rows, starts, ends, cutouts = [], [], [], []
+        for row, tokens in enumerate(ids):
+            for number in range(min(PHRASES_EACH, len(tokens) - 2)):
+                start = int(rng.integers(1, len(tokens) - 1))
+                rows.append(row)
+                starts.append(start)
+                ends.append(min(start + 2, len(tokens) - 1))
+                cutouts.append(key_of_text(f"object {row} {number}"))
+        phrases = PhraseTokenHeader("bench", "0" * 64, LONGEST, len(rows))
+        pairs = pair_keys(as_keys(images)[rows], keys[rows])
+        write_phrase_tokens(folder / "phrases", phrases, pairs, as_keys(cutouts), starts, ends)
+        of_kind = {"image": images, "object": cutouts, "text": keys, "teacher": keys}
+        for name, (kind, dim) in SETS.items():
+            self._features(name, kind, as_keys(of_kind[kind]), dim)
+
+    def _manifest(self, name: str, columns: dict[str, Any], schema: pa.Schema) -> None:
+        write_manifest(self.folder / name, pa.table(columns, schema=schema), schema)
+
+    def _features(self, name: str, kind: Any, keys: Any, dim: int) -> None:
+        record = EncoderRecord(name=f"bench/{name}", source="random:0", weights_sha256="0" * 64)
+        spec = FeatureSpec(
+            kind=kind, encoder=record, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
+        )
+        rng = np.random.default_rng(1)
+        with FeatureSetWriter(self.folder / name, spec) as writer:
+            for batch in writer.plan(keys, batch_size=256):
+                writer.add(batch.keys, rng.normal(size=(len(batch.keys), dim)).astype(np.float32))
+            writer.publish(computed={"device": "cpu"})
+
+    def data(self, system: str, batch_size: int) -> TrainingData:
+        """What a run of ``system`` reads, without plain sentences: every step is a paired one."""
+        objective, parameters, slots = SYSTEMS[system]
+        spec = RunSpec.model_validate(
+            {
+                "run": system,
+                "student": {"name": "bench", "model": "bench", "max_length": LONGEST},
+                "train": {"batch_size": batch_size, "max_steps": 1},
+                "objective": objective,
+                "parameters": {**parameters, "caption": "random"},
+                "pairs": {
+                    "captions": self.folder / "captions.parquet",
+                    "images": self.folder / "images.parquet",
+                    "tokens": self.folder / "tokens",
+                    "phrases": self.folder / "phrases",
+                },
+                "features": {slot: self.folder / name for slot, name in slots.items()},
+                "out": self.folder / "run",
+            }
+        )
+        return TrainingData(spec, make_objective(objective, spec.parameters))
+
+
+class Step:
+    """A step of one system: gather, forward, backward, clip, AdamW."""
+
+    def __init__(self, system: str, cache: Cache, encoder: Any, options: Any) -> None:
+        self.data = cache.data(system, options.batch)
+        objective, parameters, _ = SYSTEMS[system]
+        made = make_objective(objective, {**parameters, "caption": "random"})
+        self.device = torch.device(options.device)
+        self.model = GroundedModel(encoder(), made, "cls", self.data.dims).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-5, fused=True)
+
+    def __call__(self, k: int) -> None:
+        batch = self.prepared(self.data[k].to(self.device))
+        self.model(batch)[TOTAL].backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def prepared(self, batch: Batch) -> Batch:
+        """The batch as the model gets it."""
+        return batch
+
+
+class OnlineTeachers(Step):
+    """DALR's step with its teachers' features computed in the step and not read."""
+
+    def __init__(self, system: str, cache: Cache, encoder: Any, options: Any) -> None:
+        super().__init__(system, cache, encoder, options)
+        self.teachers = {
+            slot: encoder().eval().requires_grad_(False) for slot in batch_slots(self.data)
+        }
+
+    def prepared(self, batch: Batch) -> Batch:
+        mask = torch.arange(batch.input_ids.shape[1], device=self.device) < batch.lengths[:, None]
+        features = dict(batch.features)
+        with torch.no_grad():
+            for slot, teacher in self.teachers.items():
+                states = teacher(input_ids=batch.input_ids, attention_mask=mask.long())
+                features[slot] = states.last_hidden_state[:, 0]
+        return replace(batch, features=features)
+
+
+def batch_slots(data: TrainingData) -> list[str]:
+    """The slots of teachers."""
+    return [slot for slot in data.feature_sets if slot.startswith("teacher-")]
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # pyright: ignore[reportOptionalMemberAccess]
+    parser.add_argument("--layers", type=int, default=12, help="encoder layers (default: 12)")
+    parser.add_argument("--batch", type=int, default=64, help="rows of a batch (default: 64)")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of each system")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    captions, _, source = read_texts()
+    captions = captions[: options.batch * (options.steps + 2)]
+    tokenizer = word_tokenizer(captions)
+    print(f"{options.device}: {torch.get_num_threads()} threads; torch {torch.__version__}")
+    print(f"{source}; BERT of {options.layers} layers, hidden 768, batch {options.batch}, float32")
+
+    def encoder() -> Any:
+        torch.manual_seed(0)
+        config = BertConfig(num_hidden_layers=options.layers)
+        return BertModel(config, add_pooling_layer=False).to(options.device).train()  # pyright: ignore[reportArgumentType]
+
+    with tempfile.TemporaryDirectory() as scratch:
+        cache = Cache(Path(scratch), captions, tokenizer)
+        steps: dict[str, Callable[[int], None]] = {
+            system: Step(system, cache, encoder, options) for system in SYSTEMS
+        }
+        steps[ONLINE] = OnlineTeachers("dalr", cache, encoder, options)
+        seconds: dict[str, list[float]] = {system: [] for system in steps}
+        for k in range(options.steps + 1):
+            for system in list(steps) if k % 2 else list(steps)[::-1]:
+                start = time.perf_counter()
+                steps[system](k)
+                if options.device == "cuda":
+                    torch.cuda.synchronize()
+                if k:  # the first warms up
+                    seconds[system].append(time.perf_counter() - start)
+    base = statistics.median(seconds["simcse"])
+    print(f"{'system':<24} {'ms a step':>10} {'of SimCSE':>10}  target")
+    for system, taken in seconds.items():
+        median = statistics.median(taken)
+        target = "" if system in ("simcse", ONLINE) else f"at most {TARGET}"
+        print(f"{system:<24} {median * 1e3:10.0f} {median / base:10.2f}  {target}")
+
+
+if __name__ == "__main__":
+    main()
