@@ -13,7 +13,7 @@ from pipeline.cache.index import Index, read_index
 from pipeline.cache.keys import unique_sorted
 from pipeline.cache.lock import locked
 from pipeline.cache.record import FeatureSetRecord, read_record
-from pipeline.cache.shard import map_features, map_keys
+from pipeline.cache.shard import check_file, map_features, map_keys
 from pipeline.cache.verify import Progress, check_index, check_shards
 
 
@@ -66,11 +66,23 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
         record = read_record(folder)
         index, index_faults = check_index(folder, record, progress)
         faults = check_shards(folder, record, index, progress)
-        return _take_out(folder, record, index, "; ".join(index_faults), faults)
+        report = _take_out(folder, record, index, "; ".join(index_faults), faults)
+        for each in report.dropped:
+            (folder / each.name).unlink(missing_ok=True)
+        return report
 
 
 def drop_unreadable(folder: Path, record: FeatureSetRecord) -> RepairReport:
-    """`repair` by the cheap checks of opening alone; the caller holds the lock."""
+    """`repair` by the cheap checks of opening alone; the caller holds the lock.
+
+    No file is deleted: what cannot be read now may be readable again.
+
+    Raises:
+        CacheError: a file is a link, which says nothing about the rows behind it.
+    """
+    for file in (record.index, *record.shards):
+        if (folder / file.name).is_symlink():
+            check_file(folder, file)
     try:
         index, index_fault = read_index(folder, record), ""
     except CacheError as error:
@@ -108,8 +120,6 @@ def _take_out(
         if faults[i]
     )
     now = publish(folder, record.spec, [placed], failed)
-    for each in dropped:
-        (folder / each.name).unlink(missing_ok=True)
     return RepairReport(dropped, index_fault, now)
 
 

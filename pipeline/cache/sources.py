@@ -120,3 +120,32 @@ def copied_rows(features: FeatureSet, keys: Keys) -> Placed:
     mask = np.zeros(len(features), dtype=bool)
     mask[found[found >= 0]] = True
     return only_sound(features.path, live_rows(features).only(mask))
+
+
+def rows_on_disk(
+    own: Path, spec: FeatureSpec, published: FeatureSet | None, keys: Keys, root: Path | None
+) -> list[PlacedRows]:
+    """Where those of ``keys`` (uint8 [n, 32]) that need no encoder can be had from.
+
+    Args:
+        own: folder of the set that lacks them.
+        published: that set, whose dropped rows come first.
+        root: folder above other sets, or None.
+    """
+    found: list[PlacedRows] = []
+
+    def take(folder: Path, placed: Placed) -> None:
+        nonlocal keys
+        if len(placed.keys):
+            found.append(PlacedRows(folder, spec, placed))
+            keys = keys[found[-1].find(keys) < 0]
+
+    if len(keys) and published is not None:
+        dropped = dropped_rows(published)
+        wanted = KeyTable(keys).find(dropped.keys) >= 0
+        take(own, only_sound(own, dropped.only(wanted)))
+    for other in neighbours(root, spec, own) if root is not None and len(keys) else ():
+        take(other.path, copied_rows(other, keys))
+        if not len(keys):
+            break
+    return found

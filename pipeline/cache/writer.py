@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -13,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.assemble import Placed, RowSource, publish, write_shards
-from pipeline.cache.atomic import remove_leftovers, write_bytes
+from pipeline.cache.atomic import remove_leftovers
 from pipeline.cache.errors import CacheError, SightlineError
+from pipeline.cache.failures import FailureList
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.journal import Block, Journal
 from pipeline.cache.keys import Keys, KeyTable, as_keys, sort_order, unique_sorted
@@ -31,11 +31,9 @@ from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
 from pipeline.cache.sources import (
     JournalRows,
     PlacedRows,
-    copied_rows,
-    dropped_rows,
     live_rows,
-    neighbours,
     only_sound,
+    rows_on_disk,
 )
 
 BLOCK_ROWS = 2048
@@ -86,7 +84,7 @@ class FeatureSetWriter:
         self._buffered_rows = 0
         self._buffer_call = 0  # rows per call of what is in the buffer
         self._last_flush = time.monotonic()
-        self._failures: dict[bytes, dict[str, str]] = {}
+        self._failures = FailureList(self.run_folder / "failures.jsonl")
 
     def __enter__(self) -> FeatureSetWriter:
         self._lock.__enter__()
@@ -97,7 +95,7 @@ class FeatureSetWriter:
             self._journal = Journal(
                 self.run_folder / "journal.bin", self.spec.fingerprint, self.spec.dim, self.dtype
             )
-            self._failures = self._read_failures()
+            self._failures.read()
         except BaseException:
             self._lock.__exit__(None, None, None)
             raise
@@ -152,7 +150,15 @@ class FeatureSetWriter:
         self._wanted = keys[first]
         lengths = None if lengths is None else lengths[first]
         missing = self._missing(retry_failed)
-        missing &= ~self._find_copies(missing, copy_from)
+        self._copies = rows_on_disk(
+            self.folder, self.spec, self._published, self._wanted[missing], copy_from
+        )
+        copied = np.zeros(len(self._wanted), dtype=bool)
+        for rows in self._copies:
+            copied |= missing & (rows.find(self._wanted) >= 0)
+        self._copied_keys = self._wanted[copied]
+        self.copied_rows = len(self._copied_keys)
+        missing &= ~copied
         shard_rows = rows_per_shard(self.spec.dim, self.dtype.itemsize, shard_bytes)
         done = self._done(retry_failed)
         stored = Plan.load(self.run_folder / "plan")
@@ -215,7 +221,7 @@ class FeatureSetWriter:
                 "path": "",
                 "reason": f"the encoder's row holds NaN or exceeds {self.dtype.name}",
             }
-        self._failures.update(failed)
+        self._failures.add(failed)
         codes = {key: about["code"] for key, about in failed.items()}
         self._buffer.append((keys[finite], stored[finite], codes))
         self._buffered_rows += len(keys) + len(failed)
@@ -231,7 +237,7 @@ class FeatureSetWriter:
         keys = np.concatenate([part[0] for part in self._buffer])
         features = np.concatenate([part[1] for part in self._buffer])
         failed = {key: code for part in self._buffer for key, code in part[2].items()}
-        self._write_failures()
+        self._failures.write()
         self._journal.append(keys, features, failed, self._buffer_call)
         self.durable_rows += len(keys) + len(failed)
         self._buffer, self._buffered_rows = [], 0
@@ -266,24 +272,20 @@ class FeatureSetWriter:
         keys = keys[sort_order(keys)]
         new = write_shards(self.folder, self.spec, keys, self._plan.shard_rows, sources)
         record = publish(self.folder, self.spec, [kept, new], {**kept_failed, **failed})
-        self._failures = {
-            key: about
-            for key, about in self._failures.items()
-            if key in kept_failed or key in failed
-        }
-        self._write_failures()
+        self._failures.keep({*kept_failed, *failed})
+        self._failures.write()
         self._finish()
         return record
 
     @property
     def failures(self) -> list[dict[str, str]]:
         """Key, code, path and reason of every row in error, as failures.jsonl holds them."""
-        return [{"key": key.hex(), **about} for key, about in sorted(self._failures.items())]
+        return self._failures.entries()
 
     @property
     def failures_path(self) -> Path:
         """Where paths and reasons of failed rows are listed."""
-        return self.run_folder / "failures.jsonl"
+        return self._failures.path
 
     # -- what is there already ---------------------------------------------------------------
 
@@ -313,31 +315,6 @@ class FeatureSetWriter:
         for i in np.flatnonzero(absent):
             absent[i] = self._wanted[i].tobytes() not in failed
         return absent
-
-    def _find_copies(self, missing: NDArray[np.bool_], root: Path | None) -> NDArray[np.bool_]:
-        """Which of the missing rows lie somewhere on this disk: bool [n]."""
-        copied = np.zeros(len(self._wanted), dtype=bool)
-        self._copies: list[RowSource] = []
-
-        def take(folder: Path, placed: Placed) -> None:
-            left = np.flatnonzero(missing & ~copied)
-            if len(left) and len(placed.keys):
-                rows = PlacedRows(folder, self.spec, placed)
-                copied[left] = rows.find(self._wanted[left]) >= 0
-                self._copies.append(rows)
-
-        if missing.any() and self._published is not None:
-            dropped = dropped_rows(self._published)
-            back = KeyTable(self._wanted[missing]).find(dropped.keys) >= 0
-            take(self.folder, only_sound(self.folder, dropped.only(back)))
-        for other in neighbours(root, self.spec, self.folder) if root is not None else ():
-            left = missing & ~copied
-            if not left.any():
-                break
-            take(other.path, copied_rows(other, self._wanted[left]))
-        self._copied_keys = self._wanted[copied]
-        self.copied_rows = len(self._copied_keys)
-        return copied
 
     def _journal_blocks(self) -> list[Block]:
         assert self._journal is not None
@@ -424,23 +401,3 @@ class FeatureSetWriter:
                 f"{needed / 1e9:.2f} GB while they are written, and {free / 1e9:.2f} GB are free; "
                 "make room or choose another output folder. Nothing was started."
             )
-
-    def _read_failures(self) -> dict[bytes, dict[str, str]]:
-        if not self.failures_path.is_file():
-            return {}
-        failures: dict[bytes, dict[str, str]] = {}
-        for line in self.failures_path.read_text(encoding="utf-8").splitlines():
-            try:
-                about = json.loads(line)
-                failures[bytes.fromhex(about.pop("key"))] = about
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CacheError(
-                    f"{self.failures_path}: not a list of failures ({error}); delete it: only "
-                    "the paths and reasons of failed rows are lost"
-                ) from error
-        return failures
-
-    def _write_failures(self) -> None:
-        lines = [json.dumps(about, ensure_ascii=False) + "\n" for about in self.failures]
-        if lines or self.failures_path.exists():
-            write_bytes(self.failures_path, "".join(lines).encode("utf-8", "surrogateescape"))

@@ -146,3 +146,19 @@ def test_a_damaged_commit_file_cannot_be_repaired(folder):
     flip(folder / FILE_NAME, 300)
     with pytest.raises(CacheError):
         repair(folder)
+
+
+def test_a_run_takes_no_link_for_damage(folder):
+    shard = folder / read_record(folder).shards[0].name
+    shard.rename(folder.parent / "elsewhere.h5")
+    shard.symlink_to(folder.parent / "elsewhere.h5")
+    with pytest.raises(CacheError, match="not a plain file"):
+        fill(folder)
+    assert shard.is_symlink()
+
+
+def test_a_run_deletes_nothing_that_it_cannot_read(folder):
+    shard = folder / read_record(folder).shards[0].name
+    shard.write_bytes(shard.read_bytes()[:-8])
+    fill(folder, KEYS[:0:-1], stop_after=0)
+    assert shard.exists()

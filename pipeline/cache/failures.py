@@ -1,0 +1,55 @@
+"""failures.jsonl: paths and reasons of rows in error, of one machine, so beside the set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from pipeline.cache.atomic import write_bytes
+from pipeline.cache.errors import CacheError
+
+Failure = dict[str, str]
+"""``code``, ``path`` and ``reason`` of a row that could not be computed."""
+
+
+class FailureList:
+    """What is known of rows in error, by key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._failures: dict[bytes, Failure] = {}
+
+    def read(self) -> None:
+        """Take over what an earlier run wrote.
+
+        Raises:
+            CacheError: the file is no list of failures.
+        """
+        if not self.path.is_file():
+            return
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                about = json.loads(line)
+                self._failures[bytes.fromhex(about.pop("key"))] = about
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise CacheError(
+                    f"{self.path}: not a list of failures ({error}); delete it: only "
+                    "the paths and reasons of failed rows are lost"
+                ) from error
+
+    def add(self, failed: dict[bytes, Failure]) -> None:
+        self._failures.update(failed)
+
+    def keep(self, keys: Collection[bytes]) -> None:
+        """Forget all others."""
+        self._failures = {key: about for key, about in self._failures.items() if key in keys}
+
+    def write(self) -> None:
+        lines = [json.dumps(about, ensure_ascii=False) + "\n" for about in self.entries()]
+        if lines or self.path.exists():
+            write_bytes(self.path, "".join(lines).encode("utf-8", "surrogateescape"))
+
+    def entries(self) -> list[Failure]:
+        """Key, code, path and reason of every row in error, sorted by key."""
+        return [{"key": key.hex(), **about} for key, about in sorted(self._failures.items())]
