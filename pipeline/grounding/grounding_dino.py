@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.encoders.device import check_precision, computing
-from pipeline.grounding.base import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.base import Answer, Caption, Dropped, Grounded, GroundingError
 from pipeline.grounding.chunker import Chunker, FunctionWordChunker
 from pipeline.grounding.config import GroundingDinoSettings
 from pipeline.grounding.model import LoadedModel, load_model
@@ -70,6 +70,7 @@ class GroundingDinoGrounder:
         sizes: dict[torch.Size, list[int]] = {}
         for i, (image, query) in enumerate(zip(images, queries, strict=True)):
             if query.spans:
+                self._require_pixels(image, captions[i])
                 sizes.setdefault(image.shape, []).append(i)
         for rows in sizes.values():
             outputs = self._forward([images[i] for i in rows], [queries[i] for i in rows])
@@ -78,6 +79,18 @@ class GroundingDinoGrounder:
             self._answer(caption.text, query, scored.get(i))
             for i, (caption, query) in enumerate(zip(captions, queries, strict=True))
         ]
+
+    def _require_pixels(self, image: Tensor, caption: Caption) -> None:
+        """Refuse a strip that the image processor would scale to a width of nothing."""
+        longest = self._processor.image_processor.size.get("longest_edge")
+        height, width = image.shape[1:]
+        if longest is not None and longest * min(height, width) < max(height, width):
+            raise GroundingError(
+                caption.image_key,
+                "too_narrow",
+                f"{width} × {height} pixels, which {longest} on the longer side make less than "
+                "one on the other",
+            )
 
     def _forward(
         self, images: Sequence[Tensor], queries: Sequence[_Query]

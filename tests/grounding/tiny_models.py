@@ -48,7 +48,7 @@ def florence_processor() -> Florence2Processor:
     images = CLIPImageProcessor(
         size={"height": 64, "width": 64}, do_center_crop=False, image_seq_length=IMAGE_TOKENS
     )
-    images.image_seq_length = IMAGE_TOKENS
+    assert getattr(images, "image_seq_length") == IMAGE_TOKENS  # noqa: B009
     return Florence2Processor(
         image_processor=images, tokenizer=tokenizer, post_processor_config=POST_PROCESSING
     )
@@ -85,9 +85,7 @@ def save_florence(folder: Path) -> Path:
             "forced_eos_token_id": 2,
         },
         image_token_id=processor.tokenizer.convert_tokens_to_ids("<image>"),
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
+        **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
