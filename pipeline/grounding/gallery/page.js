@@ -76,15 +76,19 @@ form.addEventListener("input", () => {
 form.addEventListener("reset", () => setTimeout(() => { layers(); apply(); }));
 form.addEventListener("submit", (event) => event.preventDefault());
 
-// Pictures are handed to the browser when their card comes near, and taken back when it is far.
+// Pictures and outlines are made when their card comes near, and taken away when it is far.
 const near = new IntersectionObserver(
   (entries) => {
     for (const { target, isIntersecting } of entries) {
-      const pictures = isIntersecting ? JSON.parse(target.lastElementChild.textContent) : null;
-      show(target.querySelector(".photo"), pictures?.photo);
+      const drawing = isIntersecting ? JSON.parse(target.lastElementChild.textContent) : null;
+      show(target.querySelector(".photo"), drawing?.photo);
       for (const image of target.querySelectorAll("[data-cutout]")) {
-        show(image, pictures?.cutouts[image.dataset.cutout]);
+        show(image, drawing?.cutouts[image.dataset.cutout]);
       }
+      target.querySelector("svg").replaceChildren(...(drawing?.captions ?? []).map(
+        (objects, caption) => layer(drawing, objects, caption),
+      ));
+      choose(target);
     }
   },
   { rootMargin: "1500px" },
@@ -95,13 +99,42 @@ function show(image, source) {
 }
 cards.forEach((card) => near.observe(card));
 
-// The open caption's objects are drawn; the one that is pointed at or focused stands out.
-document.addEventListener("toggle", ({ target }) => {
-  if (!target.open) return;
-  const card = target.closest(".card");
-  for (const group of card.querySelectorAll("g[data-caption]")) {
-    group.toggleAttribute("hidden", group.dataset.caption !== target.dataset.caption);
+function svg(name, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+// Masks lie under all boxes and numbers.
+function layer({ shapes, unit }, objects, caption) {
+  const masks = [], boxes = [];
+  for (const { number, colour, shape, box: [x, y, width, height] } of objects) {
+    const of = { "data-number": number };
+    if (shape !== null) {
+      masks.push(svg("path", { ...of, class: `object mask c${colour}`, d: shapes[shape] }));
+    }
+    const place = { x, y, width, height }, wide = 13 + 7 * `${number}`.length;
+    const up = Math.max(0, y - 20 * unit);
+    boxes.push(svg("g", { ...of, class: `object c${colour}` },
+      svg("rect", { class: "halo", ...place }),
+      svg("rect", { class: "box", ...place }),
+      svg("g", { class: "badge", transform: `translate(${x} ${up}) scale(${unit})` },
+        svg("rect", { width: wide, height: 20, rx: 4 }),
+        svg("text", { x: wide / 2, y: 14.5 }, number))));
   }
+  return svg("g", { "data-caption": caption }, ...masks, ...boxes);
+}
+
+// The open caption's objects are drawn; the one that is pointed at or focused stands out.
+function choose(card) {
+  const open = card.querySelector("details[open]")?.dataset.caption;
+  for (const group of card.querySelectorAll("g[data-caption]")) {
+    group.toggleAttribute("hidden", group.dataset.caption !== open);
+  }
+}
+document.addEventListener("toggle", ({ target }) => {
+  if (target.open) choose(target.closest(".card"));
 }, true);
 
 function light(from, on) {

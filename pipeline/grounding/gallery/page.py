@@ -29,48 +29,35 @@ _SHOWN_SIDE = 384  # CSS pixels of a photograph's longer side, as page.css has i
 
 
 @dataclass(frozen=True)
-class Overlay:
-    """What is drawn over a photograph for one phrase, in the pixels of the small photograph.
-
-    Attributes:
-        shape: number of the outline, which phrases of several captions may share; None if the
-            mask cannot be drawn.
-        cutout: number of the cut-out, likewise.
-        box: x, y, width and height.
-        badge: where the phrase's number stands.
-        problem: what is wrong with the phrase, or empty.
-    """
+class Shown:
+    """A phrase, the number of its cut-out on the card if it has one, and what is wrong, if any."""
 
     phrase: Phrase
-    shape: int | None
     cutout: int | None
-    box: tuple[float, float, float, float]
-    badge: tuple[float, float]
     problem: str
-
-    @property
-    def area(self) -> float:
-        """Of the box; the smaller of two is drawn over the larger."""
-        return self.box[2] * self.box[3]
 
 
 @dataclass(frozen=True)
 class View:
-    """An image as the template draws it.
+    """An image as the template writes it.
 
     Attributes:
-        pictures: ``{"photo": data URI or null, "cutouts": [data URI, …]}`` as JSON.
-        unit: one CSS pixel of the shown photograph, in pixels of the small one.
-        overlays: for each caption those of its phrases.
+        width, height: of the small photograph, in pixels.
+        unit: one CSS pixel of the photograph as it is shown, in those pixels.
+        drawing: what page.js draws when the card comes near, as JSON: ``photo`` (data URI or
+            null), ``cutouts`` (data URIs), ``unit``, ``shapes`` (outlines, which phrases of
+            several captions may share) and ``captions``, for each the objects as ``number``,
+            ``colour``, ``shape`` (its number or null) and ``box`` (x, y, width, height), larger
+            ones first, so that smaller ones lie on top.
+        shown: for each caption its phrases.
     """
 
     card: ImageCard
     width: int
     height: int
     unit: float
-    pictures: str
-    shapes: list[str]
-    overlays: list[list[Overlay]]
+    drawing: str
+    shown: list[list[Shown]]
     problem: str
 
 
@@ -159,21 +146,34 @@ def _view(card: ImageCard, root: Path, side: int) -> View:
         height, width = card.height or 1, card.width or 1
     small = fitted(width, height, side)
     scale = small[0] / width, small[1] / height
-    unit = max(small) / _SHOWN_SIDE
+    unit = round(max(small) / _SHOWN_SIDE, 4)
     drawn = _Drawn(pixels, (height, width), small)
-    overlays = []
+    shown: list[list[Shown]] = []
+    objects: list[list[dict[str, object]]] = []
     for caption in card.captions:
-        overlays.append([])
+        shown.append([])
+        sized = []
         for phrase in caption.phrases:
             shape, cutout, fault = drawn.add(phrase)
+            shown[-1].append(
+                Shown(phrase, cutout, "; ".join(filter(None, (phrase.problem, fault))))
+            )
             x0, y0, x1, y1 = _scaled(phrase.box, scale, small)
-            badge = x0, max(0.0, y0 - 20 * unit)
-            box = x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)
-            faults = "; ".join(filter(None, (phrase.problem, fault)))
-            overlays[-1].append(Overlay(phrase, shape, cutout, box, badge, faults))
-    photo = None if pixels is None else photograph(pixels, side)
-    pictures = json.dumps({"photo": photo, "cutouts": drawn.cutouts})
-    return View(card, *small, unit, pictures, drawn.shapes, overlays, problem)
+            box = [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]
+            told = {"number": phrase.number, "colour": phrase.colour, "shape": shape, "box": box}
+            sized.append((box[2] * box[3], told))
+        sized.sort(key=lambda pair: -pair[0])
+        objects.append([told for _, told in sized])
+    drawing = {
+        "photo": None if pixels is None else photograph(pixels, side),
+        "cutouts": drawn.cutouts,
+        "unit": unit,
+        "shapes": drawn.shapes,
+        "captions": objects,
+    }
+    # numbers, outlines and base64 hold no "<", which alone could end the script element
+    text = json.dumps(drawing, separators=(",", ":"))
+    return View(card, *small, unit, text, shown, problem)
 
 
 class _Drawn:
