@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 import typer
 
@@ -54,12 +55,12 @@ def main() -> None:
     try:
         app()
     except Stopped as stop:
-        _fail(str(stop), 128 + stop.number)
+        _fail(str(stop), 128 + stop.number, stop)
     except Exception as error:
         message = _message(error)
         if message is None:
             raise  # our own mistake: the traceback is what a report of it needs
-        _fail(f"error: {message}", 1)
+        _fail(f"error: {message}", 1, error)
 
 
 def _message(error: Exception) -> str | None:
@@ -75,6 +76,11 @@ def _message(error: Exception) -> str | None:
     return None
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int, error: BaseException | None) -> None:
     print(message, file=sys.stderr, flush=True)
+    while error is not None:
+        # Its frames hold whatever was open. Decode workers have to end now: Python ends them with
+        # a signal as it exits, and their owner takes that for a crash and says so.
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
     sys.exit(code)

@@ -11,6 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from pipeline.cache import SightlineError, key_of_bytes
+from pipeline.extract.png import SIGNATURE, png_fault
 
 MAX_PIXELS = 89_478_485
 """The largest image that is decoded, in pixels: Pillow's own limit, 256 MiB of RGB."""
@@ -18,7 +19,6 @@ MAX_PIXELS = 89_478_485
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are read. Pillow knows more, some of which run other programs (EPS)."""
 
-_PNG = b"\x89PNG\r\n\x1a\n"
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 
 
@@ -41,8 +41,9 @@ class ImageError(SightlineError):
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Decode one image file to RGB, by its content, whatever its name says.
 
-    JPEG (grey or colour) and PNG without transparency are decoded by torchvision, everything
-    else, and what torchvision turns out not to support, by Pillow. EXIF orientation is applied.
+    JPEG (grey or colour) and PNG of 16 bits are decoded by torchvision, everything else, and what
+    torchvision turns out not to support, by Pillow (whose pixels of an opaque 8-bit PNG are those
+    of torchvision). EXIF orientation is applied.
     The first frame of an animation is taken. Grey, palette, 1-bit and CMYK images are converted;
     16 bits a channel are scaled by 1/257 (Pillow's readers of 16-bit colour keep the high byte,
     at most one level away); **alpha is composited on white**. ICC profiles are not applied.
@@ -144,10 +145,16 @@ def _torchvision_reads(data: bytes, image: Image.Image) -> bool:
     """Whether torchvision gives this image's pixels, by what its header says."""
     if image.format in ("JPEG", "MPO"):
         return image.mode in ("L", "RGB")
-    if not data.startswith(_PNG):
+    if not data.startswith(SIGNATURE):
         return False
-    # Of 16 bits Pillow keeps only the high byte, or clips them.
-    return _png_depth(data) == 16 or not image.has_transparency_data
+    # On damaged rows torchvision's PNG decoder takes the process down, so Pillow, whose pixels of
+    # an opaque PNG are the same, reads them first; it does not mind rows that are missing. Of 16
+    # bits it keeps only the high byte.
+    fault = png_fault(data)
+    if fault is not None:
+        raise ImageError(*fault)
+    image.load()
+    return _png_depth(data) == 16
 
 
 def _png_depth(data: bytes) -> int:
