@@ -143,6 +143,12 @@ def read_table(folder: Path, kind: str, file: TableFile) -> pa.Table:
     return read_manifest(path, TABLES[kind]).replace_schema_metadata(TABLES[kind].metadata)
 
 
+def is_whole(folder: Path, shard: Shard) -> bool:
+    """Whether every table of ``shard`` is there and of its size."""
+    paths = {folder / file.name: file.bytes for file in shard.values()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+
 def read_phrases(path: Path | str) -> pa.Table:
     """The records of a grounding's folder, or of one phrases manifest: `PHRASES`.
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.cache import CacheError, SightlineError
 from pipeline.cache.atomic import write_bytes
@@ -19,6 +18,7 @@ from pipeline.cache.lock import WriterLock
 from pipeline.cache.records import (
     GROUNDING,
     ShardSet,
+    is_whole,
     read_shard_set,
     read_table,
     read_tables,
@@ -144,20 +144,23 @@ def _kept(
 
     A shard some of whose images are no longer wanted is written anew without them.
     """
-    try:
-        published = read_shard_set(out, GROUNDING)
-        if published.fingerprint != fingerprint:
-            return [], set()
-        images = [read_table(out, "images", shard["images"]) for shard in published.shards]
-    except CacheError:
-        return [], set()  # damaged or not there: everything is made anew
     kept: list[FinishedBlock] = []
     held: set[bytes] = set()
-    for shard, table in zip(published.shards, images, strict=True):
+    try:
+        published = read_shard_set(out, GROUNDING)
+    except CacheError:
+        return kept, held  # damaged or not there: everything is made anew
+    if published.fingerprint != fingerprint:
+        return kept, held
+    for shard in published.shards:
+        if not is_whole(out, shard):
+            continue  # its images are made anew
+        table = read_table(out, "images", shard["images"])
         keys = table["unit_key"].to_pylist()
         stay = [key in wanted for key in keys]
         if not all(stay):
-            gone = table.filter(pa.array([not each for each in stay]))["image_key"]
+            keys_of_images = table["image_key"].to_pylist()
+            gone = {key for key, each in zip(keys_of_images, stay, strict=True) if not each}
             tables = {kind: read_table(out, kind, file) for kind, file in shard.items()}
             rest = {kind: _without(table, gone) for kind, table in tables.items()}
             block = journal.finish(f"rest-{shard['images'].sha256}", rest, [])
@@ -169,8 +172,9 @@ def _kept(
     return kept, held
 
 
-def _without(table: pa.Table, image_keys: pa.ChunkedArray) -> pa.Table:
-    return table.filter(pc.invert(pc.is_in(table["image_key"], value_set=image_keys)))
+def _without(table: pa.Table, image_keys: set[bytes]) -> pa.Table:
+    stay = [key not in image_keys for key in table["image_key"].to_pylist()]
+    return table.filter(pa.array(stay, type=pa.bool_()))
 
 
 def _publish(
@@ -190,9 +194,9 @@ def _publish(
         reasons.update(read_table(out, "drops", shard["drops"])["reason"].to_pylist())
     counts = {
         "images": images.num_rows,
-        "captions": pc.sum(images["captions"]).as_py(),
-        "pairs": pc.sum(images["pairs"]).as_py(),
-        "failed": pc.sum(pc.not_equal(images["error"], "")).as_py(),
+        "captions": sum(images["captions"].to_pylist()),
+        "pairs": sum(images["pairs"].to_pylist()),
+        "failed": sum(error != "" for error in images["error"].to_pylist()),
         "dropped": dict(sorted(reasons.items())),
     }
     write_shard_set(out, GROUNDING, ShardSet(description, shards, counts))
@@ -207,8 +211,8 @@ def _list_failures(path: Path, out: Path, new: Sequence[FinishedBlock]) -> list[
         for line in path.read_text(encoding="utf-8").splitlines():
             known[json.loads(line)["key"]] = json.loads(line)
     known.update({failure["key"]: failure for block in new for failure in block.notes})
-    images = read_tables(out, "images")
-    failed = images.filter(pc.not_equal(images["error"], ""))["image_key"].to_pylist()
+    rows = read_tables(out, "images").to_pylist()
+    failed = [row["image_key"] for row in rows if row["error"]]
     listed = [known[key.hex()] for key in sorted(failed) if key.hex() in known]
     lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in listed)
     write_bytes(path, lines.encode())

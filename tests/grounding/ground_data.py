@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pipeline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
 from pipeline.grounding.base import Answer, Caption, Dropped, Grounded
-from pipeline.grounding.config import Rules
+from pipeline.grounding.config import CaptionChoice, Rules
 from pipeline.grounding.run import GroundSummary, ground
-from pipeline.grounding.units import units_of
+from pipeline.grounding.units import Unit, units_of
 from pipeline.grounding.worker import GroundSettings
 
 SETTINGS = GroundSettings(batch_size=4, workers=2, block_images=3, max_failed=1.0)
@@ -62,7 +62,7 @@ class DataSet:
         table = pa.table(columns, schema=CAPTIONS)
         write_manifest(self.folder / "captions.parquet", table, CAPTIONS)
 
-    def units(self, choice="all"):
+    def units(self, choice: CaptionChoice = "all") -> list[Unit]:
         """Write the manifests and read what is to be grounded."""
         self.write()
         images, captions = self.folder / "images.parquet", self.folder / "captions.parquet"
@@ -128,7 +128,7 @@ def run_ground(
     grounder: WordGrounder | None = None,
     segmenter: BoxSegmenter | None = None,
     *,
-    choice="all",
+    choice: CaptionChoice = "all",
     settings: GroundSettings = SETTINGS,
     rules: Rules | None = None,
 ) -> GroundSummary:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +165,37 @@ def test_killed_at_any_write_and_run_again_it_leaves_the_same_bytes(data, tmp_pa
         else:
             break
     assert deaths > 3 * 4 + 3  # each file of each block, moving it, and the commit
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from ground_data import SETTINGS, BoxSegmenter, WordGrounder
+from pipeline.grounding.config import Rules
+from pipeline.grounding.run import ground
+from pipeline.grounding.units import units_of
+
+def die(captions):
+    if len(grounder.calls) == 3:  # in the second block
+        os.kill(os.getpid(), signal.SIGKILL)
+
+folder, grounder = Path(sys.argv[1]), WordGrounder(die)
+units = units_of(folder / "images.parquet", folder / "captions.parquet", folder / "images", "all")
+ground(units, grounder, BoxSegmenter(), Rules(duplicate_iou=None), Path(sys.argv[2]), SETTINGS)
+"""
+
+
+def test_after_sigkill_it_goes_on_at_the_block_it_was_at(data, tmp_path):
+    data.write()
+    arguments = [sys.executable, "-c", DYING, str(data.folder), str(tmp_path / "out")]
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    died = subprocess.run(arguments, env=here, capture_output=True, text=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert not (tmp_path / "out").exists()
+    summary = run_ground(data, tmp_path / "out")
+    assert summary.resumed == SETTINGS.block_images
+    run_ground(data, tmp_path / "whole")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
 def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
@@ -344,10 +377,13 @@ def test_a_table_outside_of_the_folder_is_never_read(data, tmp_path):
         read_phrases(tmp_path / "out")
 
 
-def test_a_table_that_is_missing_is_named(data, tmp_path):
+def test_a_table_that_is_missing_is_named_and_its_images_are_made_anew(data, tmp_path):
     run_ground(data, tmp_path / "out")
+    before = rows(tmp_path / "out", "phrases")
     next((tmp_path / "out").glob("phrases-*")).unlink()
     with pytest.raises(CacheError, match=r"phrases-.*no file"):
         read_phrases(tmp_path / "out")
+    assert run_ground(data, tmp_path / "out").computed in (1, SETTINGS.block_images)
+    assert rows(tmp_path / "out", "phrases") == before
     with pytest.raises(CacheError, match="sightline ground run"):
         read_tables(tmp_path / "nothing", "phrases")
