@@ -10,6 +10,7 @@ import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pipeline.cache.records import (
     CUTOUTS,
     GROUNDING,
     ShardSet,
+    is_whole,
     read_shard_set,
     read_table,
     remove_unnamed,
@@ -77,11 +79,11 @@ def write_cutouts(
                 block = published.get(source.sha256) or journal.finished(name)
                 if block is None:
                     objects = _objects(read_table(records, "phrases", source))
-                    rows = pool.map(
-                        lambda each: _cut_image(paths, *each, max_pixels), objects.items()
-                    )
-                    flat = [row for some in rows for row in some]
-                    table = pa.Table.from_pylist(flat, schema=CUTOUTS)
+                    cut = partial(_cut_image, paths, max_pixels)
+                    rows = [
+                        row for some in pool.map(cut, objects, objects.values()) for row in some
+                    ]
+                    table = pa.Table.from_pylist(rows, schema=CUTOUTS)
                     block = journal.finish(name, {"cutouts": table}, source.sha256)
                 blocks.append(block)
                 advance(source.rows)
@@ -110,7 +112,7 @@ def _published(out: Path) -> dict[str, FinishedBlock]:
     return {
         source: FinishedBlock(shard, source)
         for source, shard in zip(found.description["phrases"], found.shards, strict=True)
-        if (out / shard["cutouts"].name).is_file()
+        if is_whole(out, shard)
     }
 
 
@@ -125,9 +127,9 @@ def _objects(phrases: pa.Table) -> dict[bytes, dict[bytes, dict[str, Any]]]:
 
 def _cut_image(
     paths: Mapping[bytes, Path],
+    max_pixels: int,
     image_key: bytes,
     masks: Mapping[bytes, dict[str, Any]],
-    max_pixels: int,
 ) -> Sequence[dict[str, Any]]:
     """Rows of one image's cut-outs."""
     path = paths.get(image_key)
