@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -22,6 +23,7 @@ from transformers import (
 IMAGE_TOKENS = 5  # 2 × 2 places of a 64-pixel image, and their mean
 POSITIONS = 128
 
+TOKENS: dict[str, Any] = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 POST_PROCESSING = {
     "phrase_grounding": {"banned_grounding_tokens": ["it", "The image"]},
     "pure_text": {},
@@ -78,14 +80,12 @@ def save_florence(folder: Path) -> Path:
             "encoder_ffn_dim": 32,
             "decoder_ffn_dim": 32,
             "max_position_embeddings": POSITIONS,
-            "bos_token_id": 0,
-            "pad_token_id": 1,
-            "eos_token_id": 2,
+            **TOKENS,
             "decoder_start_token_id": 2,
             "forced_eos_token_id": 2,
         },
         image_token_id=processor.tokenizer.convert_tokens_to_ids("<image>"),
-        **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
+        **TOKENS,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
