@@ -21,6 +21,7 @@ from pipeline.cache import (
     SENTENCES,
     CacheError,
     FeatureSet,
+    MissingKeys,
     SightlineError,
     TokenSet,
     keys_of_texts,
@@ -179,8 +180,8 @@ class TrainingData(Dataset[Batch]):
         features = {}
         for slot, need in needs.items():
             if need.kind != "object":
-                feature_set = self.feature_sets[slot]
-                features[slot] = (feature_set, feature_set.rows(by_kind[need.kind]))
+                found = self.feature_sets[slot]
+                features[slot] = (found, _rows(found, by_kind[need.kind], slot, need))
         rows = tokens.rows(pairs.caption_keys)
         self._streams["pairs"] = _Rows(tokens, rows, pairs.caption_keys, features, objects)
         self.samples["pairs"] = _samples(pairs.texts, tokens, rows)
@@ -290,6 +291,19 @@ def _open(spec: RunSpec, slot: str, need: FeatureNeed) -> FeatureSet:
             f"needs {need}; `{need.command}` makes them"
         )
     return found
+
+
+def _rows(
+    found: FeatureSet, keys: NDArray[np.uint8], slot: str, need: FeatureNeed
+) -> NDArray[np.int64]:
+    """Row of each key; an error says whose rows do not match those of the student."""
+    try:
+        return found.rows(keys)
+    except MissingKeys as error:
+        raise MissingKeys(
+            f"{error}\n  They belong to pairs to train on, for slot {slot!r}: {need}. "
+            "Features and captions must come from one data set."
+        ) from error
 
 
 def open_tokens(path: Path, max_length: int) -> TokenSet:

@@ -142,3 +142,13 @@ def test_a_control_of_what_is_not_read(world, features, objective, parameters, m
     slots = dict.fromkeys(made.features(made.params), "clip")
     with pytest.raises(SightlineError, match=message):
         Case(world, features, objective, parameters, slots).build()
+
+
+def test_teacher_rows_that_do_not_match_by_key(world, features):
+    rows = dict(list(features.rows["clip-text"].items())[7:])
+    features.write("cut-short", "text", rows)
+    given = {"image": "clip", "text": "clip", "caption": "all"}
+    slots = {"image": "clip", "text": "cut-short"}
+    expected = r"(?s)cut-short: \d of 54 keys are missing.*slot 'text': text features of clip"
+    with pytest.raises(SightlineError, match=expected):
+        Case(world, features, "kdmcse", given, slots).build()
