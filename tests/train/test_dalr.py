@@ -368,3 +368,15 @@ def test_a_teacher_without_features_is_named(world: World, features: Features) -
     )
     with pytest.raises(SightlineError, match="never-made"):
         absent.build()
+
+
+def test_a_teacher_may_be_the_text_tower_of_a_clip(world: World, features: Features) -> None:
+    features.add("clip-text", "text", dim=9)
+    mixed = [{"encoder": "clip-text", "weight": 0.5, "features": "text"}, MIX[0]]
+    given = {"image": "resnet", "teachers": mixed}
+    objective = make_objective("dalr", given)
+    needs = objective.features(objective.params)
+    assert (needs["teacher-clip-text"].kind, needs["teacher-first"].kind) == ("text", "teacher")
+    slots = {"image": "resnet", "teacher-clip-text": "clip-text", "teacher-first": "first"}
+    model, data = Case(world, features, "dalr", given, slots).build()
+    assert set(model(paired(data))) == {*DEFAULTS, "total"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
@@ -35,12 +36,19 @@ _NEEDS_MIXED_FEATURES = ("cross_modal", "intra_modal")
 
 
 class Teacher(BaseModel):
-    """One frozen sentence encoder and its share in the mix; only ratios of weights matter."""
+    """One frozen sentence encoder and its share in the mix; only ratios of weights matter.
+
+    Attributes:
+        encoder: its name.
+        weight: its share.
+        features: `teacher`, or `text` for the text features of a CLIP.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     encoder: str = Field(min_length=1)
     weight: float = Field(ge=0)
+    features: Literal["teacher", "text"] = "teacher"
 
 
 class DALRParams(ObjectiveParams):
@@ -138,7 +146,7 @@ class DALR(Objective[DALRParams]):
         if params.on(_NEEDS_TEACHERS):
             for slot, teacher in params.mixed.items():
                 terms = tuple(params.on(_NEEDS_TEACHERS))
-                needs[slot] = FeatureNeed("teacher", teacher.encoder, terms)
+                needs[slot] = FeatureNeed(teacher.features, teacher.encoder, terms)
         return needs
 
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
