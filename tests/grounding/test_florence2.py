@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from grounding_images import captions_of, pictures
-from tiny_models import IMAGE_TOKENS, POSITIONS, florence_processor, save_dino, save_florence
+from tiny_grounders import IMAGE_TOKENS, POSITIONS, florence_processor, save_dino, save_florence
 
 from pipeline.cache import SightlineError
 from pipeline.grounding.config import Florence2Settings

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from grounding_images import captions_of, pictures
-from tiny_models import save_dino
+from tiny_grounders import save_dino
 
 from pipeline.grounding.base import GroundingError
 from pipeline.grounding.chunker import FunctionWordChunker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from ground_data import BoxSegmenter
-from tiny_models import save_dino, save_florence
+from tiny_grounders import save_dino, save_florence
 
 from pipeline.cache import CAPTIONS, key_of_text, read_manifest
 from pipeline.cache.records import read_phrases
