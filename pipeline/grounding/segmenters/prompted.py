@@ -22,6 +22,11 @@ from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 BOXES = 64
 """Boxes of one pass of the mask decoder; high-resolution features take 10 MB a box."""
 
+RULE = "squeezed to a square with antialiasing; one mask a box; logits above 0 at the image's size"
+"""What is done around the model. Part of every fingerprint: change it with the code."""
+
+_PIXELS = 1 << 26  # of masks that are resized at once: 256 MiB of logits
+
 Features = list[Tensor]
 """Feature maps of images, [n, c, h, w] each, the coarsest last."""
 
@@ -70,7 +75,7 @@ class PromptedSegmenter:
         self._precision = precision
 
     def describe(self) -> dict[str, object]:
-        return {"family": self.name, **self._identity, "precision": self._precision}
+        return {"family": self.name, "rule": RULE, **self._identity, "precision": self._precision}
 
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
         """See `Segmenter`. Images without a box cost nothing."""
@@ -78,12 +83,11 @@ class PromptedSegmenter:
         masks = []
         for image, some in zip(images, boxes, strict=True):
             height, width = image.shape[1:]
-            masks.append(torch.zeros(len(some), height, width, dtype=torch.bool))
             if len(some):
-                whole = functional.interpolate(
-                    next(logits)[:, None], (height, width), mode="bilinear", align_corners=False
-                )
-                masks[-1] = (whole[:, 0] > 0).cpu()
+                parts = next(logits).split(max(1, _PIXELS // (height * width)))
+                masks.append(torch.cat([_at_size(part, height, width) for part in parts]))
+            else:
+                masks.append(torch.zeros(0, height, width, dtype=torch.bool))
         return masks
 
     def logits(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
@@ -122,3 +126,11 @@ def _to_input(image: Tensor, boxes: Tensor, size: int) -> Tensor:
     """Boxes in pixels of the image → in pixels of the model's input."""
     height, width = image.shape[1:]
     return boxes / torch.tensor([width, height, width, height]) * size
+
+
+def _at_size(logits: Tensor, height: int, width: int) -> Tensor:
+    """Logits [k, h, w] of the model → masks bool [k, height, width] on the CPU."""
+    whole = functional.interpolate(
+        logits[:, None], (height, width), mode="bilinear", align_corners=False
+    )
+    return (whole[:, 0] > 0).cpu()
