@@ -146,14 +146,20 @@ def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
 
 
 @app.command()
-def evaluate(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
-    """Score one trained run.
+def evaluate(
+    runs: Annotated[list[str], typer.Argument(help="Names under `runs`.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="That they were trained with.")],
+    params: PARAMS = _FILE,
+) -> None:
+    """Score trained runs of one seed.
 
-    Example: sightline stage evaluate mcse-clip 0
+    Example: sightline stage evaluate simcse mcse-clip --seed 0
     """
     from pipeline import stages
 
-    print(stages.evaluate(_load(params), run, seed))
+    loaded = _load(params)
+    for run in runs:
+        print(stages.evaluate(loaded, run, seed), flush=True)
 
 
 @app.command()

@@ -66,8 +66,20 @@ def test_every_run_is_trained_evaluated_and_reported(given):
     runs = list(params.runs)
     trained = [name.removeprefix("train-") for name in STAGES if name.startswith("train-")]
     assert trained == runs
-    assert STAGES["evaluate"]["matrix"]["run"] == runs
     seed = params.graph.demo_seed
+    scored: list[str] = []
+    for stage in ("evaluate", "evaluate-controls"):
+        command = filled(STAGES[stage]["cmd"], raw, seed).split()
+        assert command[:5] == ["sightline", "stage", "evaluate", "--seed", str(seed)]
+        of_stage = command[5:]
+        models = {layout.run_folder(run, seed).as_posix() for run in of_stage}
+        sets = {str(params.evaluation.dev), str(params.evaluation.test)}
+        assert of(stage, "deps", raw) == models | sets
+        files = {layout.result_file(run, seed).as_posix() for run in of_stage}
+        assert of(stage, "metrics", raw) == files
+        scored += of_stage
+    assert scored[: len(params.report.shown)] == params.report.shown
+    assert sorted(scored) == sorted(runs)
     results = {layout.result_file(run, seed).as_posix() for run in params.report.shown}
     assert of("report", "deps", raw) == results
 
