@@ -70,7 +70,7 @@ def load_model(name: str, weights: str, model_type: str, class_name: str) -> Loa
                 model, report = architecture.from_pretrained(
                     name, config=settings, dtype=torch.float32, output_loading_info=True, **where
                 )
-            _require_complete(name, report)
+            require_complete(name, report)
     identity: dict[str, object] = {
         "model": folder.resolve().name if folder else name,
         "source": describe_source(spec, folder=folder),
@@ -82,7 +82,8 @@ def load_model(name: str, weights: str, model_type: str, class_name: str) -> Loa
     return LoadedModel(model.eval(), processor, identity)
 
 
-def _require_complete(name: str, report: dict[str, Any]) -> None:
+def require_complete(name: str, report: dict[str, Any]) -> None:
+    """Refuse weights that left tensors of the model unset, by transformers' loading report."""
     missing = sorted(report.get("missing_keys", ()))
     unlike = sorted(str(entry) for entry in report.get("mismatched_keys", ()))
     if missing or unlike:

@@ -11,34 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stub_set import DIM, KEYS, SHARD_BYTES, SPEC, rows_of
 
 from pipeline.cache import (
     CacheError,
-    EncoderRecord,
     FeatureSet,
     FeatureSetWriter,
     FeatureSpec,
     MissingKeys,
-    keys_of_texts,
     verify,
 )
 from pipeline.cache.record import FILE_NAME, digest
-
-DIM = 8
-SPEC = FeatureSpec(
-    kind="image",
-    encoder=EncoderRecord(name="stub", source="random:0", weights_sha256="0" * 64, untrained=True),
-    preprocessing={"resize": 224},
-    precision="fp32",
-    dim=DIM,
-    dtype="float16",
-)
-KEYS = keys_of_texts([str(i) for i in range(100)])
-SHARD_BYTES = 30 * DIM * 2  # 30 rows
-
-
-def rows_of(keys: np.ndarray) -> np.ndarray:
-    return keys[:, :DIM].astype(np.float32) / 7
 
 
 def write(

@@ -14,7 +14,6 @@ from train.losses import (
     consistency_loss,
     cross_modal_alignment,
     derangement,
-    info_nce,
     kl_alignment,
     list_mle,
 )
@@ -28,6 +27,7 @@ from train.objectives.base import (
     text_head,
 )
 from train.objectives.similarity import cosine_matrix
+from train.objectives.terms import image_term, text_term
 
 _NEEDS_IMAGES = ("image", "consistency", "cross_modal")
 _NEEDS_TEACHERS = ("cross_modal", "ranking", "intra_modal")
@@ -181,8 +181,7 @@ class DALR(Objective[DALRParams]):
             terms |= self._with_images(batch, views, heads)
             terms |= self._of_texts(batch, views, heads)
         if "text" in self.weights:
-            first, second = heads["text"](views.first), heads["text"](views.second)
-            terms["text"] = info_nce(first, second, self.params.temperature)
+            terms["text"] = text_term(views, heads["text"], self.params.temperature)
         return {term: terms[term] for term in self.weights if term in terms}
 
     def _with_images(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
@@ -194,10 +193,7 @@ class DALR(Objective[DALRParams]):
         first = heads["grounding"](views.first)  # (N, 256)
         if "image" in weights:
             second = heads["grounding"](views.second)
-            of_views = [
-                info_nce(view, images, params.image_temperature) for view in (first, second)
-            ]
-            terms["image"] = (of_views[0] + of_views[1]) / 2
+            terms["image"] = image_term(first, second, images, params.image_temperature)
         if "consistency" in weights:
             order = derangement(len(batch), batch.generator()).to(images.device)
             terms["consistency"] = consistency_loss(

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from train.batch import Batch
-from train.losses import info_nce
 from train.objectives.base import (
     PROJECTION_DIM,
     FeatureNeed,
@@ -19,6 +18,7 @@ from train.objectives.base import (
     head,
     text_head,
 )
+from train.objectives.terms import image_term, text_term
 
 
 class MCSEParams(ObjectiveParams):
@@ -83,14 +83,10 @@ class MCSE(Objective[MCSEParams]):
     def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
-            text = heads["text"]
-            terms["text"] = info_nce(text(views.first), text(views.second), self.params.temperature)
+            terms["text"] = text_term(views, heads["text"], self.params.temperature)
         if "image" in self.weights and batch.stream == "pairs":
             images = heads["image"](batch.features["image"])  # (N, 256)
-            one, other = (
-                info_nce(heads["grounding"](view), images, self.params.image_temperature)
-                for view in (views.first, views.second)
-            )
-            both = one + other
-            terms["image"] = both / 2 if self.params.variant == "released" else both
+            first, second = heads["grounding"](views.first), heads["grounding"](views.second)
+            average = image_term(first, second, images, self.params.image_temperature)
+            terms["image"] = average if self.params.variant == "released" else 2 * average
         return terms

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.cache import SightlineError
 from train.batch import Batch, Phrases
-from train.losses import info_nce, object_phrase_nce
+from train.losses import object_phrase_nce
 from train.names import CaptionPolicy
 from train.objectives.base import (
     PROJECTION_DIM,
@@ -21,6 +21,7 @@ from train.objectives.base import (
     head,
     text_head,
 )
+from train.objectives.terms import image_term, text_term
 
 
 class MCSEOParams(ObjectiveParams):
@@ -110,17 +111,13 @@ class MCSEO(Objective[MCSEOParams]):
     def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
         params, terms = self.params, {}
         if "text" in self.weights:
-            text = heads["text"]
-            terms["text"] = info_nce(text(views.first), text(views.second), params.temperature)
+            terms["text"] = text_term(views, heads["text"], params.temperature)
         if batch.stream == "text":
             return terms
         if "image" in self.weights:
             images = heads["image"](batch.features["image"])  # (N, 256)
-            one, other = (
-                info_nce(heads["grounding"](view), images, params.image_temperature)
-                for view in (views.first, views.second)
-            )
-            terms["image"] = (one + other) / 2
+            first, second = heads["grounding"](views.first), heads["grounding"](views.second)
+            terms["image"] = image_term(first, second, images, params.image_temperature)
         if "object" in self.weights:
             assert batch.phrases is not None
             assert views.tokens is not None

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from train.batch import Batch
-from train.losses import info_nce
 from train.objectives.base import FeatureNeed, Objective, ObjectiveParams, Views, text_head
+from train.objectives.terms import text_term
 
 
 class SimCSEParams(ObjectiveParams):
@@ -38,6 +38,4 @@ class SimCSE(Objective[SimCSEParams]):
         return {"text": 1.0}
 
     def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
-        text = heads["text"]
-        loss = info_nce(text(views.first), text(views.second), self.params.temperature)
-        return {"text": loss}
+        return {"text": text_term(views, heads["text"], self.params.temperature)}

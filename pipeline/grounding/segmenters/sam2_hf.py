@@ -19,6 +19,7 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
+from pipeline.grounding.model import require_complete
 from pipeline.grounding.segmenters.config import Sam2HfSettings
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
 
@@ -57,7 +58,7 @@ def build(settings: Sam2HfSettings, device: torch.device, precision: str) -> Pro
                     name, config=config, dtype=torch.float32, output_loading_info=True, **where
                 )
             model, report = loaded
-            _require_complete(name, report)
+            require_complete(name, report)
         else:
             with seeded(spec.seed if spec.kind == "random" else 0):
                 model = transformers.Sam2Model(config)
@@ -88,14 +89,3 @@ class Sam2HfBackend:
             image_embeddings=features, input_boxes=boxes[:, None], multimask_output=False
         )
         return output.pred_masks[:, 0, 0]
-
-
-def _require_complete(name: str, report: dict[str, Any]) -> None:
-    missing = sorted(report.get("missing_keys", ()))
-    unlike = sorted(str(entry) for entry in report.get("mismatched_keys", ()))
-    if missing or unlike:
-        raise SightlineError(
-            f"{name}: its weights lack {len(missing)} tensors of the model and {len(unlike)} have "
-            f"another shape ({', '.join((missing + unlike)[:3])}); name weights that were made "
-            "for this model"
-        )
