@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -106,11 +107,15 @@ class PhrasesFile:
                 f"image {expected[1]} × {expected[0]}",
             )
         try:
-            mask = decode_mask(size, row["mask"]["counts"])
+            return _decoded(size[0], size[1], row["mask"]["counts"])
         except CacheError as error:
             reason = f"{self.path}: {error}"
             raise GroundingError(caption.image_key, "bad_mask", reason) from error
-        return torch.from_numpy(mask.copy())
+
+
+@lru_cache(maxsize=16)  # the captions of an image name the same objects
+def _decoded(height: int, width: int, counts: str) -> Tensor:
+    return torch.from_numpy(decode_mask([height, width], counts).copy())
 
 
 class Entities:

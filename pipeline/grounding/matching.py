@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from pipeline.grounding.base import Dropped, Grounded, Reason
 from pipeline.grounding.config import Rules
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom edge, in pixels."""
 
 
 def select(
@@ -45,16 +49,16 @@ def select(
     return phrases, dropped
 
 
-def hull(boxes: Tensor) -> Tensor:
-    """The smallest box around all ``boxes``: float32 [k, 4] → float32 [4]."""
-    return torch.cat([boxes[:, :2].amin(dim=0), boxes[:, 2:].amax(dim=0)])
+def hull(boxes: Tensor) -> Box:
+    """The smallest box around all ``boxes``, float32 [k, 4] with k ≥ 1."""
+    left, top, right, bottom = zip(*boxes.tolist(), strict=True)
+    return min(left), min(top), max(right), max(bottom)
 
 
-def iou(a: Tensor, b: Tensor) -> float:
-    """Intersection over union of two boxes, each float32 [4] as x0, y0, x1, y1."""
-    edges = (torch.minimum(a[2:], b[2:]) - torch.maximum(a[:2], b[:2])).clamp(min=0).double()
-    shared = float(edges[0] * edges[1])
-    total = float(_areas(a[None])[0] + _areas(b[None])[0]) - shared
+def iou(a: Box, b: Box) -> float:
+    """Intersection over union of two boxes."""
+    shared = _area((max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])))
+    total = _area(a) + _area(b) - shared
     return shared / total if total > 0 else 0.0
 
 
@@ -65,33 +69,34 @@ def _check_boxes(
     if not len(phrase.boxes):
         dropped.append(Dropped(phrase.phrase, "no_box"))
         return None
-    limits = torch.tensor([width, height, width, height], dtype=torch.float32)
-    boxes = phrase.boxes.float()
-    inside = torch.minimum(boxes.clamp(min=0), limits)
-    areas = _areas(inside)
     kept: list[int] = []
-    for i, score in enumerate(phrase.scores.tolist()):
-        problem = _problem(boxes[i], float(areas[i]), score, rules, height, width)
+    for i, (box, score) in enumerate(
+        zip(phrase.boxes.tolist(), phrase.scores.tolist(), strict=True)
+    ):
+        problem = _problem(box, score, rules, height, width)
         if problem is None:
             kept.append(i)
         else:
             dropped.append(Dropped(phrase.phrase, *problem))
     if not kept:
         return None
+    limits = torch.tensor([width, height, width, height], dtype=torch.float32)
+    inside = torch.minimum(phrase.boxes.float().clamp(min=0), limits)
     return _only(dataclasses.replace(phrase, boxes=inside), kept)
 
 
 def _problem(
-    box: Tensor, area: float, score: float, rules: Rules, height: int, width: int
+    box: Box, score: float, rules: Rules, height: int, width: int
 ) -> tuple[Reason, str] | None:
-    """Reason and detail if a box breaks a rule. ``area``: of its part inside the image."""
-    shown = "[" + ", ".join(f"{edge:g}" for edge in box.tolist()) + "]"
-    if not torch.isfinite(box).all() or not 0 <= score <= 1:
-        return "bad_box", f"{shown}, score {score:g}: not finite, or no score"
-    if box[2] <= box[0] or box[3] <= box[1]:
-        return "bad_box", f"{shown} is inverted or empty"
-    if area <= 0:
-        return "bad_box", f"{shown} lies outside the image, {width} × {height} pixels"
+    """Reason and detail if a box breaks a rule, by its part inside the image."""
+    left, top, right, bottom = box
+    if not all(map(math.isfinite, box)) or not 0 <= score <= 1:
+        return "bad_box", f"{_shown(box)}, score {score:g}: not finite, or no score"
+    if right <= left or bottom <= top:
+        return "bad_box", f"{_shown(box)} is inverted or empty"
+    area = _area((max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height)))
+    if not area:
+        return "bad_box", f"{_shown(box)} lies outside the image, {width} × {height} pixels"
     if score < rules.min_score:
         return "low_score", f"{score:.3f} < {rules.min_score:g}"
     if area < rules.min_area:
@@ -107,10 +112,11 @@ def _without_duplicates(
 ) -> list[Grounded]:
     """Drop every phrase whose box, or span, is that of a phrase before it."""
     kept: list[Grounded] = []
+    boxes: list[Box] = []  # of `kept`
     for phrase in phrases:
         box, span = hull(phrase.boxes), (phrase.char_start, phrase.char_end)
-        for other in kept:
-            overlap = iou(box, hull(other.boxes))
+        for other, other_box in zip(kept, boxes, strict=True):
+            overlap = iou(box, other_box)
             if limit is not None and overlap >= limit:
                 detail = f"box of {other.phrase!r}, IoU {overlap:.2f}"
             elif span == (other.char_start, other.char_end):
@@ -121,6 +127,7 @@ def _without_duplicates(
             break
         else:
             kept.append(phrase)
+            boxes.append(box)
     return kept
 
 
@@ -130,6 +137,8 @@ def _best_box(phrase: Grounded) -> Grounded:
 
 
 def _only(phrase: Grounded, boxes: list[int]) -> Grounded:
+    if len(boxes) == len(phrase.boxes):
+        return phrase
     masks = None if phrase.masks is None else phrase.masks[boxes]
     return dataclasses.replace(
         phrase, boxes=phrase.boxes[boxes], scores=phrase.scores[boxes], masks=masks
@@ -137,9 +146,13 @@ def _only(phrase: Grounded, boxes: list[int]) -> Grounded:
 
 
 def _score(phrase: Grounded) -> float:
-    return float(phrase.scores.max())
+    return max(phrase.scores.tolist())
 
 
-def _areas(boxes: Tensor) -> Tensor:
-    edges = (boxes[:, 2:] - boxes[:, :2]).double()
-    return edges.clamp(min=0).prod(dim=1)
+def _area(box: Box) -> float:
+    """Of a box whose edges may have passed each other: then 0."""
+    return max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
+
+
+def _shown(box: Box) -> str:
+    return "[" + ", ".join(f"{edge:g}" for edge in box) + "]"

@@ -135,8 +135,8 @@ def _record(image_key: bytes, phrase: Grounded, mask: Tensor) -> dict[str, Any]:
         "phrase": phrase.phrase,
         "char_start": phrase.char_start,
         "char_end": phrase.char_end,
-        "box": hull(phrase.boxes).tolist(),
-        "score": float(phrase.scores.max()),
+        "box": hull(phrase.boxes),
+        "score": max(phrase.scores.tolist()),
         "mask": code,
         "cutout_key": cutout_key(image_key, code["size"], code["counts"], CROP_RULE),
     }

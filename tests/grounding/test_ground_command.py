@@ -93,8 +93,8 @@ def params_of(data: DataSet, grounding: dict | None, name: str = "mine") -> Para
         "mine": {"images": str(data.folder / "images"), "captions": "captions.txt"}
     }
     given["graph"]["grounded"] = [name]
-    if grounding is not None:
-        given["grounding"] = grounding
+    given["grounding"] = grounding
+    given["graph"]["phrases"] = f"data/objects/{name}"
     path = data.folder / "params.yaml"
     path.write_text(yaml.safe_dump(given))
     return load_params(path)
