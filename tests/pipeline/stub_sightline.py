@@ -1,4 +1,4 @@
-"""A `sightline` whose stages are stubs: it writes what the graph expects, in milliseconds.
+"""A `sightline` whose stages are stubs: they write what the graph expects, in milliseconds.
 
 It stands first on the PATH while DVC runs the real dvc.yaml. Every call is noted in calls.txt.
 """
@@ -25,7 +25,7 @@ def keys() -> np.ndarray:
 
 def prepare(dataset: str) -> None:
     folder = Path("data/datasets") / dataset
-    for name in ("images.parquet", "captions.parquet", "sentences.parquet", "encoders/stub"):
+    for name in ("images.parquet", "captions.parquet", "sentences.parquet", "student/stub"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{name} of {dataset}")
     for name in ("dev.tsv", "test.tsv"):
@@ -40,7 +40,7 @@ def image_features(dataset: str, encoder: str) -> None:
     )
     with FeatureSetWriter(Path("data/features") / dataset / "image" / encoder, spec) as writer:
         for batch in writer.plan(keys(), batch_size=64):
-            rows = np.tile(batch.keys.astype(np.float32), DIM // 32)
+            rows = np.tile(batch.keys.astype(np.float32), DIM // 32) + len(encoder)
             writer.add(batch.keys, rows)
         writer.publish({"device": "cpu"})
 
@@ -56,6 +56,7 @@ def tokens() -> None:
 def train(run: str, seed: str) -> None:
     params = yaml.safe_load(Path("params.yaml").read_text())
     needed = params["runs"][run]["parameters"].get("image")
+    (Path(params["student"]["model"]) / "stub").read_text()
     out = Path("runs") / run / f"seed-{seed}"
     out.mkdir(parents=True, exist_ok=True)
     rows = 0
@@ -66,7 +67,12 @@ def train(run: str, seed: str) -> None:
 
 
 def main() -> None:
-    _, stage, *words = sys.argv[1:]
+    group, stage, *words = sys.argv[1:]
+    if group != "stage":
+        from pipeline.cli import main as sightline
+
+        sightline()
+        return
     with Path("calls.txt").open("a") as calls:
         calls.write(" ".join([stage, *words]) + "\n")
     stages = {

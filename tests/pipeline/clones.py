@@ -1,0 +1,112 @@
+"""Working copies for the tests of sharing: the real dvc.yaml, commands as a person runs them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CLIP, RESNET = (Path("data/features/scenes/image") / name for name in ("clip", "resnet"))
+DATASET = Path("data/datasets/scenes")
+OF_THE_USER = ("AWS_", "DVC_", "XDG_", "GIT_")
+
+
+class Clone:
+    """A working copy, and the commands that are run in it.
+
+    Nothing of the person who runs the tests is seen: no configuration, no credentials, no proxy.
+    """
+
+    def __init__(self, folder: Path, path: str) -> None:
+        self.folder, self.path = folder, path
+        home = folder.parent / "home"
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(OF_THE_USER) and not name.lower().endswith("_proxy")
+        }
+        names = {"GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@example.org"}
+        names |= {"GIT_COMMITTER_NAME": "A", "GIT_COMMITTER_EMAIL": "a@example.org"}
+        own = {"HOME": str(home), "DVC_SITE_CACHE_DIR": str(home / "dvc"), "DVC_NO_ANALYTICS": "1"}
+        own |= {"AWS_EC2_METADATA_DISABLED": "true", "PATH": path}
+        self._environment = {**kept, **names, **own}
+
+    def attempt(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(word) for word in words],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+        )
+
+    def run(self, *words: str | Path) -> str:
+        ended = self.attempt(*words)
+        assert ended.returncode == 0, f"{words}:\n{ended.stdout}\n{ended.stderr}"
+        return ended.stdout
+
+    def clone(self, name: str, path: str = "") -> Clone:
+        """A fresh clone beside this one, as a team-mate has it; with another PATH, if given."""
+        self.run("git", "clone", "-q", self.folder, self.folder.with_name(name))
+        return Clone(self.folder.with_name(name), path or self.path)
+
+    def second(self, name: str) -> Clone:
+        """Another working copy of the same person: it shares DVC's cache with this one."""
+        other = self.clone(name)
+        other.run("dvc", "cache", "dir", "-q", "--local", self.folder / ".dvc/cache")
+        return other
+
+    def grow(self, *cells: Path) -> None:
+        """One per cent more pictures, their features, and both committed to DVC."""
+        with (self.folder / "pictures.txt").open("a") as pictures:
+            pictures.writelines(f"\nnew-{i}" for i in range(20))
+        for cell in cells:
+            self.run("sightline", "stage", "image-features", "scenes", cell.name)
+            self.run("dvc", "commit", "-q", "-f", f"image-features@scenes-{cell.name}")
+        self.run("git", "commit", "-qam", "More pictures")
+
+    def calls(self) -> list[str]:
+        """The stages that were run here, in order."""
+        path = self.folder / "calls.txt"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def path_with(folder: Path, *command: str | Path) -> str:
+    """A PATH on which `sightline` is ``command``; the executable is written to ``folder``."""
+    folder.mkdir()
+    words = shlex.join(str(word) for word in command)
+    (folder / "sightline").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    (folder / "sightline").chmod(0o755)
+    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def stub_path(folder: Path) -> str:
+    """A PATH on which the stages' work is a stub (``stub_sightline.py``)."""
+    return path_with(folder, sys.executable, Path(__file__).with_name("stub_sightline.py"))
+
+
+def repository(folder: Path, path: str, params: dict | None = None) -> Clone:
+    """A repository with the graph, nothing computed yet; ``params`` instead of the demo's."""
+    folder.mkdir()
+    (folder / ".dvc").mkdir()  # not the project's own config: somebody's remote may stand in it
+    (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
+    shutil.copy(ROOT / ".dvc/.gitignore", folder / ".dvc")
+    shutil.copy(ROOT / "dvc.yaml", folder)
+    given = yaml.safe_load((ROOT / "params.yaml").read_text()) if params is None else params
+    (folder / "params.yaml").write_text(yaml.safe_dump(given))
+    for stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values():
+        for dep in stage.get("do", stage).get("deps", []):
+            if dep.startswith("pipeline/"):  # code that a stage depends on
+                (folder / dep).parent.mkdir(parents=True, exist_ok=True)
+                (folder / dep).write_text("code")
+    (folder / "pictures.txt").write_text("\n".join(f"picture-{i}" for i in range(2000)))
+    (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "/calls.txt\n")
+    clone = Clone(folder, path)
+    clone.run("git", "init", "-q", "-b", "main")
+    return clone
