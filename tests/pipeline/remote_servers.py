@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 
 USER, PASSWORD = "team", "not-in-the-repository"
@@ -91,9 +92,8 @@ def folder(path: Path) -> Iterator[Remote]:
 
 
 @contextmanager
-def s3(path: Path) -> Iterator[Remote]:
+def s3(_: Path) -> Iterator[Remote]:
     """An empty bucket of moto's S3, in memory."""
-    import boto3
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
     app = Metered(
@@ -101,12 +101,15 @@ def s3(path: Path) -> Iterator[Remote]:
         lambda environ: f"Credential={USER}/" in environ.get("HTTP_AUTHORIZATION", ""),
     )
     with serving(app) as address:
-        place, bucket = {"region_name": "us-east-1", "endpoint_url": address}, path.name.lower()
-        account = {"aws_access_key_id": USER, "aws_secret_access_key": PASSWORD}
-        boto3.client("s3", **place, **account).create_bucket(Bucket=bucket)
+        signed = f"AWS4-HMAC-SHA256 Credential={USER}/d/us-east-1/s3/a"
+        for method, what in (("POST", "moto-api/reset"), ("PUT", "cache")):  # nothing, one bucket
+            server = HTTPConnection(address.removeprefix("http://"), timeout=30)
+            server.request(method, f"/{what}", headers={"Authorization": signed})
+            assert server.getresponse().status == 200
+            server.close()
         app.received()
         yield Remote(
-            f"s3://{bucket}/sightline",
+            "s3://cache/sightline",
             app.received,
             options={"endpointurl": address, "region": "us-east-1"},
             secrets={"access_key_id": USER, "secret_access_key": PASSWORD},
@@ -118,7 +121,7 @@ def webdav(path: Path) -> Iterator[Remote]:
     """A folder behind WsgiDAV."""
     from wsgidav.wsgidav_app import WsgiDAVApp
 
-    path.mkdir()
+    (path / "sightline").mkdir(parents=True)  # DVC does not make it: webdav4 takes it for the root
     app = Metered(
         WsgiDAVApp(
             {

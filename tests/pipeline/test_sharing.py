@@ -107,6 +107,7 @@ def test_a_feature_set_is_taken_from_another_repository_and_followed(owner):
     assert verify(other.folder / "clip") == []
 
 
+@pytest.mark.slow
 def test_superseded_files_are_sent_once_and_pulled_until_gc(owner):
     def pushed() -> set[str]:
         """The endings of what a push adds to the remote."""
