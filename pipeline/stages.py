@@ -162,10 +162,11 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     objective = make_objective(config.objective, config.parameters)
     needs = objective.features(objective.params)
     pairs, text, student = params.graph.pairs, params.graph.text, params.student
+    train = params.train_of(run)
     return RunSpec(
         run=run,
         student=student,
-        train=params.train_of(run),
+        train=train,
         objective=config.objective,
         parameters=config.parameters,
         seed=seed,
@@ -181,7 +182,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
             sentences=layout.dataset_folder(text) / "sentences.parquet",
             tokens=layout.tokens_folder(student.name),
         )
-        if objective.trains_on_text
+        if objective.trains_on_text and train.text_stream
         else None,
         features={
             slot: layout.features_folder(pairs, need.kind, need.encoder)

@@ -57,6 +57,8 @@ class TrainConfig(_Strict):
         early_stopping_patience: stop after so many dev scores without a new best; None never does.
         logging_steps: optimiser steps between two lines of the log.
         eval_batch_size: sentences encoded at once for the dev score.
+        text_stream: false leaves the stream of plain sentences out: every step is a paired batch
+            (the papers' "flickr" and "coco" settings).
         device: where to train; `auto` takes CUDA, then MPS, then the CPU.
     """
 
@@ -74,6 +76,7 @@ class TrainConfig(_Strict):
     early_stopping_patience: int | None = Field(default=None, ge=1)
     logging_steps: int = Field(default=25, ge=1)
     eval_batch_size: int = Field(default=128, ge=1)
+    text_stream: bool = True
     device: Device = "auto"
 
     @model_validator(mode="after")
@@ -133,4 +136,6 @@ class RunSpec(_Strict):
     def _some_stream(self) -> RunSpec:
         if self.pairs is None and self.text is None:
             raise ValueError("a run needs pairs, text, or both; found neither")
+        if self.text is not None and not self.train.text_stream:
+            raise ValueError("train.text_stream is off, but a stream of sentences is given")
         return self

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.cache.manifest import CAPTIONS, IMAGES, key_array, write_manifest
+from pipeline.cache.manifest import CAPTIONS, IMAGES, key_array
 from pipeline.datasets.base import (
     REPORT,
     DatasetError,
@@ -21,6 +21,7 @@ from pipeline.datasets.base import (
     read_lines,
     split_name,
 )
+from pipeline.datasets.captioned import write_captioned
 from pipeline.datasets.captions import Captions
 from pipeline.datasets.images import ImageTable
 
@@ -113,7 +114,7 @@ def write_pairs(
     strict: bool,
     names: ImageNames | None = None,
 ) -> None:
-    """Write ``images.parquet``, ``captions.parquet`` and ``report.json`` into ``folder``.
+    """Write the manifests (`write_captioned`) and ``report.json`` into ``folder``.
 
     Args:
         splits: the split of each image, object [n]; None takes the column of the captions.
@@ -179,8 +180,7 @@ def write_pairs(
         },
         schema=CAPTIONS,
     ).filter(filled)
-    write_manifest(folder / "images.parquet", image_table, IMAGES)
-    write_manifest(folder / "captions.parquet", caption_table, CAPTIONS)
+    write_captioned(folder, image_table, caption_table)
     (folder / REPORT).write_text(report.to_json(), encoding="utf-8")
 
 

@@ -24,10 +24,10 @@ from pipeline.cache import (
     key_array,
     key_of_bytes,
     key_of_file,
-    write_manifest,
 )
 from pipeline.cache.keys import Keys
 from pipeline.cache.record import Kind
+from pipeline.datasets.captioned import write_captioned
 
 _BATCH = 1024
 
@@ -89,5 +89,4 @@ def write_manifests(
         "text": [text for _, text in captions],
         "split": ["train"] * len(captions),
     }
-    write_manifest(folder / "images.parquet", pa.table(images, schema=IMAGES), IMAGES)
-    write_manifest(folder / "captions.parquet", pa.table(table, schema=CAPTIONS), CAPTIONS)
+    write_captioned(folder, pa.table(images, schema=IMAGES), pa.table(table, schema=CAPTIONS))

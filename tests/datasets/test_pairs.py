@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from pipeline.cache.manifest import CAPTIONS, IMAGES, read_manifest
+from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 from pipeline.datasets.base import DatasetError
 from pipeline.datasets.pairs import PairsSource, prepare
 
@@ -100,6 +100,17 @@ def test_split_lists_name_the_split_and_val_is_dev(two_images, make_file, tmp_pa
     prepare(PairsSource(images=two_images, captions=captions, splits=splits), tmp_path / "out")
     assert [r["split"] for r in rows(tmp_path / "out", "images", IMAGES)] == ["train", "dev"]
     assert [r["split"] for r in rows(tmp_path / "out", "captions", CAPTIONS)] == ["train", "dev"]
+
+
+def test_sentences_are_the_captions_that_may_be_trained_on_each_once(
+    two_images, make_file, tmp_path
+):
+    lines = ["b.jpg#0\tsame", "b.jpg#1\tother", "b.jpg#2\tsame", "a.png#0\theld out"]
+    captions = make_file("c.token", "\n".join(lines))
+    splits = {"train": make_file("tr.txt", "b.jpg"), "test": make_file("te.txt", "a")}
+    prepare(PairsSource(images=two_images, captions=captions, splits=splits), tmp_path / "out")
+    texts = [row["text"] for row in rows(tmp_path / "out", "sentences", SENTENCES)]
+    assert texts == ["same", "other"]
 
 
 def test_split_column_names_the_split(two_images, make_file, tmp_path):

@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from pipeline.params import ParamsError, load_params
+from pipeline.stages import run_spec
+from train.config import RunSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,3 +96,14 @@ def test_a_run_may_have_its_own_training(tmp_path):
     own = params.train_of("simcse")
     assert (own.epochs, own.max_steps, own.batch_size) == (2, None, 8)
     assert params.train_of("mcse-clip").batch_size == 64
+
+
+def test_without_its_text_stream_a_run_reads_pairs_alone(tmp_path):
+    params = load_params(changed(tmp_path, "runs.mcse-clip.train", {"text_stream": False}))
+    alone = run_spec(params, "mcse-clip", 0)
+    assert alone.text is None
+    assert alone.pairs is not None
+    assert run_spec(params, "simcse", 0).text is not None
+    sentences = {"sentences": tmp_path / "s.parquet", "tokens": tmp_path / "t"}
+    with pytest.raises(ValueError, match=r"train\.text_stream is off, but a stream"):
+        RunSpec.model_validate({**alone.model_dump(), "text": sentences})

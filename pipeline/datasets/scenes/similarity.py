@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from itertools import permutations
 from random import Random
 from typing import NamedTuple
@@ -132,4 +133,9 @@ def _changed(description: Description, share: float, random: Random) -> Descript
 
 
 def _another(attribute: str, value: str, random: Random) -> str:
-    return random.choice([v.name for v in ATTRIBUTES[attribute] if v.name != value])
+    return random.choice(_others(attribute, value))
+
+
+@cache
+def _others(attribute: str, value: str) -> list[str]:
+    return [v.name for v in ATTRIBUTES[attribute] if v.name != value]

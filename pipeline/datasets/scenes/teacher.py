@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 BATCH = 64
 LEARNING_RATE = 1e-3
 LAYERS, HIDDEN = 2, 128
+_FORWARDED = 32  # sentences at once
 
 
 def train_teacher(
@@ -38,9 +39,14 @@ def train_teacher(
     model.eval()  # no dropout: the targets are exact
     for step, rows in enumerate(batches(len(pairs), BATCH, steps, seed)):
         ids = [side[row] for side in sides for row in rows.tolist()]
-        padded = tokenizer.pad({"input_ids": ids}, return_tensors="pt")
-        vectors = model(**padded).last_hidden_state[:, 0]  # [2N, hidden]
-        one, other = vectors.chunk(2)
+        by_length = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        parts = [by_length[i : i + _FORWARDED] for i in range(0, len(ids), _FORWARDED)]
+        vectors = []
+        for part in parts:  # alike in length: little padding is computed
+            padded = tokenizer.pad({"input_ids": [ids[i] for i in part]}, return_tensors="pt")
+            vectors.append(model(**padded).last_hidden_state[:, 0])
+        back = torch.tensor(by_length).argsort()
+        one, other = torch.cat(vectors)[back].chunk(2)  # [N, hidden] each
         loss = functional.mse_loss(functional.cosine_similarity(one, other), scores[rows])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
