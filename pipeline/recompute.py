@@ -9,11 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import layout
-from pipeline.cache import CAPTIONS, CacheError, FeatureSet, SightlineError, read_manifest
+from pipeline.cache import CacheError, FeatureSet, SightlineError
 from pipeline.cache.diff import cosines
-from pipeline.cache.keys import KeyTable, as_keys, keys_of_texts
-from pipeline.extract.run import ExtractSettings, extract_images, extract_texts
+from pipeline.cache.keys import KeyTable, as_keys
+from pipeline.cache.record import FILE_NAME
+from pipeline.extract.run import (
+    ExtractSettings,
+    extract_images,
+    extract_objects,
+    extract_texts,
+)
+from pipeline.origin import Making, Origin, find_making, options
 
 SAME = 0.9999
 """Cosine that rows of two devices or batch shapes reach; below it they are other rows."""
@@ -42,25 +48,6 @@ class Recomputed:
         )
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What the rows of a set came from, as far as a user says it.
-
-    Attributes:
-        inputs: a folder or manifest of images, or a file of texts; not all keys need be there.
-            None: the inputs and the encoder of params.yaml.
-        root: folder that a manifest's paths are relative to.
-        encoder, weights: in place of those that the record names.
-        params: the parameter file.
-    """
-
-    inputs: Path | None = None
-    root: Path | None = None
-    encoder: str | None = None
-    weights: str | None = None
-    params: Path = Path("params.yaml")
-
-
 def recompute(folder: Path, count: int, seed: int, origin: Origin, device: str) -> Recomputed:
     """Encode ``count`` random rows of the set in ``folder`` again.
 
@@ -68,17 +55,13 @@ def recompute(folder: Path, count: int, seed: int, origin: Origin, device: str) 
         SightlineError: the encoder cannot be built, is not the record's, or no input is there.
     """
     features = FeatureSet.open(folder)
-    if features.record.spec.kind == "object":
-        raise CacheError(f"{folder}: objects cannot be recomputed yet; verify their images' set")
-    if origin.inputs is None:
-        config, by_key = _of_graph(folder, features, origin.params)
-    else:
-        config = _of_record(folder, features, origin)
-        by_key = _inputs(features.record.spec.kind, origin.inputs, origin.root)
+    making = find_making(folder, features, origin)
+    by_key = making.inputs
     rows = _drawn(folder, features, by_key, count, seed)
     with tempfile.TemporaryDirectory() as scratch:
-        again = _encode(features, config, [by_key[key] for key in rows], device, Path(scratch))
+        again = _encode(features, making, [by_key[key] for key in rows], device, Path(scratch))
         _require_the_same_encoder(folder, features, again)
+        _require_every_row(folder, again, by_key)
         old, new = features.take(rows), again.take(rows)
     cosine = cosines(old, new)
     faults = [
@@ -88,58 +71,6 @@ def recompute(folder: Path, count: int, seed: int, origin: Origin, device: str) 
     ]
     equal = int((old.view(np.uint8) == new.view(np.uint8)).all(axis=1).sum())
     return Recomputed(len(rows), equal, float(cosine.min()), faults)
-
-
-def _of_graph(folder: Path, features: FeatureSet, path: Path) -> tuple[Any, dict[bytes, Any]]:
-    """Encoder and inputs of a set in the graph's layout."""
-    from pipeline.params import load_params
-
-    try:
-        dataset, kind, name = folder.resolve().relative_to(layout.FEATURES.resolve()).parts
-    except ValueError:
-        raise CacheError(
-            f"{folder}: not in {layout.FEATURES}/<dataset>/<kind>/<encoder>, so its inputs are not "
-            "known; name them with --inputs"
-        ) from None
-    params = load_params(path)
-    _, source = params.source(dataset)
-    spec_kind = features.record.spec.kind
-    config = params.encoder(spec_kind, name)  # pyright: ignore[reportArgumentType]
-    manifests = layout.dataset_folder(dataset)
-    if kind == "image":
-        root = layout.image_root(dataset, source)
-        return config, _inputs("image", manifests / "images.parquet", root)
-    texts = read_manifest(manifests / "captions.parquet", CAPTIONS)["text"].to_pylist()
-    return config, _by_key(texts)
-
-
-def _of_record(folder: Path, features: FeatureSet, origin: Origin) -> Any:
-    """The encoder that the record names, as far as it can."""
-    from pipeline.encoders.registry import named_encoder
-
-    spec = features.record.spec
-    source = origin.weights or spec.encoder.source.split(" (")[0]
-    if source.startswith("file:") and origin.weights is None:
-        raise CacheError(
-            f"{folder}: its weights come from a file, {source[5:]}; "
-            "name it with --weights file:PATH"
-        )
-    kind = spec.kind if spec.kind != "object" else "image"
-    pooling = spec.preprocessing.get("pooling") if kind == "teacher" else None
-    name = origin.encoder or spec.encoder.name.partition("/")[2]
-    return named_encoder(name, source, kind, pooling=pooling)
-
-
-def _inputs(kind: str, path: Path, root: Path | None) -> dict[bytes, Any]:
-    from pipeline.extract.inputs import image_entries_of, texts_in
-
-    if kind == "image":
-        return {entry.key: entry for entry in image_entries_of(path, root)}
-    return _by_key(texts_in(path))
-
-
-def _by_key(texts: list[str]) -> dict[bytes, str]:
-    return {row.tobytes(): text for row, text in zip(keys_of_texts(texts), texts, strict=True)}
 
 
 def _drawn(
@@ -155,7 +86,7 @@ def _drawn(
 
 
 def _encode(
-    features: FeatureSet, config: Any, inputs: list[Any], device: str, scratch: Path
+    features: FeatureSet, making: Making, inputs: list[Any], device: str, scratch: Path
 ) -> FeatureSet:
     """The same inputs through the encoder, in the batch shape of the record."""
     from pipeline.encoders.device import resolve_device
@@ -172,11 +103,19 @@ def _encode(
         device=str(where),
     )
     out = scratch / "set"
-    if spec.kind == "image":
-        extract_images(inputs, build_image_encoder(config, where, spec.precision), out, settings)
-    else:
-        model = build_text_encoder(config, where, spec.precision)
-        extract_texts(inputs, model, out, settings, spec.kind)  # pyright: ignore
+    try:
+        if spec.kind in ("image", "object"):
+            model = build_image_encoder(making.config, where, spec.precision)
+            if making.rules is None:
+                extract_images(inputs, model, out, settings)
+            else:
+                extract_objects(inputs, model, making.rules, out, settings)
+        else:
+            model = build_text_encoder(making.config, where, spec.precision)
+            extract_texts(inputs, model, out, settings, spec.kind)
+    except SightlineError:
+        if not (out / FILE_NAME).exists():  # else it is about rows in error, which are told below
+            raise
     return FeatureSet.open(out)
 
 
@@ -187,6 +126,16 @@ def _require_the_same_encoder(folder: Path, features: FeatureSet, again: Feature
             f"{folder}: the encoder here is not the one of its record:\n  "
             + "\n  ".join(lines)
             + "\n  name the right one with --encoder and --weights"
+        )
+
+
+def _require_every_row(folder: Path, again: FeatureSet, by_key: dict[bytes, Any]) -> None:
+    if again.failed:
+        key, code = min(again.failed.items())
+        raise CacheError(
+            f"{folder}: {len(again.failed)} of the rows that were drawn cannot be encoded again: "
+            f"{_name(by_key[key])} is {code}; give the inputs that the set was made from with "
+            f"{options(again.record.spec.kind)}"
         )
 
 

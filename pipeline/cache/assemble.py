@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.cache.content import content_digest
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, write_index
-from pipeline.cache.keys import KEY_BYTES, Keys, sort_order
+from pipeline.cache.keys import KEY_BYTES, Keys, increasing, picked, sort_order
 from pipeline.cache.record import FeatureSetRecord, FeatureSpec, ShardRecord, write_record
 from pipeline.cache.shard import write_shard
 
@@ -60,10 +60,11 @@ class Placed:
 
     def only(self, mask: NDArray[np.bool_]) -> Placed:
         """The rows under ``mask`` (bool [n]), and the shards that hold any of them."""
-        used = np.unique(self.shards[mask])
+        shards = self.shards[mask]
+        used = np.flatnonzero(np.bincount(shards, minlength=len(self.records)))
         return Placed(
-            self.keys[mask],
-            np.searchsorted(used, self.shards[mask]).astype(np.int32),
+            picked(self.keys, mask),
+            np.searchsorted(used, shards).astype(np.int32),
             self.rows[mask],
             tuple(self.records[i] for i in used),
         )
@@ -142,6 +143,10 @@ def publish(
     records = tuple(record for _, record in sorted({shard.name: shard for shard in every}.items()))
     number = {record.name: i for i, record in enumerate(records)}
     keys = np.concatenate([part.keys for part in placed])
+    order = sort_order(keys)
+    keys = keys[order]
+    if not increasing(keys):
+        raise CacheError(f"{folder}: a key would be published twice; run `sightline cache repair`")
     shards = np.concatenate(
         [
             np.array([number[record.name] for record in part.records], dtype=np.int32)[part.shards]
@@ -151,10 +156,7 @@ def publish(
         or [np.empty(0, dtype=np.int32)]
     )
     rows = np.concatenate([part.rows for part in placed])
-    order = sort_order(keys)
-    index = Index(keys[order], shards[order], rows[order], failed)
-    if len(keys) > 1 and (index.keys[1:] == index.keys[:-1]).all(axis=1).any():
-        raise CacheError(f"{folder}: a key would be published twice; run `sightline cache repair`")
+    index = Index(keys, shards[order], rows[order], failed)
     record = FeatureSetRecord(
         spec=spec,
         fingerprint=spec.fingerprint,

@@ -60,12 +60,16 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``, durably and at once."""
+def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:
+    """Replace ``path`` by ``pieces``, one after the other, durably and at once."""
     with replacing(path) as part:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            write_all(handle, data, 0)
+            offset = 0
+            for piece in map(memoryview, pieces):
+                if piece.nbytes:
+                    write_all(handle, piece, offset)
+                offset += piece.nbytes
         finally:
             os.close(handle)
 

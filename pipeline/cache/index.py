@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from pipeline.cache.atomic import write_bytes
 from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import Keys, increasing
+from pipeline.cache.keys import KEY_BYTES, Keys, as_keys, increasing, picked, sort_order
 from pipeline.cache.manifest import key_array, key_column
 from pipeline.cache.record import FeatureSetRecord, FileRecord
 from pipeline.cache.shard import check_file
 
 OK = "ok"
+_READ_ROWS = 1 << 16
+_READ_BYTES = 1 << 20
 _CODE = re.compile(r"[a-z0-9_]{1,40}")  # each failed row holds its own copy
 _SCHEMA = pa.schema(
     [
@@ -59,36 +61,46 @@ class Index:
 
 def write_index(folder: Path, index: Index) -> FileRecord:
     """Write the index, named by its content."""
-    failed = sorted(index.failed)
-    bad = np.frombuffer(b"".join(failed), dtype=np.uint8).reshape(-1, 32)
-    none = np.full(len(bad), -1, dtype=np.int32)
-    keys = np.concatenate([index.keys, bad])
-    table = pa.table(
-        {
-            "key": key_array(keys),
-            "shard": np.concatenate([index.shards, none]),
-            "row": np.concatenate([index.rows, none]),
-            "status": pa.array(
-                [OK] * len(index.keys) + [index.failed[key] for key in failed], pa.string()
-            ).dictionary_encode(),
-        }
-    )
-    order = np.lexsort(tuple(keys.view(">u8")[:, word] for word in (3, 2, 1, 0)))
-    table = table.take(pa.array(order)).cast(_SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table,
+        _table(index),
         sink,
         compression="none",
         column_encoding=_ENCODING,
         use_dictionary=["status"],  # pyright: ignore[reportArgumentType]
         write_statistics=False,
     )
-    data = sink.getvalue().to_pybytes()
+    data = memoryview(sink.getvalue())
     sha256 = hashlib.sha256(data).hexdigest()
     name = f"index-{sha256[:32]}.parquet"
     write_bytes(folder / name, data)
-    return FileRecord(name=name, sha256=sha256, bytes=len(data))
+    return FileRecord(name=name, sha256=sha256, bytes=data.nbytes)
+
+
+def _table(index: Index) -> pa.Table:
+    """Live and failed keys together, in their order."""
+    keys, shards, rows = index.keys, index.shards, index.rows
+    codes = [OK] * bool(len(keys))
+    status = np.zeros(len(keys), dtype=np.int8)
+    if index.failed:
+        failed = sorted(index.failed)
+        codes = list(dict.fromkeys([*codes, *(index.failed[key] for key in failed)]))
+        none = np.full(len(failed), -1, dtype=np.int32)
+        bad = np.array([codes.index(index.failed[key]) for key in failed], dtype=np.int8)
+        keys = np.concatenate([keys, as_keys(failed)])
+        order = sort_order(keys)
+        keys, shards, rows, status = (
+            column[order]
+            for column in (
+                keys,
+                np.concatenate([shards, none]),
+                np.concatenate([rows, none]),
+                np.concatenate([status, bad]),
+            )
+        )
+    coded = pa.DictionaryArray.from_arrays(status, pa.array(codes, pa.string()))
+    columns = [key_array(keys), shards, rows, coded]
+    return pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), schema=_SCHEMA)
 
 
 def _compressed(metadata: pq.FileMetaData) -> bool:
@@ -105,33 +117,34 @@ def read_index(folder: Path, record: FeatureSetRecord) -> Index:
     """
     path = check_file(folder, record.index)
     remedy = "pull the feature set again, or run its stage again"
+    count = record.rows + record.failed
+    keys = np.empty((count, KEY_BYTES), dtype=np.uint8)
+    shards, rows = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32)
+    failed: dict[bytes, str] = {}
     try:
-        with pq.ParquetFile(path) as file:
-            found, expected = file.metadata.num_rows, record.rows + record.failed
-            if found != expected:
-                raise CacheError(f"{path}: {found} rows, expected {expected}; {remedy}")
+        with pq.ParquetFile(path, buffer_size=_READ_BYTES) as file:
+            found = file.metadata.num_rows
+            if found != count:
+                raise CacheError(f"{path}: {found} rows, expected {count}; {remedy}")
             if not file.schema_arrow.equals(_SCHEMA) or _compressed(file.metadata):
                 raise CacheError(f"{path}: not an index of this version; {remedy}")
-            table = file.read()
+            end = 0
+            for batch in file.iter_batches(_READ_ROWS):
+                start, end = end, end + len(batch)
+                if any(column.null_count for column in batch.columns):
+                    raise CacheError(f"{path}: holds empty cells; {remedy}")
+                keys[start:end] = key_column(batch.column("key"))
+                shards[start:end] = batch.column("shard").to_numpy()
+                rows[start:end] = batch.column("row").to_numpy()
+                failed |= _failed(path, batch, remedy)
     except CacheError:
         raise
     except Exception as error:  # on forged or damaged files the library raises anything at all
         raise CacheError(f"{path}: not a readable Parquet file ({error}); {remedy}") from error
-    if any(table.column(name).null_count for name in table.column_names):
-        raise CacheError(f"{path}: holds empty cells; {remedy}")
-    keys = key_column(table.column("key"))
-    if not increasing(keys):
+    if end != count or not increasing(keys):
         raise CacheError(f"{path}: keys are not sorted or appear twice; {remedy}")
-    shards, rows = table.column("shard").to_numpy(), table.column("row").to_numpy()
-    codes = {code for chunk in table.column("status").chunks for code in chunk.dictionary.tolist()}
-    if not all(isinstance(code, str) and _CODE.fullmatch(code) for code in codes):
-        raise CacheError(f"{path}: holds error codes that are none; {remedy}")
     live = shards >= 0
-    status = table.column("status").filter(pa.array(~live)).to_pylist()
-    bad = keys[~live]
-    failed = {bad[i].tobytes(): code for i, code in enumerate(status)}
-    if not live.all():
-        keys, shards, rows = keys[live], shards[live], rows[live]
+    keys, shards, rows = picked(keys, live), picked(shards, live), picked(rows, live)
     sizes = np.array([shard.rows for shard in record.shards], dtype=np.int32)
     inside = len(keys) == 0 or (
         shards.max() < len(sizes) and rows.min() >= 0 and bool((rows < sizes[shards]).all())
@@ -139,3 +152,16 @@ def read_index(folder: Path, record: FeatureSetRecord) -> Index:
     if len(keys) != record.rows or not inside:
         raise CacheError(f"{path}: points to rows that no shard has; {remedy}")
     return Index(keys, shards, rows, failed)
+
+
+def _failed(path: Path, batch: pa.RecordBatch, remedy: str) -> dict[bytes, str]:
+    """Key → error code of the rows in error of a batch."""
+    status = batch.column("status")
+    codes = status.dictionary.to_pylist()
+    if not all(isinstance(code, str) and _CODE.fullmatch(code) for code in codes):
+        raise CacheError(f"{path}: holds error codes that are none; {remedy}")
+    bad = np.flatnonzero(batch.column("shard").to_numpy() < 0)
+    keys = key_column(batch.column("key"))[bad]
+    return {
+        key.tobytes(): codes[i] for key, i in zip(keys, status.indices.to_numpy()[bad], strict=True)
+    }

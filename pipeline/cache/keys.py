@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from pipeline.cache.errors import MissingKeys
 
 KEY_BYTES = 32
+_FIND_ROWS = 1 << 18
+
+_Values = TypeVar("_Values", bound=NDArray)
 
 Keys = NDArray[np.uint8]
 """uint8 [n, 32]: one raw SHA-256 digest a row."""
@@ -55,9 +58,20 @@ def as_keys(keys: Keys | Sequence[bytes]) -> Keys:
 
 
 def sort_order(keys: Keys) -> NDArray[np.int64]:
-    """The order that sorts ``keys`` as byte strings: int64 [n]."""
-    words = np.ascontiguousarray(keys).view(">u8")  # [n, 4], big-endian words sort as bytes do
-    return np.lexsort((words[:, 3], words[:, 2], words[:, 1], words[:, 0]))
+    """The order that sorts ``keys`` as byte strings, equal ones as they come: int64 [n]."""
+    heads = prefixes(keys)
+    order = np.argsort(heads, kind="stable")
+    heads = heads[order]
+    twins = heads[1:] == heads[:-1]
+    if not twins.any():  # digests differ in eight bytes, unless one stands there twice
+        return order
+    tied = np.zeros(len(order), dtype=bool)
+    tied[1:] |= twins
+    tied[:-1] |= twins
+    rows = order[tied]
+    words = _words(keys[rows])
+    order[tied] = rows[np.lexsort((words[:, 3], words[:, 2], words[:, 1], words[:, 0]))]
+    return order
 
 
 def unique_sorted(keys: Keys) -> NDArray[np.int64]:
@@ -65,26 +79,39 @@ def unique_sorted(keys: Keys) -> NDArray[np.int64]:
     order = sort_order(keys)
     if len(order) < 2:
         return order
-    in_order = keys[order]
+    heads = prefixes(keys)[order]
     first = np.ones(len(order), dtype=bool)
-    first[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
+    first[1:] = heads[1:] != heads[:-1]
+    tied = np.flatnonzero(~first)
+    first[tied] = (keys[order[tied]] != keys[order[tied - 1]]).any(axis=1)
     return order[first]
 
 
 def increasing(keys: Keys) -> bool:
     """Whether ``keys`` are in strictly increasing order: sorted, and none twice."""
-    if len(keys) < 2:
-        return True
     heads = prefixes(keys)
-    if (heads[1:] > heads[:-1]).all():
-        return True
-    flat = [row.tobytes() for row in keys]  # equal prefixes: compare in full
-    return all(a < b for a, b in pairwise(flat))
+    if (heads[1:] < heads[:-1]).any():
+        return False
+    tied = np.flatnonzero(heads[1:] == heads[:-1])
+    before, after = _words(keys[tied]), _words(keys[tied + 1])
+    word = (before != after).argmax(axis=1)  # the first that differs, or 0 where none does
+    row = np.arange(len(tied))
+    return bool((before[row, word] < after[row, word]).all())
 
 
 def prefixes(keys: Keys) -> NDArray[np.uint64]:
     """The first eight bytes of each key as one number that sorts as the bytes do: uint64 [n]."""
     return np.ascontiguousarray(keys[:, :8]).view(">u8").reshape(len(keys)).astype(np.uint64)
+
+
+def picked(values: _Values, mask: NDArray[np.bool_]) -> _Values:
+    """``values[mask]``, or ``values`` themselves where that is all: a copy may be gigabytes."""
+    return values if mask.all() else values[mask]
+
+
+def _words(keys: Keys) -> NDArray[np.uint64]:
+    """Keys as big-endian numbers, which sort as the bytes do: [n, 4]."""
+    return np.ascontiguousarray(keys).view(">u8").reshape(len(keys), 4)
 
 
 class KeyTable:
@@ -100,9 +127,16 @@ class KeyTable:
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
         """Row of each key in the table, or -1: int64 [len(keys)]."""
+        rows = np.full(len(keys), -1, dtype=np.int64)
+        for start in range(0, len(keys), _FIND_ROWS):  # in parts, for the sake of the memory
+            part = slice(start, start + _FIND_ROWS)
+            self._find(keys[part], rows[part])
+        return rows
+
+    def _find(self, keys: Keys, rows: NDArray[np.int64]) -> None:
+        """Put the row of each key into ``rows``, which are all -1."""
         wanted = prefixes(keys)
         found = np.searchsorted(self._prefixes, wanted).astype(np.int64)
-        rows = np.full(len(keys), -1, dtype=np.int64)
         open_ = np.arange(len(keys))
         while len(open_):  # twice at most, unless somebody forged digests with equal prefixes
             inside = found[open_] < len(self.keys)
@@ -112,7 +146,6 @@ class KeyTable:
             rows[open_[same]] = found[open_[same]]
             open_ = open_[~same]
             found[open_] += 1
-        return rows
 
 
 def raise_missing(path: Path, keys: Keys, rows: NDArray[np.int64], remedy: str) -> None:

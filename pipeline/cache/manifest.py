@@ -111,7 +111,7 @@ def key_array(keys: Keys) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(_KEY, len(flat), [None, pa.py_buffer(flat)])
 
 
-def key_column(column: pa.ChunkedArray) -> Keys:
+def key_column(column: pa.ChunkedArray | pa.Array) -> Keys:
     """The keys of a manifest column: uint8 [n, 32].
 
     Raises:
@@ -123,7 +123,7 @@ def key_column(column: pa.ChunkedArray) -> Keys:
         np.frombuffer(chunk.buffers()[1], dtype=np.uint8)[
             chunk.offset * KEY_BYTES : (chunk.offset + len(chunk)) * KEY_BYTES
         ].reshape(-1, KEY_BYTES)
-        for chunk in column.chunks
+        for chunk in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])
         if len(chunk)
     ]
     if len(chunks) == 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -65,24 +67,28 @@ class Plan:
         if lengths is None:
             lengths = np.zeros(len(keys), dtype=np.int32)
         order = by_key[np.argsort(lengths[by_key], kind="stable")]
+        if (order[1:] > order[:-1]).all():  # the order they came in: no second copy of them
+            return cls(fingerprint, keys, lengths, batch_size, shard_rows)
         return cls(fingerprint, keys[order], lengths[order], batch_size, shard_rows)
 
     def batches(self) -> list[Batch]:
         """The batches of the plan, in order; none mixes two lengths."""
         batches: list[Batch] = []
         edges = np.flatnonzero(np.diff(self.lengths)) + 1
-        for part in np.split(np.arange(len(self.keys)), edges):
-            for start in range(0, len(part), self.batch_size):
-                rows = part[start : start + self.batch_size]
-                batches.append(Batch(len(batches), self.keys[rows], int(self.lengths[rows[0]])))
+        for first, end in pairwise([0, *edges.tolist(), len(self.keys)]):
+            for start in range(first, end, self.batch_size):
+                keys = self.keys[start : min(start + self.batch_size, end)]
+                batches.append(Batch(len(batches), keys, int(self.lengths[start])))
         return batches
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) of the plan."""
         head = f"{self.fingerprint} {self.batch_size} {self.shard_rows} {len(self.keys)}\n"
-        rows = self.keys.tobytes() + self.lengths.astype("<i4").tobytes()
-        return hashlib.sha256(head.encode() + rows).hexdigest()
+        digest = hashlib.sha256(head.encode())
+        for column in self._columns():
+            digest.update(column)
+        return digest.hexdigest()
 
     def save(self, path: Path) -> None:
         """Write the plan: one line of JSON, then keys and lengths as raw little-endian numbers."""
@@ -93,8 +99,12 @@ class Plan:
             "shard_rows": self.shard_rows,
             "digest": self.digest,
         }
-        lengths = self.lengths.astype("<i4").tobytes()
-        write_bytes(path, json.dumps(head).encode() + b"\n" + self.keys.tobytes() + lengths)
+        write_bytes(path, json.dumps(head).encode() + b"\n", *self._columns())
+
+    def _columns(self) -> tuple[memoryview, memoryview]:
+        """Keys and lengths as they are stored, not copied."""
+        lengths = self.lengths.astype("<i4", copy=False)
+        return np.ascontiguousarray(self.keys).data, np.ascontiguousarray(lengths).data
 
     @classmethod
     def load(cls, path: Path) -> Plan | None:
@@ -102,17 +112,17 @@ class Plan:
         if not path.is_file():
             return None
         try:
-            head_line, _, body = path.read_bytes().partition(b"\n")
-            head = json.loads(head_line)
-            middle = head["rows"] * KEY_BYTES
-            plan = cls(
-                head["fingerprint"],
-                np.frombuffer(body[:middle], dtype=np.uint8).reshape(-1, KEY_BYTES),
-                np.frombuffer(body[middle:], dtype="<i4").astype(np.int32),
-                head["batch_size"],
-                head["shard_rows"],
-            )
+            with path.open("rb") as file:
+                head = json.loads(file.readline())
+                if path.stat().st_size - file.tell() != head["rows"] * (KEY_BYTES + 4):
+                    return None
+                plan = cls(
+                    head["fingerprint"],
+                    np.fromfile(file, np.uint8, head["rows"] * KEY_BYTES).reshape(-1, KEY_BYTES),
+                    np.fromfile(file, "<i4").astype(np.int32, copy=False),
+                    head["batch_size"],
+                    head["shard_rows"],
+                )
         except (ValueError, KeyError, TypeError):
             return None
-        whole = len(plan.keys) == len(plan.lengths) and plan.digest == head["digest"]
-        return plan if whole else None
+        return plan if plan.digest == head["digest"] else None

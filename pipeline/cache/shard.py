@@ -63,7 +63,7 @@ def _image(keys: Keys, features: NDArray) -> bytes:
         return file.id.get_file_image()
 
 
-def map_features(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> NDArray:
+def map_features(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> np.memmap:
     """The rows of a shard as a read-only memory map [rows, dim].
 
     Raises:

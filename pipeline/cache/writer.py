@@ -17,7 +17,7 @@ from pipeline.cache.errors import CacheError, SightlineError
 from pipeline.cache.failures import FailureList
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.journal import Block, Journal
-from pipeline.cache.keys import Keys, KeyTable, as_keys, sort_order, unique_sorted
+from pipeline.cache.keys import Keys, KeyTable, as_keys, picked, sort_order, unique_sorted
 from pipeline.cache.lock import WriterLock
 from pipeline.cache.plan import Batch, Plan
 from pipeline.cache.record import (
@@ -162,27 +162,29 @@ class FeatureSetWriter:
         shard_rows = rows_per_shard(self.spec.dim, self.dtype.itemsize, shard_bytes)
         done = self._done(retry_failed)
         stored = Plan.load(self.run_folder / "plan")
-        if done and stored is not None and stored.fingerprint == self.spec.fingerprint:
+        if len(done) and stored is not None and stored.fingerprint == self.spec.fingerprint:
             # an interrupted run goes on in the shape it began with, or its rows would not fit
             batch_size = stored.batch_size
+        begun = None if stored is None else stored.digest
+        del stored  # as large as the plan that is made now
         plan = Plan.make(
             self.spec.fingerprint,
-            self._wanted[missing],
+            picked(self._wanted, missing),
             None if lengths is None else lengths[missing],
             batch_size,
             shard_rows,
             None if groups is None else groups[first][missing],
         )
-        if stored is None or stored.digest != plan.digest:
+        if begun != plan.digest:
             plan.save(self.run_folder / "plan")
         self._plan = plan
         self.batch_size = self.rows_per_call = batch_size
-        if done:
+        batches = plan.batches()
+        if len(done):
             self.rows_per_call = min(batch_size, self._journal_blocks()[-1].batch_size)
+            table = KeyTable(done[unique_sorted(done)])
+            batches = [batch for batch in batches if (table.find(batch.keys) < 0).any()]
         self.planned_rows = len(plan.keys)
-        batches = [
-            batch for batch in plan.batches() if not all(k.tobytes() in done for k in batch.keys)
-        ]
         self.resumed_rows = len(plan.keys) - sum(len(batch.keys) for batch in batches)
         self.durable_rows = self.resumed_rows
         self._require_space(sum(len(batch.keys) for batch in batches))
@@ -311,24 +313,20 @@ class FeatureSetWriter:
         if self._published is None:
             return np.ones(len(self._wanted), dtype=bool)
         absent = self._published.find(self._wanted) < 0
-        failed = set() if retry_failed else self._published.failed.keys()
-        for i in np.flatnonzero(absent):
-            absent[i] = self._wanted[i].tobytes() not in failed
+        if self._published.failed and not retry_failed:
+            rows = KeyTable(self._wanted).find(as_keys(list(self._published.failed)))
+            absent[rows[rows >= 0]] = False
         return absent
 
     def _journal_blocks(self) -> list[Block]:
         assert self._journal is not None
         return self._journal.blocks
 
-    def _done(self, retry_failed: bool) -> set[bytes]:
-        return {
-            key
-            for block in self._journal_blocks()
-            for key in [
-                *(row.tobytes() for row in block.keys),
-                *([] if retry_failed else block.failed),
-            ]
-        }
+    def _done(self, retry_failed: bool) -> Keys:
+        """Keys that the journal holds, those in error among them: uint8 [n, 32]."""
+        blocks = self._journal_blocks()
+        failed = [] if retry_failed else [key for block in blocks for key in block.failed]
+        return np.concatenate([as_keys(failed), *(block.keys for block in blocks)])
 
     def _kept(self) -> tuple[Placed, dict[bytes, str]]:
         """Rows of the published set that are still wanted, and those that stay in error."""
@@ -336,12 +334,11 @@ class FeatureSetWriter:
             return Placed.nothing(), {}
         wanted = KeyTable(self._wanted)
         rows = live_rows(self._published)
-        again = {key.tobytes() for key in (*self._plan.keys, *self._copied_keys)}
-        failed = {
-            key: code
-            for key, code in self._published.failed.items()
-            if key not in again and wanted.find(as_keys([key]))[0] >= 0
-        }
+        bad = as_keys(sorted(self._published.failed))
+        again = KeyTable(bad).find(np.concatenate([self._plan.keys, self._copied_keys]))
+        stays = wanted.find(bad) >= 0
+        stays[again[again >= 0]] = False
+        failed = {key.tobytes(): self._published.failed[key.tobytes()] for key in bad[stays]}
         return rows.only(wanted.find(rows.keys) >= 0), failed
 
     def _unchanged(self, kept: Placed, failed: dict[bytes, str]) -> bool:

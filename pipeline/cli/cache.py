@@ -28,6 +28,9 @@ _INPUTS = Annotated[
 _ROOT = Annotated[
     Path | None, typer.Option(help="Folder that an images manifest's paths are relative to.")
 ]
+_PHRASES = Annotated[
+    Path | None, typer.Option(help="Of objects: the phrases manifest, with --inputs and --root.")
+]
 _ENCODER = Annotated[
     str | None, typer.Option(help="For --recompute with --inputs; default: the record's.")
 ]
@@ -91,6 +94,7 @@ def verify(
     ] = 0,
     inputs: _INPUTS = None,
     root: _ROOT = None,
+    phrases: _PHRASES = None,
     encoder: _ENCODER = None,
     weights: _WEIGHTS = None,
     seed: Annotated[int, typer.Option(min=0, help="Which rows --recompute draws.")] = 0,
@@ -111,10 +115,10 @@ def verify(
         with _progress("verify", folder) as advance:
             faults = results[folder.as_posix()] = verify_set(folder, advance)
         if recompute and not faults:
-            from pipeline.recompute import Origin
+            from pipeline.origin import Origin
             from pipeline.recompute import recompute as encode_again
 
-            origin = Origin(inputs, root, encoder, weights, params)
+            origin = Origin(inputs, root, phrases, encoder, weights, params)
             found = encode_again(folder, recompute, seed, origin, device)
             faults += found.faults
             print(f"{folder}: {found}", file=sys.stderr if as_json else sys.stdout)

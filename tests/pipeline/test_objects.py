@@ -15,6 +15,7 @@ from pipeline.cache import (
     IMAGES,
     PHRASES,
     FeatureSet,
+    FeatureSetWriter,
     SightlineError,
     key_of_file,
     key_of_text,
@@ -289,3 +290,57 @@ def test_a_background_that_there_is_not(monkeypatch, capsys, photos):
     assert photos.extract(monkeypatch, background="grey") == 2
     said = " ".join(capsys.readouterr().err.replace("│", "").split())
     assert "expected one of mean, white, black, keep" in said
+
+
+def verify_again(monkeypatch, photos: Photos, out: str = "out", **options: object) -> int:
+    """`sightline cache verify --recompute`; its exit code."""
+    words = {"recompute": 4, "encoder": photos.folder / "clip.json", **options}
+    line = [str(word) for name, value in words.items() for word in (f"--{name}", value)]
+    path = str(photos.folder / out)
+    monkeypatch.setattr(sys, "argv", ["sightline", "cache", "verify", path, *line])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def named(photos: Photos) -> dict[str, object]:
+    """The options that name the inputs of the objects."""
+    folder = photos.folder
+    inputs = folder / "images.parquet"
+    return {"phrases": folder / "phrases.parquet", "inputs": inputs, "root": folder / "photos"}
+
+
+def test_objects_are_encoded_again_by_the_rules_of_their_record(monkeypatch, capsys, photos):
+    assert photos.extract(monkeypatch, margin=0.3, background="white") == 0
+    assert verify_again(monkeypatch, photos, **named(photos)) == 0
+    assert "4 rows encoded again: 4 the same bytes" in capsys.readouterr().out
+
+
+def test_objects_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, photos):
+    assert photos.extract(monkeypatch) == 0
+    features = FeatureSet.open(photos.folder / "out")
+    with FeatureSetWriter(photos.folder / "forged", features.record.spec) as writer:
+        for batch in writer.plan(features.keys, batch_size=4):
+            rows = np.random.default_rng(1).standard_normal((len(batch.keys), features.dim))
+            writer.add(batch.keys, rows.astype(np.float32))
+        writer.publish({"batch_size": 4})
+    assert verify_again(monkeypatch, photos, "forged", **named(photos)) == 1
+    assert "4 faults" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("missing", ["phrases", "inputs", "root"])
+def test_what_is_missing_to_encode_objects_again_is_named(monkeypatch, capsys, photos, missing):
+    assert photos.extract(monkeypatch) == 0
+    given = {name: value for name, value in named(photos).items() if name != missing}
+    assert verify_again(monkeypatch, photos, **given) == 1
+    said = capsys.readouterr().err
+    assert "--phrases, --inputs (the images manifest) and --root" in said
+
+
+def test_an_object_whose_photograph_is_gone_is_named(monkeypatch, capsys, photos):
+    assert photos.extract(monkeypatch) == 0
+    (photos.folder / "photos" / "1.png").unlink()
+    assert verify_again(monkeypatch, photos, **named(photos), seed=0, recompute=15) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "3 of the rows that were drawn cannot be encoded again" in said
+    assert "1.png is missing; give the inputs that the set was made from" in said

@@ -1,0 +1,133 @@
+"""Time and memory of everything a cache does, at a million rows or at ten.
+
+    python bench/scale.py
+    python bench/scale.py --rows 10000000 --steps plan,fill,open,take
+
+Every step runs in a process of its own, so that the most memory it ever held is its own. Rows are
+narrow (8 numbers), so that what is measured is what grows with the number of rows: keys, plan,
+index. An encoder costs nothing here. The caller's keys, 32 bytes each, are part of the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec, verify
+from pipeline.cache.compact import collect, compact
+from pipeline.cache.keys import Keys
+
+DIM, TAKEN = 8, 1000
+SPEC = FeatureSpec(
+    kind="image",
+    encoder=EncoderRecord(name="keys", source="random:0", weights_sha256="0" * 64),
+    preprocessing={},
+    precision="fp32",
+    dim=DIM,
+    dtype="float16",
+)
+
+
+def random_keys(count: int) -> Keys:
+    """The same keys every time; more of them begin with the fewer."""
+    data = np.random.default_rng(0).bytes(32 * count)
+    return np.frombuffer(data, dtype=np.uint8).reshape(count, 32)
+
+
+def rows_of(keys: Keys) -> np.ndarray:
+    return keys[:, :DIM].astype(np.float32)
+
+
+def run(folder: Path, count: int, batch_size: int) -> str:
+    """Bring the set to the first ``count`` keys."""
+    with FeatureSetWriter(folder, SPEC) as writer:
+        computed = 0
+        for batch in writer.plan(random_keys(count), batch_size=batch_size):
+            writer.add(batch.keys, rows_of(batch.keys))
+            computed += len(batch.keys)
+        writer.publish({"device": "none"})
+    return f"{computed:,} computed"
+
+
+def plan(folder: Path, count: int, batch_size: int) -> str:
+    with FeatureSetWriter(folder, SPEC) as writer:
+        return f"{len(writer.plan(random_keys(count), batch_size=batch_size)):,} batches"
+
+
+def take(folder: Path, count: int) -> str:
+    keys = random_keys(TAKEN)
+    features = FeatureSet.open(folder)
+    start = time.perf_counter()
+    rows = features.take(keys)
+    took = time.perf_counter() - start
+    np.testing.assert_array_equal(rows, rows_of(keys))
+    assert len(features) == count
+    return f"{TAKEN:,} rows in {took * 1e3:.1f} ms"
+
+
+def check(folder: Path) -> str:
+    faults = verify(folder)
+    assert not faults, faults
+    return "sound"
+
+
+Step = Callable[[Path, int, int], str]
+STEPS: dict[str, Step] = {
+    "plan": plan,
+    "fill": run,
+    "nothing to do": run,
+    "add 1 %": lambda folder, count, batch: run(folder, count + count // 100, batch),
+    "drop 1 %": run,
+    "verify": lambda folder, count, batch: check(folder),
+    "gc": lambda folder, count, batch: f"{collect(folder).bytes / 1e6:.1f} MB freed",
+    "compact": lambda folder, count, batch: f"{len(compact(folder).shards)} shards",
+    "open": lambda folder, count, batch: f"{len(FeatureSet.open(folder)):,} rows",
+    "take": lambda folder, count, batch: take(folder, count),
+}
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process ever held, in MB of 10^6 bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    return int(status["VmHWM"].split()[0]) * 1024 / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--steps", default=",".join(STEPS), help="default: %(default)s")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.step:
+        imports = peak_megabytes()
+        start = time.perf_counter()
+        said = STEPS[options.step](options.folder, options.rows, options.batch_size)
+        took = time.perf_counter() - start
+        print(json.dumps([took, peak_megabytes(), imports, said]))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        print(f"{options.rows:,} rows × {DIM} float16, batches of {options.batch_size}\n")
+        print("| step | s | MB at the most | |\n|---|---:|---:|---|")
+        imports = 0.0
+        for step in options.steps.split(","):
+            command = [sys.executable, __file__, "--step", step, "--folder", f"{scratch}/set"]
+            command += ["--rows", str(options.rows), "--batch-size", str(options.batch_size)]
+            found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            took, peak, imports, said = json.loads(found.stdout)
+            print(f"| {step} | {took:.2f} | {peak:,.0f} | {said} |", flush=True)
+        print(f"\nof these, imports: {imports:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
