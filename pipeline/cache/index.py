@@ -122,7 +122,7 @@ def read_index(folder: Path, record: FeatureSetRecord) -> Index:
     shards, rows = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32)
     failed: dict[bytes, str] = {}
     try:
-        with pq.ParquetFile(path, buffer_size=_READ_BYTES) as file:
+        with pq.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
             found = file.metadata.num_rows
             if found != count:
                 raise CacheError(f"{path}: {found} rows, expected {count}; {remedy}")

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pipeline.cache.atomic import replacing
 from pipeline.cache.errors import CacheError
 from pipeline.cache.keys import KEY_BYTES, Keys
+from pipeline.cache.parquet import read_schema, read_table
 
 _KEY = pa.binary(32)
 
@@ -92,17 +93,14 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
     """Read a manifest and check that it is of the kind that ``schema`` names.
 
     Raises:
-        CacheError: the file is missing, not Parquet, or has other columns or types.
+        CacheError: the file is missing, not Parquet, has other columns or types, or would become
+            far larger than it is.
     """
     path = Path(path)
     if not path.is_file():
         raise CacheError(f"{path}: no such manifest; `sightline prepare` writes it")
-    try:
-        table = pq.read_table(path, memory_map=False)
-    except Exception as error:  # on forged or damaged files the library raises anything at all
-        raise CacheError(f"{path}: not a readable Parquet file ({error})") from error
-    _check(path, table.schema, schema)
-    return table
+    _check(path, read_schema(path), schema)
+    return read_table(path)
 
 
 def key_array(keys: Keys) -> pa.Array:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.cache import IMAGES, SightlineError, key_column, read_manifest
 from pipeline.cache.keys import unique_sorted
+from pipeline.cache.parquet import read_schema, read_table
 from pipeline.cache.records import read_phrases
 from pipeline.extract.run import ImageEntry
 
@@ -96,12 +97,10 @@ def texts_in(path: Path) -> list[str]:
     if not path.is_file():
         raise SightlineError(f"{path}: no such file; expected texts, one a line, or a manifest")
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        columns = pq.read_schema(path).names
+        columns = read_schema(path).names
         if "text" not in columns:
             raise SightlineError(f"{path}: has columns {', '.join(columns)}, expected `text`")
-        texts = pq.read_table(path, columns=["text"])["text"].to_pylist()
+        texts = read_table(path, ["text"])["text"].to_pylist()
     else:
         from pipeline.datasets.base import read_lines
 

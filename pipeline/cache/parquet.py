@@ -1,0 +1,105 @@
+"""Tables from strangers: a small file that would become gigabytes is refused before it does.
+
+Three things make a Parquet file grow when it is read: compression, run lengths (a million equal
+values in four bytes), and a dictionary whose one long text a million rows point to. The first two
+are added up from the header of every page, before anything is expanded. Texts are read as
+references into their dictionary, in batches, and added up before they are written out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.cache.errors import CacheError
+from pipeline.cache.parquet_pages import pages
+
+FLOOR, RATIO = 64 << 20, 32
+"""A table may take FLOOR bytes and RATIO times those of its file; ours take less than 12 times."""
+_ROWS = 1 << 16
+_READ_BYTES = 1 << 20
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_LEVELS = 4  # bytes that a value costs beside itself: whether it is there, and in which list
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Columns and types of a Parquet file, and its own metadata.
+
+    Raises:
+        CacheError: it is not a readable Parquet file.
+    """
+    try:
+        return pq.read_schema(path)
+    except Exception as error:  # on forged or damaged files the library raises anything at all
+        raise CacheError(f"{path}: not a readable Parquet file ({error})") from error
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """The table of a Parquet file, or some columns of it.
+
+    Raises:
+        CacheError: it is not a readable Parquet file, or would take more than FLOOR bytes and
+            RATIO times those of the file.
+    """
+    try:
+        return _read(path, columns)
+    except CacheError:
+        raise
+    except Exception as error:  # as in `read_schema`
+        raise CacheError(f"{path}: not a readable Parquet file ({error})") from error
+
+
+def _read(path: Path, columns: list[str] | None) -> pa.Table:
+    limit = FLOOR + RATIO * path.stat().st_size
+    with pq.ParquetFile(path) as file:
+        _check_declared(path, file, limit)
+        schema = file.schema_arrow
+        leaves = [file.schema.column(i) for i in range(len(file.schema))]
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns], schema.metadata)
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    with pq.ParquetFile(
+        path, read_dictionary=texts, buffer_size=_READ_BYTES, pre_buffer=False
+    ) as file:
+        for batch in file.iter_batches(_ROWS, columns=columns):
+            size += sum(_expanded(column) for column in batch.columns)
+            _require(path, size, limit)
+            batches.append(batch.cast(schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def _check_declared(path: Path, file: pq.ParquetFile, limit: int) -> None:
+    """Add up what the pages say that they become."""
+    size = 0
+    with path.open("rb") as data:
+        for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+            for i in range(group.num_columns):
+                leaf = file.schema.column(i)
+                width = _WIDTHS.get(leaf.physical_type, leaf.length or 4)
+                for page in pages(data, group.column(i)):
+                    size += page.bytes + page.values * (width + _LEVELS)
+                    _require(path, size, limit)
+
+
+def _expanded(column: pa.Array) -> int:
+    """Bytes of a column once its texts are written out."""
+    if pa.types.is_struct(column.type):
+        return sum(_expanded(child) for child in column.flatten())
+    if not pa.types.is_dictionary(column.type):
+        return column.nbytes
+    lengths = pc.binary_length(column.dictionary).cast(pa.int64())
+    return (pc.sum(lengths.take(column.indices)).as_py() or 0) + 4 * len(column)
+
+
+def _require(path: Path, size: int, limit: int) -> None:
+    if size > limit:
+        raise CacheError(
+            f"{path}: a file of {path.stat().st_size:,} bytes that would take more than {limit:,} "
+            "of memory; no manifest of Sightline grows like that. Do not use it; make it anew, or "
+            "get it from somebody you trust"
+        )
