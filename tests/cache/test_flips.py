@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from attacks import KEYS, write_set
+from forger import KEYS, write_set
 
 from pipeline.cache import CacheError, FeatureSet, verify
 

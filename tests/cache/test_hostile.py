@@ -16,7 +16,8 @@ from pathlib import Path
 
 import h5py
 import pytest
-from attacks import ATTACKS, ROWS, Forger, harmful_pickle, write_set, zeros
+from attacks import ATTACKS
+from forger import ROWS, Forger, harmful_pickle, write_set, zeros
 from safetensors import safe_open
 
 from pipeline.cache import (
