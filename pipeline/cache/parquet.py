@@ -54,17 +54,28 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 def _read(path: Path, columns: list[str] | None) -> pa.Table:
     limit = FLOOR + RATIO * path.stat().st_size
-    with pq.ParquetFile(path) as file:
-        _check_declared(path, file, limit)
+    with pq.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
+        longest = _check_declared(path, file, limit)
         schema = file.schema_arrow
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns], schema.metadata)
         leaves = [file.schema.column(i) for i in range(len(file.schema))]
-    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    if columns is not None:
-        schema = pa.schema([schema.field(name) for name in columns], schema.metadata)
+        texts = [
+            leaf.path
+            for leaf in leaves
+            if leaf.physical_type == "BYTE_ARRAY" and leaf.path.split(".")[0] in schema.names
+        ]
+        flat = [text for text in texts if text in schema.names]
+        inside = [text for text in texts if text not in schema.names]
+        if inside:  # a struct cannot hold references: small batches of nothing else, added up first
+            size = 0
+            for batch in file.iter_batches(max(1, FLOOR // longest), columns=inside):
+                size += batch.nbytes
+                _require(path, size, limit)
     batches: list[pa.RecordBatch] = []
     size = 0
     with pq.ParquetFile(
-        path, read_dictionary=texts, buffer_size=_READ_BYTES, pre_buffer=False
+        path, read_dictionary=flat, buffer_size=_READ_BYTES, pre_buffer=False
     ) as file:
         for batch in file.iter_batches(_ROWS, columns=columns):
             size += sum(_expanded(column) for column in batch.columns)
@@ -73,9 +84,9 @@ def _read(path: Path, columns: list[str] | None) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
-def _check_declared(path: Path, file: pq.ParquetFile, limit: int) -> None:
-    """Add up what the pages say that they become."""
-    size = 0
+def _check_declared(path: Path, file: pq.ParquetFile, limit: int) -> int:
+    """Add up what the pages say that they become; the bytes of the largest, so of any value."""
+    size, largest = 0, 1
     with path.open("rb") as data:
         for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
             for i in range(group.num_columns):
@@ -83,13 +94,13 @@ def _check_declared(path: Path, file: pq.ParquetFile, limit: int) -> None:
                 width = _WIDTHS.get(leaf.physical_type, leaf.length or 4)
                 for page in pages(data, group.column(i)):
                     size += page.bytes + page.values * (width + _LEVELS)
+                    largest = max(largest, page.bytes)
                     _require(path, size, limit)
+    return largest
 
 
 def _expanded(column: pa.Array) -> int:
     """Bytes of a column once its texts are written out."""
-    if pa.types.is_struct(column.type):
-        return sum(_expanded(child) for child in column.flatten())
     if not pa.types.is_dictionary(column.type):
         return column.nbytes
     lengths = pc.binary_length(column.dictionary).cast(pa.int64())

@@ -35,6 +35,8 @@ def pages(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
     Raises:
         ValueError: the headers are not those of a Parquet file, or lead outside the chunk.
     """
+    if chunk.num_values < 1:
+        return  # nothing of it is ever read
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < at:
         at = chunk.dictionary_page_offset

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ from bombs import BOMBS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cache import SENTENCES, CacheError, read_manifest, write_manifest
+from pipeline.cache import PHRASES, SENTENCES, CacheError, read_manifest, write_manifest
 from pipeline.cache.parquet_pages import pages
 
 MEMORY = 300 << 20
@@ -58,6 +59,17 @@ def test_no_bomb_fills_the_memory(bombs: Path) -> None:
 def test_they_are_bombs(bombs: Path) -> None:
     said = read_all(bombs, "pyarrow")
     assert {name: said[name] for name in BOMBS} == dict.fromkeys(BOMBS, "out of memory")
+
+
+def test_many_long_masks_in_many_parts_of_a_file_are_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    masks = [{"size": [9, 9], "counts": rng.bytes(300).hex()} for _ in range(3000)]
+    row = {field.name: None for field in PHRASES}
+    table = pa.Table.from_pylist([{**row, "mask": mask} for mask in masks], PHRASES)
+    path = tmp_path / "phrases.parquet"
+    for options in ({}, {"row_group_size": 700}):  # a dictionary of a megabyte, then plain values
+        pq.write_table(table, path, compression="zstd", **options)
+        assert read_manifest(path, PHRASES).equals(table)
 
 
 def test_a_page_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
