@@ -89,15 +89,10 @@ def _table(index: Index) -> pa.Table:
         bad = np.array([codes.index(index.failed[key]) for key in failed], dtype=np.int8)
         keys = np.concatenate([keys, as_keys(failed)])
         order = sort_order(keys)
-        keys, shards, rows, status = (
-            column[order]
-            for column in (
-                keys,
-                np.concatenate([shards, none]),
-                np.concatenate([rows, none]),
-                np.concatenate([status, bad]),
-            )
-        )
+        keys = keys[order]
+        shards = np.concatenate([shards, none])[order]
+        rows = np.concatenate([rows, none])[order]
+        status = np.concatenate([status, bad])[order]
     coded = pa.DictionaryArray.from_arrays(status, pa.array(codes, pa.string()))
     columns = [key_array(keys), shards, rows, coded]
     return pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), schema=_SCHEMA)

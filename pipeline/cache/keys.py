@@ -15,7 +15,7 @@ from pipeline.cache.errors import MissingKeys
 KEY_BYTES = 32
 _FIND_ROWS = 1 << 18
 
-_Values = TypeVar("_Values", bound=NDArray)
+_Number = TypeVar("_Number", bound=np.generic)
 
 Keys = NDArray[np.uint8]
 """uint8 [n, 32]: one raw SHA-256 digest a row."""
@@ -104,7 +104,7 @@ def prefixes(keys: Keys) -> NDArray[np.uint64]:
     return np.ascontiguousarray(keys[:, :8]).view(">u8").reshape(len(keys)).astype(np.uint64)
 
 
-def picked(values: _Values, mask: NDArray[np.bool_]) -> _Values:
+def picked(values: NDArray[_Number], mask: NDArray[np.bool_]) -> NDArray[_Number]:
     """``values[mask]``, or ``values`` themselves where that is all: a copy may be gigabytes."""
     return values if mask.all() else values[mask]
 

@@ -103,8 +103,9 @@ def _expanded(column: pa.Array) -> int:
     """Bytes of a column once its texts are written out."""
     if not pa.types.is_dictionary(column.type):
         return column.nbytes
-    lengths = pc.binary_length(column.dictionary).cast(pa.int64())
-    return (pc.sum(lengths.take(column.indices)).as_py() or 0) + 4 * len(column)
+    lengths = pc.call_function("binary_length", [column.dictionary]).cast(pa.int64())
+    total = pc.call_function("sum", [lengths.take(column.indices)]).as_py()
+    return (total or 0) + 4 * len(column)  # the sum of nothing is None
 
 
 def _require(path: Path, size: int, limit: int) -> None:
