@@ -52,7 +52,7 @@ def image_features(
     return extract_images(entries, model, out, settings)
 
 
-def ground(params: Params, dataset: str) -> GroundSummary:
+def ground(params: Params, dataset: str, retry_failed: bool = False) -> GroundSummary:
     """Which words of the captions of ``dataset`` name which pixels, and the objects cut out."""
     from pipeline.grounding.stage import GroundPaths, ground_dataset
 
@@ -74,6 +74,7 @@ def ground(params: Params, dataset: str) -> GroundSummary:
         precision=given.precision,
         workers=given.workers,
         max_failed=given.max_failed,
+        retry_failed=retry_failed,
     )
 
 

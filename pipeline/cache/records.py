@@ -88,11 +88,15 @@ class ShardSet:
         description: what decides the content; JSON values.
         shards: in order.
         counts: of rows by name, for people.
+        computed: of each shard, the device and library it was computed with, and the batch sizes
+            that were left where memory did not suffice; not part of the fingerprint. Empty for
+            cut-outs, which no model makes.
     """
 
     description: dict[str, Any]
     shards: tuple[Shard, ...]
     counts: dict[str, Any]
+    computed: tuple[dict[str, Any], ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -167,6 +171,8 @@ def write_shard_set(folder: Path, commit: str, content: ShardSet) -> None:
         "counts": content.counts,
         "shards": [{k: asdict(file) for k, file in shard.items()} for shard in content.shards],
     }
+    if content.computed:
+        body["computed"] = list(content.computed)
     body["digest"] = _digest(body)
     write_bytes(folder / commit, (json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode())
 
@@ -182,7 +188,8 @@ def read_shard_set(folder: Path, commit: str) -> ShardSet:
         body = json.loads(path.read_bytes())
         digest = body.pop("digest")
         shards = tuple(shard_from_json(shard) for shard in body["shards"])
-        found = ShardSet(body["description"], shards, body["counts"])
+        computed = tuple(body.get("computed", ()))
+        found = ShardSet(body["description"], shards, body["counts"], computed)
     except FileNotFoundError as error:
         raise CacheError(f"{path}: not there; `sightline ground run` makes it") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.ground_stats import stats
-from pipeline.cli.options import DEVICE, JSON, OUT, print_json
+from pipeline.cli.options import DEVICE, JSON, OUT, RETRY, print_json
 
 app = typer.Typer(help="Ground captions: which words name which pixels.", no_args_is_help=True)
 app.command("stats")(stats)
@@ -32,6 +32,7 @@ def run(
     max_failed: Annotated[
         float, typer.Option(min=0, max=1, help="Share of images that may fail.")
     ] = 0.01,
+    retry: RETRY = None,
     as_json: JSON = False,
 ) -> None:
     """Find phrases, boxes and masks, and cut the objects out.
@@ -54,6 +55,7 @@ def run(
         precision=precision,
         workers=workers,
         max_failed=max_failed,
+        retry_failed=retry is not None,
     )
     if as_json:
         print_json({"out": str(out), **asdict(summary)})

@@ -48,14 +48,14 @@ def image_features(
 
 
 @app.command()
-def ground(dataset: _DATASET, params: PARAMS = _FILE) -> None:
+def ground(dataset: _DATASET, retry: RETRY = None, params: PARAMS = _FILE) -> None:
     """Phrases, boxes, masks and cut-outs of a data set's captions.
 
     Example: sightline stage ground flickr30k
     """
     from pipeline import stages
 
-    print(f"{dataset}: {stages.ground(_load(params), dataset)}")
+    print(f"{dataset}: {stages.ground(_load(params), dataset, retry is not None)}")
 
 
 @app.command("ground-stats")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipeline.encoders.config import parse_weights
-from pipeline.grounding.segmenters.config import SegmenterSettings
+from pipeline.grounding.segmenters.config import Sam2Settings, SegmenterSettings
 
 CaptionChoice = Literal["longest", "all"]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -110,7 +110,8 @@ class GroundingSettings(BaseModel):
     Attributes:
         captions: every caption of an image, or the ``longest``, as training chooses it.
         grounder: finds phrases and their boxes.
-        segmenter: finds the pixels in a box.
+        segmenter: finds the pixels in a box; SAM 2.1 (large) by the sam2 package unless told
+            otherwise.
         rules: which phrases and boxes become records.
         batch_size: captions, and images, of a model call to begin with.
         block_images: images of a shard; a kill repeats at most as many.
@@ -120,7 +121,7 @@ class GroundingSettings(BaseModel):
 
     captions: CaptionChoice = "longest"
     grounder: GrounderSettings
-    segmenter: SegmenterSettings
+    segmenter: SegmenterSettings = Sam2Settings()
     rules: Rules = Rules()
     batch_size: int = Field(default=16, ge=1, le=4096)
     block_images: int = Field(default=256, ge=1, le=65_536)

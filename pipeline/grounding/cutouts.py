@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from pipeline.cache import SightlineError
+from pipeline.cache import CacheError, SightlineError
 from pipeline.cache.lock import WriterLock
 from pipeline.cache.records import (
     CUTOUT_SET,
@@ -104,9 +104,10 @@ def write_cutouts(
 
 def _published(out: Path) -> dict[str, FinishedBlock]:
     """Shards that stand in ``out`` whole, by the SHA-256 of the table they were made from."""
-    if not (out / CUTOUT_SET).is_file():
-        return {}
-    found = read_shard_set(out, CUTOUT_SET)
+    try:
+        found = read_shard_set(out, CUTOUT_SET)
+    except CacheError:
+        return {}  # damaged or not there: everything is made anew
     if found.description["format"] != _FORMAT or found.description["crop_rule"] != CROP_RULE:
         return {}
     return {

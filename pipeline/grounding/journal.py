@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache.atomic import fsync_folder, write_bytes
+from pipeline.cache.atomic import fsync_folder, remove_leftovers, write_bytes
 from pipeline.cache.records import Shard, shard_from_json, write_table
 
 
@@ -34,8 +34,10 @@ class BlockJournal:
         self._folder = run_folder / "blocks"
         self._out = out
         self._folder.mkdir(parents=True, exist_ok=True)
-        for torn in [*self._folder.glob("*.part"), *self._folder.glob(".*.tmp")]:
-            torn.unlink()  # of a process that was killed; the lock says that none is at work
+        for folder in (self._folder, run_folder, out):  # the lock says that nobody writes there
+            remove_leftovers(folder)
+        for torn in self._folder.glob("*.part"):
+            torn.unlink()
 
     def finished(self, name: str) -> FinishedBlock | None:
         """The block of that name, if an earlier run finished it and its files are whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -22,9 +23,13 @@ class HalvingBatches:
     """
 
     def __init__(self, size: int, what: str) -> None:
-        self.size = size
-        self.halved = 0
+        self.size = self._begun_with = size
         self._what = what
+
+    @property
+    def halved_to(self) -> int | None:
+        """The size that is left, once memory did not suffice; None as long as it did."""
+        return self.size if self.size < self._begun_with else None
 
     def run(
         self, items: Sequence[Item], call: Callable[[Sequence[Item]], Sequence[Result]]
@@ -47,7 +52,12 @@ class HalvingBatches:
                         "finished is kept"
                     ) from error
                 self.size = len(batch) // 2
-                self.halved += 1
+                print(
+                    f"{self._what}: out of memory with {len(batch)} a batch; going on with "
+                    f"{self.size}, which is recorded",
+                    file=sys.stderr,
+                    flush=True,
+                )
             else:
                 results.extend(some)
                 continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,51 +29,13 @@ from pipeline.cache.rle import CROP_RULE
 from pipeline.grounding.base import Grounder, Segmenter
 from pipeline.grounding.config import Rules
 from pipeline.grounding.journal import BlockJournal, FinishedBlock
-from pipeline.grounding.units import Unit, blocks_of
+from pipeline.grounding.summary import GroundSummary, check_failures
+from pipeline.grounding.units import Block, Unit, blocks_of
 from pipeline.grounding.worker import GroundSettings, Worker
 from pipeline.progress import progress
+from pipeline.signals import Stopped
 
 _FORMAT = "grounding/1"
-
-
-@dataclass(frozen=True)
-class GroundSummary:
-    """What a run did, and what there is now.
-
-    Attributes:
-        counts: ``images``, ``captions``, ``pairs``, ``failed``, and ``dropped`` by reason.
-        computed: images of this run.
-        resumed: images taken over from an interrupted run.
-        halved: how often a batch was halved for memory.
-    """
-
-    counts: dict[str, Any]
-    computed: int
-    resumed: int
-    halved: int
-    seconds: float
-
-    def __str__(self) -> str:
-        counts = self.counts
-        per_image = counts["pairs"] / max(counts["images"] - counts["failed"], 1)
-        parts = [
-            f"{counts['images']:,} images, {counts['captions']:,} captions, "
-            f"{counts['pairs']:,} pairs ({per_image:.1f} an image)"
-        ]
-        if self.computed:
-            rate = self.computed / max(self.seconds, 1e-9)
-            parts.append(f"{self.computed:,} grounded in {self.seconds:.1f} s ({rate:,.1f} a s)")
-        else:
-            parts.append("nothing to ground")
-        if self.resumed:
-            parts.append(f"{self.resumed:,} taken over from an interrupted run")
-        if counts["dropped"]:
-            parts.append(f"{sum(counts['dropped'].values()):,} phrases or boxes dropped")
-        if counts["failed"]:
-            parts.append(f"{counts['failed']:,} images failed")
-        if self.halved:
-            parts.append(f"batches halved {self.halved} times for memory")
-        return " · ".join(parts)
 
 
 def ground(
@@ -112,37 +74,91 @@ def ground(
         journal = BlockJournal(run_folder, out)
         target = ShardSet(description, (), {})
         wanted = {unit.unit_key: unit for unit in units}
-        kept, held = _kept(out, target.fingerprint, set(wanted), journal)
+        kept, held = _kept(out, target.fingerprint, set(wanted), journal, settings.retry_failed)
         missing = [unit for key, unit in wanted.items() if key not in held]
         blocks = blocks_of(missing, settings.block_images, target.fingerprint)
-        found = {block.name: journal.finished(block.name) for block in blocks}
-        finished = {name: block for name, block in found.items() if block is not None}
+        finished = _finished(journal, blocks, settings.retry_failed)
         resumed = sum(len(block.units) for block in blocks if block.name in finished)
         worker = Worker(grounder, segmenter, rules, settings)
-        with progress(out.as_posix(), len(missing), "images", resumed) as advance:
+        for block in finished.values():
+            worker.go_on_with(block.notes["computed"].get("halved_to", {}))
+        with (
+            _account(out, blocks, finished),
+            progress(out.as_posix(), len(missing), "images", resumed) as advance,
+        ):
             for block in blocks:
                 if block.name not in finished:
                     tables = worker.ground_block(block, advance)
-                    finished[block.name] = journal.finish(
-                        block.name, tables.to_arrow(), tables.failures
-                    )
+                    notes = {
+                        "failures": tables.failures,
+                        "computed": _computed_by(settings, worker.halved_to),
+                    }
+                    finished[block.name] = journal.finish(block.name, tables.to_arrow(), notes)
         new = [finished[block.name] for block in blocks]
         counts = _publish(out, journal, description, kept, new)
         failures = _list_failures(run_folder / "failures.jsonl", out, new)
         journal.clear()
     summary = GroundSummary(
-        counts, len(missing) - resumed, resumed, worker.halved, time.monotonic() - start
+        counts, len(missing) - resumed, resumed, worker.halved_to, time.monotonic() - start
     )
-    _check_failures(counts, failures, run_folder / "failures.jsonl", out, settings.max_failed)
+    check_failures(counts, failures, run_folder / "failures.jsonl", out, settings.max_failed)
     return summary
 
 
+def _computed_by(settings: GroundSettings, halved_to: dict[str, int]) -> dict[str, Any]:
+    """Device, library and batch sizes of a block, for the record; not part of the fingerprint."""
+    import torch
+
+    cuda = settings.device.startswith("cuda")
+    device = torch.cuda.get_device_name(settings.device) if cuda else settings.device
+    computed = {
+        "device": device,
+        "torch": torch.__version__,
+        "batch_size": settings.batch_size,
+    }
+    return {**computed, "halved_to": halved_to} if halved_to else computed
+
+
+@contextmanager
+def _account(
+    out: Path, blocks: Sequence[Block], finished: Mapping[str, FinishedBlock]
+) -> Iterator[None]:
+    """Say how much is done and how to go on when a signal ends the run."""
+    try:
+        yield
+    except Stopped as stop:
+        done = sum(len(block.units) for block in blocks if block.name in finished)
+        total = sum(len(block.units) for block in blocks)
+        stop.add_note(
+            f"{out}: {done:,} of {total:,} images are done and kept; run the same command again "
+            "to go on"
+        )
+        raise
+
+
+def _finished(
+    journal: BlockJournal, blocks: Sequence[Block], retry_failed: bool
+) -> dict[str, FinishedBlock]:
+    """Blocks that an interrupted run left, by name; to retry, without those that hold errors."""
+    found = {block.name: journal.finished(block.name) for block in blocks}
+    return {
+        name: block
+        for name, block in found.items()
+        if block is not None and not (retry_failed and block.notes["failures"])
+    }
+
+
 def _kept(
-    out: Path, fingerprint: str, wanted: set[bytes], journal: BlockJournal
+    out: Path,
+    fingerprint: str,
+    wanted: set[bytes],
+    journal: BlockJournal,
+    retry_failed: bool,
 ) -> tuple[list[FinishedBlock], set[bytes]]:
     """What stays of the published set, and the unit keys that it holds.
 
-    A shard some of whose images are no longer wanted is written anew without them.
+    A shard some of whose images are no longer wanted, or are to be tried again, is written anew
+    without them.
     """
     kept: list[FinishedBlock] = []
     held: set[bytes] = set()
@@ -150,25 +166,29 @@ def _kept(
         published = read_shard_set(out, GROUNDING)
     except CacheError:
         return kept, held  # damaged or not there: everything is made anew
-    if published.fingerprint != fingerprint:
+    if published.fingerprint != fingerprint or len(published.computed) != len(published.shards):
         return kept, held
-    for shard in published.shards:
+    for shard, computed in zip(published.shards, published.computed, strict=True):
         if not is_whole(out, shard):
             continue  # its images are made anew
         table = read_table(out, "images", shard["images"])
-        keys = table["unit_key"].to_pylist()
-        stay = [key in wanted for key in keys]
+        keys, errors = table["unit_key"].to_pylist(), table["error"].to_pylist()
+        stay = [
+            key in wanted and not (retry_failed and error)
+            for key, error in zip(keys, errors, strict=True)
+        ]
+        notes = {"failures": [], "computed": computed}
         if not all(stay):
             keys_of_images = table["image_key"].to_pylist()
             gone = {key for key, each in zip(keys_of_images, stay, strict=True) if not each}
             tables = {kind: read_table(out, kind, file) for kind, file in shard.items()}
             rest = {kind: _without(table, gone) for kind, table in tables.items()}
-            block = journal.finish(f"rest-{shard['images'].sha256}", rest, [])
+            block = journal.finish(f"rest-{shard['images'].sha256}", rest, notes)
         else:
-            block = FinishedBlock(shard, [])
+            block = FinishedBlock(shard, notes)
         if any(stay):
             kept.append(block)
-            held.update(key for key in keys if key in wanted)
+            held.update(key for key, each in zip(keys, stay, strict=True) if each)
     return kept, held
 
 
@@ -185,8 +205,9 @@ def _publish(
     new: Sequence[FinishedBlock],
 ) -> dict[str, Any]:
     """Move the finished tables, replace the commit point, remove what it no longer names."""
-    shards = tuple(block.shard for block in [*kept, *new])
-    for block in [*kept, *new]:
+    blocks = [*kept, *new]
+    shards = tuple(block.shard for block in blocks)
+    for block in blocks:
         journal.move_files(block)
     images = pa.concat_tables(read_table(out, "images", shard["images"]) for shard in shards)
     reasons: Counter[str] = Counter()
@@ -199,7 +220,8 @@ def _publish(
         "failed": sum(error != "" for error in images["error"].to_pylist()),
         "dropped": dict(sorted(reasons.items())),
     }
-    write_shard_set(out, GROUNDING, ShardSet(description, shards, counts))
+    computed = tuple(block.notes["computed"] for block in blocks)
+    write_shard_set(out, GROUNDING, ShardSet(description, shards, counts, computed))
     remove_unnamed(out, shards)
     return counts
 
@@ -210,30 +232,10 @@ def _list_failures(path: Path, out: Path, new: Sequence[FinishedBlock]) -> list[
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
             known[json.loads(line)["key"]] = json.loads(line)
-    known.update({failure["key"]: failure for block in new for failure in block.notes})
+    known.update({failure["key"]: failure for block in new for failure in block.notes["failures"]})
     rows = read_tables(out, "images").to_pylist()
     failed = [row["image_key"] for row in rows if row["error"]]
     listed = [known[key.hex()] for key in sorted(failed) if key.hex() in known]
     lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in listed)
     write_bytes(path, lines.encode())
     return listed
-
-
-def _check_failures(
-    counts: Mapping[str, Any],
-    failures: Sequence[dict[str, str]],
-    listed: Path,
-    out: Path,
-    max_failed: float,
-) -> None:
-    failed, total = counts["failed"], counts["images"]
-    if failed < total and failed <= max_failed * total:
-        return
-    example = failures[0] if failures else {"path": "", "reason": "listed by an earlier run"}
-    raise SightlineError(
-        f"{out}: {failed:,} of {total:,} images failed, more than max_failed = {max_failed:g} "
-        f"allows; the {total - failed:,} good ones are published.\n"
-        f"  for example: {example['path']}: {example['reason']}\n"
-        f"  all of them: {listed}\n"
-        "  Mend or remove these files and prepare the data set again, or raise max_failed."
-    )

@@ -19,8 +19,7 @@ def read_settings(path: Path) -> GroundingSettings:
     """
     if not path.is_file():
         raise SightlineError(
-            f"{path}: no such file; expected YAML with `grounder` and `segmenter` "
-            "(docs/grounding.md shows one)"
+            f"{path}: no such file; expected YAML with a `grounder` (docs/grounding.md shows one)"
         )
     try:
         return GroundingSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))

@@ -40,8 +40,12 @@ def ground_dataset(
     precision: str = "fp32",
     workers: int = 2,
     max_failed: float = 0.01,
+    retry_failed: bool = False,
 ) -> GroundSummary:
     """Ground the captions of a data set and cut out their objects.
+
+    Args:
+        retry_failed: ground images in error again.
 
     Raises:
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
@@ -58,6 +62,8 @@ def ground_dataset(
         workers=workers,
         block_images=settings.block_images,
         max_failed=max_failed,
+        device=str(where),
+        retry_failed=retry_failed,
     )
     # the models set global switches for each call; set here, two threads cannot undo each other's
     with computing(where, "fp32"):

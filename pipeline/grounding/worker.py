@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -31,6 +31,8 @@ class GroundSettings:
         block_images: images of a shard; a kill repeats at most as many.
         max_failed: share of images that may fail before the run ends with an error.
         max_pixels: images that declare more are refused.
+        device: where the models run, for the record.
+        retry_failed: ground images in error again.
     """
 
     batch_size: int = 16
@@ -38,6 +40,8 @@ class GroundSettings:
     block_images: int = 256
     max_failed: float = 0.01
     max_pixels: int = MAX_PIXELS
+    device: str = "cpu"
+    retry_failed: bool = False
 
 
 @dataclass
@@ -91,13 +95,22 @@ class Worker:
         self._segmenter = segmenter
         self._rules = rules
         self._settings = settings
-        self._ground_batches = HalvingBatches(settings.batch_size, f"grounder {grounder.name}")
         name = segmenter.name if segmenter else "annotations"
-        self._segment_batches = HalvingBatches(settings.batch_size, f"segmenter {name}")
+        self._batches = {
+            "grounder": HalvingBatches(settings.batch_size, f"grounder {grounder.name}"),
+            "segmenter": HalvingBatches(settings.batch_size, f"segmenter {name}"),
+        }
 
     @property
-    def halved(self) -> int:
-        return self._ground_batches.halved + self._segment_batches.halved
+    def halved_to(self) -> dict[str, int]:
+        """Of grounder and segmenter the batch size that is left, where memory did not suffice."""
+        sizes = {name: batches.halved_to for name, batches in self._batches.items()}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    def go_on_with(self, halved_to: Mapping[str, int]) -> None:
+        """Begin with the batch sizes that were left to an interrupted run."""
+        for name, size in halved_to.items():
+            self._batches[name].size = min(size, self._batches[name].size)
 
     def ground_block(self, block: Block, advance: Callable[[int], None]) -> Tables:
         """The rows of a block's images, in its order."""
@@ -148,7 +161,7 @@ class Worker:
                 for caption in image.unit.captions
             ]
             try:
-                answers = self._ground_batches.run(
+                answers = self._batches["grounder"].run(
                     pairs,
                     lambda some: self._grounder.ground([i for i, _ in some], [c for _, c in some]),
                 )
@@ -212,7 +225,7 @@ class Worker:
         if self._segmenter is not None and asked:
             segment = self._segmenter.segment
             work = [(i.pixels, i.distinct_boxes) for i in asked if i.pixels is not None]
-            found = self._segment_batches.run(
+            found = self._batches["segmenter"].run(
                 work, lambda some: segment([p for p, _ in some], [b for _, b in some])
             )
             for image, some in zip(asked, found, strict=True):

@@ -1,4 +1,4 @@
-"""Cut-outs: lossless, transparent, cropped to the mask; and the true ones of drawn scenes."""
+"""Cut-outs: lossless, transparent, cropped to the mask, made once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,10 @@ import pytest
 from ground_data import DataSet, files_of, run_ground
 from PIL import Image
 
-from pipeline.cache import PHRASES, SightlineError, read_manifest
+from pipeline.cache import SightlineError
 from pipeline.cache.records import CUTOUT_SET, read_phrases, read_tables
 from pipeline.cache.rle import decode_mask
-from pipeline.datasets.registry import prepare
-from pipeline.datasets.scenes.source import ScenesSource
-from pipeline.grounding.annotations import open_annotations
-from pipeline.grounding.config import Rules
 from pipeline.grounding.cutouts import write_cutouts
-from pipeline.grounding.run import ground
-from pipeline.grounding.units import units_of
-from pipeline.grounding.worker import GroundSettings
 
 
 @pytest.fixture
@@ -126,22 +119,12 @@ def test_an_image_that_is_gone_is_named_with_what_to_do(data, tmp_path):
         write_cutouts(tmp_path / "out", {}, tmp_path / "cut")
 
 
-def test_scenes_through_annotations_are_the_truth(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.datasets.scenes.build.write_models", lambda *arguments: None)
-    folder = tmp_path / "scenes"
-    pairs = {"train_pairs": 5, "dev_pairs": 5, "test_pairs": 5}
-    prepare("scenes", ScenesSource.model_validate({"scenes": 20, "sentences": 5, **pairs}), folder)
-    units = units_of(
-        folder / "images.parquet", folder / "captions.parquet", folder / "images", "all"
-    )
-    grounder = open_annotations(folder / "phrases.parquet")
-    rules, settings = Rules(duplicate_iou=None), GroundSettings(block_images=5, max_failed=0)
-    summary = ground(units, grounder, None, rules, tmp_path / "out", settings)
-    assert summary.counts["dropped"] == {}
-    truth = read_manifest(folder / "phrases.parquet", PHRASES).to_pylist()
-    found = read_phrases(tmp_path / "out").to_pylist()
-    assert sorted(map(repr, found)) == sorted(map(repr, truth))
-    write_cutouts(tmp_path / "out", {unit.key: unit.path for unit in units}, tmp_path / "cut")
-    assert len(read_tables(tmp_path / "cut", "cutouts", CUTOUT_SET)) == len(
-        {row["cutout_key"] for row in truth}
-    )
+def test_a_damaged_commit_point_of_cutouts_is_made_anew(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    cut(data, tmp_path / "out", tmp_path / "cut")
+    commit = tmp_path / "cut" / CUTOUT_SET
+    good = commit.read_text()
+    for bad in ("", "[]", good[:-40], good.replace('"cutouts"', '"cutout"')):
+        commit.write_text(bad)
+        cut(data, tmp_path / "out", tmp_path / "cut")
+        assert commit.read_text() == good

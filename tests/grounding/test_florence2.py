@@ -64,6 +64,20 @@ def test_recorded_answers(post_processor, answer, found, dropped):
         assert each.scores.tolist() == [1.0] * len(each.boxes)
 
 
+def test_the_answer_that_the_demo_of_grounded_sam_2_shows(post_processor):
+    answer = (
+        "</s><s>A green car<loc_53><loc_331><loc_909><loc_780>"
+        "a yellow building<loc_2><loc_8><loc_998><loc_635></s>"
+    )
+    caption = "A green car parked in front of a yellow building."
+    phrases, dropped = parse_answer(answer, caption, (640, 480), post_processor)
+    assert [each.phrase for each in phrases] == ["A green car", "a yellow building"]
+    published = [[34.24, 159.12, 582.08, 374.64], [1.6, 4.08, 639.04, 305.04]]
+    for each, box in zip(phrases, published, strict=True):  # transformers rounds down
+        assert each.boxes.tolist() == [[int(edge) for edge in box]]
+    assert dropped == []
+
+
 def test_an_inverted_location_is_parsed_as_it_stands(post_processor):
     answer = "<s>a dog<loc_900><loc_900><loc_100><loc_100></s>"
     (phrase,), _ = parse_answer(answer, CAPTION, (1000, 1000), post_processor)

@@ -27,7 +27,6 @@ from pipeline.cache.records import GROUNDING, read_phrases, read_shard_set, read
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.grounding.base import GroundingError
 from pipeline.grounding.config import Rules
-from pipeline.grounding.memory import HalvingBatches
 from pipeline.grounding.run import ground
 
 
@@ -118,12 +117,17 @@ def test_other_rules_ground_everything_anew(data, tmp_path):
     assert summary.counts["dropped"]["low_score"] > 0
 
 
-def test_batch_size_and_workers_change_no_byte(data, tmp_path):
+def test_batch_size_and_workers_change_no_byte_of_a_table(data, tmp_path):
     run_ground(data, tmp_path / "a")
     run_ground(
         data, tmp_path / "b", settings=dataclasses.replace(SETTINGS, batch_size=1, workers=1)
     )
-    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+    a, b = files_of(tmp_path / "a"), files_of(tmp_path / "b")
+    before, after = json.loads(a.pop(GROUNDING)), json.loads(b.pop(GROUNDING))
+    assert a == b
+    assert before["fingerprint"] == after["fingerprint"]
+    assert {each["batch_size"] for each in before["computed"]} == {SETTINGS.batch_size}
+    assert {each["batch_size"] for each in after["computed"]} == {1}
 
 
 class Killed(BaseException):
@@ -325,31 +329,6 @@ def test_boxes_without_masks_need_a_segmenter(data, tmp_path):
 def test_no_caption_is_an_error(tmp_path):
     with pytest.raises(SightlineError, match="no captions to ground"):
         ground([], WordGrounder(), None, Rules(), tmp_path / "out", SETTINGS)
-
-
-# -- memory -------------------------------------------------------------------------------------
-
-
-def test_out_of_memory_halves_the_batch_and_loses_no_row(data, tmp_path):
-    def small(items):
-        if len(items) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    grounder = WordGrounder(small)
-    summary = run_ground(data, tmp_path / "out", grounder, BoxSegmenter(small))
-    assert max(grounder.calls) <= 2
-    assert summary.halved > 0
-    run_ground(data, tmp_path / "clean")
-    assert rows(tmp_path / "out", "phrases") == rows(tmp_path / "clean", "phrases")
-
-
-def test_an_item_that_never_fits_is_an_error_with_a_remedy():
-    def never(items):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    batches = HalvingBatches(8, "segmenter x")
-    with pytest.raises(SightlineError, match="segmenter x: out of memory with a single item"):
-        batches.run(list(range(5)), never)
 
 
 # -- damaged and hostile sets -------------------------------------------------------------------

@@ -87,6 +87,30 @@ def test_settings_that_cannot_be_are_named_with_their_key(data, tmp_path, change
         read_settings(tmp_path / "nothing.yaml")
 
 
+def test_without_a_segmenter_it_is_sam_2_of_the_package(data, tmp_path):
+    path = tmp_path / "grounding.yaml"
+    given = settings_of(data)
+    del given["segmenter"]
+    path.write_text(yaml.safe_dump(given))
+    segmenter = read_settings(path).segmenter
+    assert (segmenter.family, segmenter.model) == ("sam2", "sam2.1-hiera-large")
+    assert segmenter.weights == "pretrained"
+
+
+def test_what_failed_is_grounded_again_when_asked_for(data, tmp_path):
+    good = data.folder / "images/1.png"
+    arguments = [*command(data, tmp_path, settings_of(data)), "--max-failed=0.5"]
+    good.rename(tmp_path / "away")
+    assert "1 images failed" in CliRunner().invoke(app, arguments).stdout
+    (tmp_path / "away").rename(good)
+    assert "1 images failed" in CliRunner().invoke(app, arguments).stdout
+    again = CliRunner().invoke(app, [*arguments, "--retry", "failed", "--json"])
+    assert again.exit_code == 0, again.output
+    found = json.loads(again.stdout)
+    assert (found["computed"], found["counts"]["failed"], found["halved_to"]) == (1, 0, {})
+    assert found["counts"]["pairs"] == 3 * 7
+
+
 def params_of(data: DataSet, grounding: dict | None, name: str = "mine") -> Params:
     given = yaml.safe_load(PARAMS.read_text())
     given["datasets"]["pairs"] = {
@@ -106,6 +130,17 @@ def test_the_stage_grounds_a_data_set_in_the_layout_of_the_graph(data, tmp_path,
     assert summary.counts["pairs"] == 3 * 7
     assert read_phrases(layout.grounding_folder("mine")).num_rows == 3 * 7
     assert (layout.cutouts_folder("mine") / CUTOUT_SET).is_file()
+
+
+def test_the_stage_grounds_again_what_failed(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    params = params_of(data, settings_of(data))
+    good = data.folder / "images/1.png"
+    good.rename(tmp_path / "away")
+    with pytest.raises(SightlineError, match="1 of 3 images failed"):
+        stages.ground(params, "mine")
+    (tmp_path / "away").rename(good)
+    assert stages.ground(params, "mine", retry_failed=True).counts["failed"] == 0
 
 
 def test_parameters_of_grounding_are_checked(data):

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from grounding_images import captions_of, pictures
-from tiny_grounders import save_dino
+from tiny_grounders import save_dino, save_florence
 
+from pipeline.cache import SightlineError
 from pipeline.grounding.base import GroundingError
 from pipeline.grounding.chunker import FunctionWordChunker
 from pipeline.grounding.config import GroundingDinoSettings
@@ -25,6 +26,11 @@ def grounder_of(folder: str, box=0.0, text=0.0) -> GroundingDinoGrounder:
         family="grounding-dino", model=folder, box_threshold=box, text_threshold=text
     )
     return build(settings, torch.device("cpu"), "fp32")
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    with pytest.raises(SightlineError, match=r"'florence2', expected 'grounding-dino'"):
+        grounder_of(str(save_florence(tmp_path / "florence")))
 
 
 TEXTS = ["A man holds the red dog", "the dog", "a man and a dog near the red dog", "and of it"]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from ground_data import BoxSegmenter
 from tiny_grounders import save_dino, save_florence
+from tiny_sam2 import configuration, hf_config
+from torch import Tensor
 
-from pipeline.cache import CAPTIONS, key_of_text, read_manifest
+from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
 from pipeline.cache.records import read_phrases
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.registry import prepare
+from pipeline.grounding.base import Answer, Caption, Grounded
+from pipeline.grounding.chunker import FunctionWordChunker
 from pipeline.grounding.config import Florence2Settings, GroundingDinoSettings, Rules
 from pipeline.grounding.registry import build_grounder
 from pipeline.grounding.run import ground
+from pipeline.grounding.segmenters.config import Sam2HfSettings, Sam2Settings
+from pipeline.grounding.segmenters.registry import build_segmenter
 from pipeline.grounding.units import units_of
 from pipeline.grounding.worker import GroundSettings
 
@@ -42,7 +50,62 @@ def grounder(request, tmp_path):
     return build_grounder(settings, torch.device("cpu"), "fp32")
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(300, marks=pytest.mark.slow)])
+class PhraseGrounder:
+    """Every noun phrase has two boxes, which follow from its place in the caption."""
+
+    name = "phrases"
+
+    def describe(self) -> dict[str, object]:
+        return {"family": self.name}
+
+    def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
+        return [(self._found(i, c.text), []) for i, c in zip(images, captions, strict=True)]
+
+    def _found(self, image: Tensor, text: str) -> list[Grounded]:
+        height, width = image.shape[1:]
+        edges = torch.tensor([width, height, width, height])
+        found = []
+        for place, span in enumerate(FunctionWordChunker().spans(text)):
+            left, top = 0.13 * place % 0.6, 0.07 * place % 0.6
+            shares = torch.tensor([[left, top, left + 0.4, top + 0.3], [0.1, 0.0, 1.0, 0.9]])
+            found.append(Grounded(text[slice(*span)], *span, shares * edges, torch.ones(2)))
+        return found
+
+
+COUNTS = [24, pytest.param(300, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("family", ["sam2", "sam2-hf"])
+def test_masks_of_photographs_without_a_failure(photographs, family, tmp_path, count):
+    folder, images = photographs
+    if family == "sam2":
+        pytest.importorskip("sam2", reason="the sam2 package is not installed")
+        model = str(configuration(tmp_path))
+        settings = Sam2Settings(model=model, weights="random:0")
+    else:
+        hf_config().save_pretrained(tmp_path / "model")
+        model = str(tmp_path / "model")
+        settings = Sam2HfSettings(family="sam2-hf", model=model, weights="random:0")
+    segmenter = build_segmenter(settings, torch.device("cpu"), "fp32")
+    units = units_of(folder / "images.parquet", folder / "captions.parquet", images, "longest")
+    units = units[:count]
+    rules, how = Rules(boxes="union", duplicate_iou=None), GroundSettings(max_failed=0)
+    summary = ground(units, PhraseGrounder(), segmenter, rules, tmp_path / "out", how)
+    assert summary.counts["images"] == count
+    assert summary.counts["failed"] == 0
+    texts = [caption.text for unit in units for caption in unit.captions]
+    phrases = sum(len(FunctionWordChunker().spans(text)) for text in texts)
+    empty = summary.counts["dropped"].pop("empty_mask", 0)  # the weights are random
+    assert summary.counts["dropped"] == {}
+    assert summary.counts["pairs"] == phrases - empty > 2 * count
+    manifest = read_manifest(folder / "images.parquet", IMAGES).to_pylist()
+    sizes = {row["key"]: [row["height"], row["width"]] for row in manifest}
+    for row in read_phrases(tmp_path / "out").to_pylist():
+        assert row["mask"]["size"] == sizes[row["image_key"]]
+
+
+@pytest.mark.parametrize("count", COUNTS)
 def test_photographs_without_a_failure(photographs, grounder, tmp_path, count):
     folder, images = photographs
     units = units_of(folder / "images.parquet", folder / "captions.parquet", images, "longest")

@@ -1,0 +1,78 @@
+"""What a grounding run did, in one line, and when it counts as failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.cache import SightlineError
+
+
+@dataclass(frozen=True)
+class GroundSummary:
+    """What a run did, and what there is now.
+
+    Attributes:
+        counts: ``images``, ``captions``, ``pairs``, ``failed``, and ``dropped`` by reason.
+        computed: images of this run.
+        resumed: images taken over from an interrupted run.
+        halved_to: batch size of grounder and segmenter that is left, where memory did not suffice.
+        seconds: wall time, model loading excluded.
+    """
+
+    counts: dict[str, Any]
+    computed: int
+    resumed: int
+    halved_to: dict[str, int]
+    seconds: float
+
+    def __str__(self) -> str:
+        counts = self.counts
+        per_image = counts["pairs"] / max(counts["images"] - counts["failed"], 1)
+        parts = [
+            f"{counts['images']:,} images, {counts['captions']:,} captions, "
+            f"{counts['pairs']:,} pairs ({per_image:.1f} an image)"
+        ]
+        if self.computed:
+            rate = self.computed / max(self.seconds, 1e-9)
+            parts.append(f"{self.computed:,} grounded in {self.seconds:.1f} s ({rate:,.1f} a s)")
+        else:
+            parts.append("nothing to ground")
+        if self.resumed:
+            parts.append(f"{self.resumed:,} taken over from an interrupted run")
+        if counts["dropped"]:
+            parts.append(f"{sum(counts['dropped'].values()):,} phrases or boxes dropped")
+        if counts["failed"]:
+            parts.append(f"{counts['failed']:,} images failed")
+        if self.halved_to:
+            sizes = ", ".join(f"{name} {size}" for name, size in self.halved_to.items())
+            parts.append(f"batches halved for memory: {sizes}")
+        return " · ".join(parts)
+
+
+def check_failures(
+    counts: Mapping[str, Any],
+    failures: Sequence[dict[str, str]],
+    listed: Path,
+    out: Path,
+    max_failed: float,
+) -> None:
+    """SightlineError where more images failed than ``max_failed`` allows, with an example.
+
+    Args:
+        failures: key, code, path and reason of each, as far as they are known.
+        listed: file that holds all of them.
+    """
+    failed, total = counts["failed"], counts["images"]
+    if failed < total and failed <= max_failed * total:
+        return
+    example = failures[0] if failures else {"path": "", "reason": "listed by an earlier run"}
+    raise SightlineError(
+        f"{out}: {failed:,} of {total:,} images failed, more than max_failed = {max_failed:g} "
+        f"allows; the {total - failed:,} good ones are published.\n"
+        f"  for example: {example['path']}: {example['reason']}\n"
+        f"  all of them: {listed}\n"
+        "  Mend or remove these files and prepare the data set again, or raise max_failed."
+    )

@@ -1,0 +1,68 @@
+"""A process that forks one grounding a request, so that many can be killed in seconds.
+
+Importing the libraries takes seconds, a run without a model a twentieth of one. Each line on stdin
+is a request (JSON: folder of the manifests, records, cut-outs, and the point to be killed at), each
+line on stdout what became of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from fault_layer import FaultLayer
+from ground_data import SETTINGS, BoxSegmenter, WordGrounder
+
+from pipeline.grounding.config import Rules
+from pipeline.grounding.cutouts import write_cutouts
+from pipeline.grounding.run import ground
+from pipeline.grounding.units import units_of
+
+
+def run(data: Path, out: Path, cutouts: Path) -> None:
+    """Both outputs, as the stage makes them."""
+    units = units_of(data / "images.parquet", data / "captions.parquet", data / "images", "all")
+    ground(units, WordGrounder(), BoxSegmenter(), Rules(duplicate_iou=None), out, SETTINGS)
+    write_cutouts(out, {unit.key: unit.path for unit in units}, cutouts)
+
+
+def serve(request: dict[str, str]) -> dict[str, Any]:
+    """Run in a fork of this process: its exit code (minus the signal), its points, its errors."""
+    with tempfile.TemporaryFile() as trace, tempfile.TemporaryFile() as said:
+        process = os.fork()
+        if process == 0:
+
+            def reached(point: str) -> None:
+                os.write(trace.fileno(), f"{point}\n".encode())
+                if point == request["at"]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            code = 0
+            try:
+                os.dup2(said.fileno(), 2)
+                FaultLayer(reached).install()
+                run(Path(request["data"]), Path(request["out"]), Path(request["cutouts"]))
+            except BaseException:
+                traceback.print_exc()
+                code = 1
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(process, 0)
+        for file in (trace, said):
+            file.seek(0)
+        return {
+            "code": os.waitstatus_to_exitcode(status),
+            "points": trace.read().decode().splitlines(),
+            "said": said.read().decode(errors="replace"),
+        }
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(serve(json.loads(line))), flush=True)

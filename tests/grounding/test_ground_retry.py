@@ -1,0 +1,106 @@
+"""`--retry failed`: images in error are left in peace until they are asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from ground_data import SETTINGS, DataSet, WordGrounder, files_of, run_ground
+
+from pipeline.cache.records import read_phrases, read_tables
+from pipeline.grounding.base import GroundingError
+
+RETRY = dataclasses.replace(SETTINGS, retry_failed=True)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def data(tmp_path) -> DataSet:
+    data = DataSet(tmp_path / "data")
+    for i in range(7):
+        data.add(f"{i}.png")
+    return data
+
+
+def refusing(*names: str) -> WordGrounder:
+    """A grounder that has an error for these images."""
+
+    def refuse(captions):
+        for caption in captions:
+            if caption.image_id in names:
+                raise GroundingError(caption.image_key, "bad_annotation", "cut short")
+
+    return WordGrounder(refuse)
+
+
+def test_images_in_error_are_grounded_again_only_when_asked_for(data, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert run_ground(data, out, refusing("2.png", "4.png")).counts["failed"] == 2
+    left = WordGrounder()
+    assert run_ground(data, out, left).counts["failed"] == 2
+    assert left.calls == []
+    mended = WordGrounder()
+    summary = run_ground(data, out, mended, settings=RETRY)
+    assert sum(mended.calls) == 2 * 2  # two captions each
+    assert (summary.computed, summary.counts["failed"]) == (2, 0)
+    assert (tmp_path / "out.run/failures.jsonl").read_text() == ""
+    run_ground(data, whole)
+    for kind in ("images", "phrases", "drops"):
+        ours, clean = (sorted(map(repr, read_tables(at, kind).to_pylist())) for at in (out, whole))
+        assert ours == clean
+    again = WordGrounder()
+    before = files_of(out)
+    run_ground(data, out, again, settings=RETRY)
+    assert again.calls == []
+    assert files_of(out) == before
+
+
+def test_what_fails_again_stays_one_row_with_its_new_reason(data, tmp_path):
+    out = tmp_path / "out"
+    run_ground(data, out, refusing("2.png", "4.png"))
+    summary = run_ground(data, out, refusing("4.png"), settings=RETRY)
+    assert (summary.computed, summary.counts["failed"]) == (2, 1)
+    assert summary.counts["images"] == 7
+    (line,) = (tmp_path / "out.run/failures.jsonl").read_text().splitlines()
+    assert "4.png" in line
+    assert read_phrases(out).num_rows == 6 * 7
+
+
+def test_killed_while_it_tries_again_what_was_published_stays_and_it_goes_on(data, tmp_path):
+    out = tmp_path / "out"
+    run_ground(data, out, refusing("2.png", "4.png"))
+    before = files_of(out)
+
+    def die(captions):
+        raise Killed
+
+    with pytest.raises(Killed):
+        run_ground(data, out, WordGrounder(die), settings=RETRY)
+    assert files_of(out) == before
+    assert run_ground(data, out, settings=RETRY).counts["failed"] == 0
+    whole = tmp_path / "whole"
+    run_ground(data, whole, refusing("2.png", "4.png"))
+    run_ground(data, whole, settings=RETRY)
+    assert files_of(out) == files_of(whole)
+
+
+@pytest.mark.parametrize(("settings", "failed"), [(SETTINGS, 1), (RETRY, 0)])
+def test_an_error_in_a_block_of_an_interrupted_run(data, tmp_path, settings, failed):
+    refused: list[str] = []
+
+    def hook(captions):
+        if not refused:
+            refused.append(captions[0].image_id)
+            raise GroundingError(captions[0].image_key, "bad_annotation", "cut short")
+        if sum(grounder.calls) == 4:  # the two other images of the first block are done
+            raise Killed
+
+    grounder = WordGrounder(hook)
+    with pytest.raises(Killed):
+        run_ground(data, tmp_path / "out", grounder)
+    summary = run_ground(data, tmp_path / "out", settings=settings)
+    assert summary.counts["failed"] == failed
+    assert summary.resumed == (SETTINGS.block_images if failed else 0)
