@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.cache import CacheError, SightlineError
-from pipeline.cache.atomic import write_bytes
 from pipeline.cache.lock import WriterLock
 from pipeline.cache.records import (
     GROUNDING,
@@ -29,7 +28,7 @@ from pipeline.cache.rle import CROP_RULE
 from pipeline.grounding.base import Grounder, Segmenter
 from pipeline.grounding.config import Rules
 from pipeline.grounding.journal import BlockJournal, FinishedBlock
-from pipeline.grounding.summary import GroundSummary, check_failures
+from pipeline.grounding.summary import FailureList, GroundSummary, check_failures
 from pipeline.grounding.units import Block, Unit, blocks_of
 from pipeline.grounding.worker import GroundSettings, Worker
 from pipeline.progress import progress
@@ -95,13 +94,15 @@ def ground(
                     }
                     finished[block.name] = journal.finish(block.name, tables.to_arrow(), notes)
         new = [finished[block.name] for block in blocks]
+        failures = FailureList(run_folder / "failures.jsonl")
+        failures.add(failure for block in new for failure in block.notes["failures"])
         counts = _publish(out, journal, description, kept, new)
-        failures = _list_failures(run_folder / "failures.jsonl", out, new)
+        failures.keep(_failed_images(out))
         journal.clear()
     summary = GroundSummary(
         counts, len(missing) - resumed, resumed, worker.halved_to, time.monotonic() - start
     )
-    check_failures(counts, failures, run_folder / "failures.jsonl", out, settings.max_failed)
+    check_failures(counts, failures, out, settings.max_failed)
     return summary
 
 
@@ -226,16 +227,7 @@ def _publish(
     return counts
 
 
-def _list_failures(path: Path, out: Path, new: Sequence[FinishedBlock]) -> list[dict[str, str]]:
-    """Write path and reason of every image in error, of this run and of those before."""
-    known: dict[str, dict[str, str]] = {}
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            known[json.loads(line)["key"]] = json.loads(line)
-    known.update({failure["key"]: failure for block in new for failure in block.notes["failures"]})
+def _failed_images(out: Path) -> set[str]:
+    """Keys (hex) of the images in error."""
     rows = read_tables(out, "images").to_pylist()
-    failed = [row["image_key"] for row in rows if row["error"]]
-    listed = [known[key.hex()] for key in sorted(failed) if key.hex() in known]
-    lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in listed)
-    write_bytes(path, lines.encode())
-    return listed
+    return {row["image_key"].hex() for row in rows if row["error"]}

@@ -1,13 +1,15 @@
-"""What a grounding run did, in one line, and when it counts as failed."""
+"""What a grounding run did, in one line; what failed, in a list; and when that is too much."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.cache import SightlineError
+from pipeline.cache.atomic import write_bytes
 
 
 @dataclass(frozen=True)
@@ -52,27 +54,50 @@ class GroundSummary:
         return " · ".join(parts)
 
 
-def check_failures(
-    counts: Mapping[str, Any],
-    failures: Sequence[dict[str, str]],
-    listed: Path,
-    out: Path,
-    max_failed: float,
-) -> None:
-    """SightlineError where more images failed than ``max_failed`` allows, with an example.
+class FailureList:
+    """Code, path and reason of every image in error, in ``failures.jsonl``.
 
-    Args:
-        failures: key, code, path and reason of each, as far as they are known.
-        listed: file that holds all of them.
+    New ones are added before the records are published and old ones taken out after, so that no
+    kill can leave an image in error without its reason.
     """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        self._by_key = {each["key"]: each for each in map(json.loads, lines)}
+
+    @property
+    def entries(self) -> list[dict[str, str]]:
+        """Key (hex), code, path and reason of each image, sorted by key."""
+        return [self._by_key[key] for key in sorted(self._by_key)]
+
+    def add(self, failures: Iterable[dict[str, str]]) -> None:
+        """List these, too; what is known of the same image is replaced."""
+        self._by_key.update((failure["key"], failure) for failure in failures)
+        self._write()
+
+    def keep(self, keys: Set[str]) -> None:
+        """Forget all but the images of these keys."""
+        self._by_key = {key: each for key, each in self._by_key.items() if key in keys}
+        self._write()
+
+    def _write(self) -> None:
+        lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in self.entries)
+        write_bytes(self.path, lines.encode())
+
+
+def check_failures(
+    counts: Mapping[str, Any], failures: FailureList, out: Path, max_failed: float
+) -> None:
+    """SightlineError where more images failed than ``max_failed`` allows, with an example."""
     failed, total = counts["failed"], counts["images"]
     if failed < total and failed <= max_failed * total:
         return
-    example = failures[0] if failures else {"path": "", "reason": "listed by an earlier run"}
+    # a set that was pulled comes without the list
+    shown = [f"  for example: {each['path']}: {each['reason']}\n" for each in failures.entries[:1]]
     raise SightlineError(
         f"{out}: {failed:,} of {total:,} images failed, more than max_failed = {max_failed:g} "
         f"allows; the {total - failed:,} good ones are published.\n"
-        f"  for example: {example['path']}: {example['reason']}\n"
-        f"  all of them: {listed}\n"
+        f"{''.join(shown)}  all of them: {failures.path}\n"
         "  Mend or remove these files and prepare the data set again, or raise max_failed."
     )

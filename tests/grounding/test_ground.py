@@ -278,6 +278,9 @@ def test_too_many_failures_are_an_error_after_the_good_ones_are_published(data, 
     with pytest.raises(SightlineError, match=r"1 of 7 images failed.*\n.*0\.png"):
         run_ground(data, tmp_path / "out", settings=strict)
     assert read_phrases(tmp_path / "out").num_rows == 6 * 7
+    (tmp_path / "out.run/failures.jsonl").unlink()  # as where the records were pulled
+    with pytest.raises(SightlineError, match=r"1 of 7 images failed"):
+        run_ground(data, tmp_path / "out", settings=strict)
 
 
 def test_an_image_that_the_grounder_refuses_costs_its_own_row(data, tmp_path):
