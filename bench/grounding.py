@@ -20,6 +20,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,8 @@ def segmenter(full: bool, folder: Path, device: torch.device, precision: str) ->
     """SAM 2.1: hiera-large, or hiera-tiny made smaller still; drawn at random."""
     model = "sam2.1-hiera-large"
     if not full:
-        published = Path(sam2._sam2().__path__[0]) / "configs/sam2.1/sam2.1_hiera_t.yaml"
-        settings: Any = OmegaConf.load(published)
+        published = files("sam2") / "configs/sam2.1/sam2.1_hiera_t.yaml"
+        settings: Any = OmegaConf.load(str(published))
         settings.model.image_size = SMALL_SIZE
         trunk = settings.model.image_encoder.trunk
         trunk.embed_dim, trunk.stages, trunk.global_att_blocks = 16, [1, 2, 2, 1], [4]

@@ -15,6 +15,8 @@ CROP_RULE = "mask-transparent,tight-box/1"
 
 _OFFSET = 48  # the compressed string uses the characters 48 to 111
 _MORE = 0x20
+_MOST_GROUPS = 7
+"""Groups of five bits of one number: runs, and their differences, stay below 2 ** 34."""
 
 
 class MaskCode(TypedDict):
@@ -70,44 +72,51 @@ def compress_counts(runs: list[int]) -> str:
 
     From the fourth on a run is stored as its difference to the run two places before; every
     number takes groups of five bits, the lowest first, with a sixth bit that says "more follows"
-    (``rleToString`` in COCO's maskApi.c).
+    (``rleToString`` in COCO's maskApi.c). Runs must be smaller than 2 ** 34.
     """
-    out = bytearray()
-    for i, run in enumerate(runs):
-        value = run - runs[i - 2] if i > 2 else run
-        more = True
-        while more:
-            group = value & 0x1F
-            value >>= 5
-            # stop when what is left is nothing but the sign of this group's highest bit
-            more = value != (-1 if group & 0x10 else 0)
-            out.append((group | _MORE if more else group) + _OFFSET)
-    return out.decode("ascii")
+    values = np.array(runs, dtype=np.int64)
+    values[3:] -= values[1:-2].copy()
+    characters = np.empty((len(values), _MOST_GROUPS), dtype=np.uint8)
+    written = np.zeros(characters.shape, dtype=bool)
+    active = np.ones(len(values), dtype=bool)
+    for place in range(_MOST_GROUPS):
+        group = values & 0x1F
+        values >>= 5
+        # stop when what is left is nothing but the sign of this group's highest bit
+        more = values != -(group >> 4)
+        characters[:, place] = group + more * _MORE + _OFFSET
+        written[:, place] = active
+        active &= more
+    return characters[written].tobytes().decode("ascii")
 
 
 def expand_counts(counts: str) -> list[int]:
     """Run lengths of COCO's string; the inverse of `compress_counts`.
 
     Raises:
-        CacheError: a character is outside the code, or the string ends inside a number.
+        CacheError: a character is outside the code, a number is larger than any image has pixels,
+            or the string ends inside one.
     """
-    runs: list[int] = []
-    value = shift = 0
-    for character in counts:
-        group = ord(character) - _OFFSET
-        if not 0 <= group < 64:
-            raise CacheError(f"mask: {character!r} does not belong to COCO's run-length code")
-        value |= (group & 0x1F) << shift
-        shift += 5
-        if group & _MORE:
-            continue
-        if group & 0x10:
-            value -= 1 << shift
-        runs.append(value + runs[-2] if len(runs) > 2 else value)
-        value = shift = 0
-    if shift:
+    groups = np.frombuffer(counts.encode("utf-32-le"), dtype="<u4").astype(np.int64) - _OFFSET
+    strange = np.flatnonzero((groups < 0) | (groups >= 2 * _MORE))
+    if len(strange):
+        found = counts[strange[0]]
+        raise CacheError(f"mask: {found!r} does not belong to COCO's run-length code")
+    if not len(groups):
+        return []
+    ends = np.flatnonzero(groups & _MORE == 0)
+    if not len(ends) or ends[-1] != len(groups) - 1:
         raise CacheError("mask: the run-length code ends inside a number")
-    return runs
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    lengths = ends - starts + 1
+    if lengths.max() > _MOST_GROUPS:
+        raise CacheError(f"mask: a number of {lengths.max()} groups is no run of an image")
+    places = np.arange(len(groups)) - np.repeat(starts, lengths)
+    values = np.add.reduceat((groups & 0x1F) << 5 * places, starts)
+    values -= (groups[ends] >> 4 & 1) << 5 * lengths  # the sign
+    for first in (1, 2):
+        values[first::2] = np.cumsum(values[first::2])
+    return values.tolist()
 
 
 def cutout_key(image_key: bytes, size: list[int], counts: str, crop_rule: str) -> bytes:

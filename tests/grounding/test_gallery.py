@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import sys
 
@@ -11,13 +13,14 @@ from gallery_data import Builder, small_grounding
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from PIL import Image
 
 from pipeline.cache import SightlineError
 from pipeline.cli import main
 from pipeline.grounding.gallery.cards import COLOURS, Phrase, pieces, read_contents
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.page import write_gallery
-from pipeline.grounding.gallery.pictures import photograph
+from pipeline.grounding.gallery.pictures import cut_out, photograph
 
 
 def sightline(monkeypatch, *words: object) -> int:
@@ -191,6 +194,15 @@ def contrast(one: str, other: str) -> float:
 def test_photographs_are_bounded():
     noise = np.random.default_rng(0).integers(0, 255, (900, 1200, 3), dtype=np.uint8)
     assert len(photograph(noise, 384)) < 200_000  # the worst there is
+
+
+def test_a_cutout_of_an_icon_keeps_every_colour():
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    mask = np.zeros((48, 64), dtype=bool)
+    mask[10:40, 5:60] = True
+    data = base64.b64decode(cut_out(pixels, mask, 112).partition(",")[2])
+    with Image.open(io.BytesIO(data)) as image:
+        assert (np.array(image.convert("RGB")) == pixels[10:40, 5:60]).all()
 
 
 def test_files_that_do_not_belong_together(tmp_path):

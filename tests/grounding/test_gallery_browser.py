@@ -178,6 +178,33 @@ def test_another_caption_draws_its_own_objects(page):
     assert page.run("document.querySelectorAll('.card:first-child [open]').length") == 1
 
 
+def test_numbers_can_all_be_read(browser, tmp_path):
+    build = Builder(tmp_path)
+    words = [f"thing{i}" for i in range(12)]
+    key = build.image("one.png", 300, 200, [" ".join(words)])
+    corners = [(5, 5), (5, 5), (8, 9), (150, 60), (150, 60), (150, 61), (285, 2), (290, 2)]
+    for word, (x, y) in zip(
+        words, [*corners, (160, 40), (0, 0), (299, 199), (140, 62)], strict=True
+    ):
+        build.phrase(key, " ".join(words), word, (x, y, min(x + 90, 300), min(y + 70, 200)), 1.0)
+    browser.open(page_of(build.write(), tmp_path / "page.html"))
+    keep(browser, "numbers")
+    edges = "(e => {{ const r = e.getBoundingClientRect(); return [{}]; }})"
+    rect = edges.format("r.left, r.top, r.right, r.bottom")
+    badges = browser.run(f"[...document.querySelectorAll('.badge > rect')].map({rect})")
+    left, top, right, bottom = browser.run(f"{rect}(document.querySelector('.photo'))")
+    assert len(badges) == 12
+    for i, (x0, y0, x1, y1) in enumerate(badges):
+        assert left - 1 <= x0 < x1 <= right + 1
+        assert top - 1 <= y0 < y1 <= bottom + 1
+        for u0, v0, u1, v1 in badges[:i]:
+            # the outline of a number, half a pixel wide, may touch its neighbour's
+            assert x0 > u1 - 2 or u0 > x1 - 2 or y0 > v1 - 2 or v0 > y1 - 2
+    order = "[...document.querySelectorAll('g[data-caption] > *')].map(e => e.classList[1])"
+    kinds = browser.run(order)
+    assert kinds.index("badge") > max(i for i, kind in enumerate(kinds) if kind != "badge")
+
+
 def test_pictures_far_away_wait(browser, tmp_path):
     build = Builder(tmp_path)
     for i in range(50):

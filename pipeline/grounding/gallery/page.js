@@ -85,8 +85,9 @@ const near = new IntersectionObserver(
       for (const image of target.querySelectorAll("[data-cutout]")) {
         show(image, drawing?.cutouts[image.dataset.cutout]);
       }
-      target.querySelector("svg").replaceChildren(...(drawing?.captions ?? []).map(
-        (objects, caption) => layer(drawing, objects, caption),
+      const picture = target.querySelector("svg"), edge = picture.viewBox.baseVal.width;
+      picture.replaceChildren(...(drawing?.captions ?? []).map(
+        (objects, caption) => layer(drawing, objects, caption, edge),
       ));
       choose(target);
     }
@@ -106,24 +107,38 @@ function svg(name, attributes, ...children) {
   return element;
 }
 
-// Masks lie under all boxes and numbers.
-function layer({ shapes, unit }, objects, caption) {
-  const masks = [], boxes = [];
+// Masks lie under all boxes, and these under all numbers.
+function layer({ shapes, unit }, objects, caption, edge) {
+  const masks = [], boxes = [], badges = [], places = [];
   for (const { number, colour, shape, box: [x, y, width, height] } of objects) {
     const of = { "data-number": number };
     if (shape !== null) {
       masks.push(svg("path", { ...of, class: `object mask c${colour}`, d: shapes[shape] }));
     }
     const place = { x, y, width, height }, wide = 13 + 7 * `${number}`.length;
-    const up = Math.max(0, y - 20 * unit);
     boxes.push(svg("g", { ...of, class: `object c${colour}` },
       svg("rect", { class: "halo", ...place }),
-      svg("rect", { class: "box", ...place }),
-      svg("g", { class: "badge", transform: `translate(${x} ${up}) scale(${unit})` },
-        svg("rect", { width: wide, height: 20, rx: 4 }),
-        svg("text", { x: wide / 2, y: 14.5 }, number))));
+      svg("rect", { class: "box", ...place })));
+    const { left, top } = badgePlace(places, x, y, wide * unit, 20 * unit, edge);
+    badges.push(svg("g", { ...of, class: `object badge c${colour}`,
+      transform: `translate(${left} ${top}) scale(${unit})` },
+      svg("rect", { width: wide, height: 20, rx: 4 }),
+      svg("text", { x: wide / 2, y: 14.5 }, number)));
   }
-  return svg("g", { "data-caption": caption }, ...masks, ...boxes);
+  return svg("g", { "data-caption": caption }, ...masks, ...boxes, ...badges);
+}
+
+// On the box's upper left corner, inside the picture, and beside a number that is there already.
+function badgePlace(places, x, y, width, height, edge) {
+  let left = Math.max(0, Math.min(x, edge - width)), top = Math.max(0, y - height);
+  const taken = (at) => places.some((other) =>
+    at < other.left + other.width && other.left < at + width &&
+    top < other.top + other.height && other.top < top + height);
+  const free = [left, ...places.flatMap((other) => [other.left + other.width, other.left - width])]
+    .filter((at) => at >= 0 && at + width <= edge && !taken(at));
+  if (free.length) left = free.reduce((a, b) => Math.abs(b - x) < Math.abs(a - x) ? b : a);
+  places.push({ left, top, width, height });
+  return { left, top };
 }
 
 // The open caption's objects are drawn; the one that is pointed at or focused stands out.

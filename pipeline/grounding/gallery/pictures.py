@@ -37,6 +37,8 @@ def photograph(pixels: Pixels, side: int) -> str:
 def cut_out(pixels: Pixels, mask: NDArray[np.bool_], side: int) -> str:
     """A data URI with what the mask covers as WebP, cropped to it, transparent around it.
 
+    Of an icon, as `photograph` calls it, every pixel keeps its colour.
+
     Args:
         pixels: uint8 [height, width, 3].
         mask: bool [height, width], not empty.
@@ -49,6 +51,8 @@ def cut_out(pixels: Pixels, mask: NDArray[np.bool_], side: int) -> str:
     size = fitted(image.width, image.height, side)
     # "RGBa" is premultiplied: the background's colour must not bleed into the edge
     image = image.convert("RGBa").resize(size, Image.Resampling.LANCZOS).convert("RGBA")
+    if max(pixels.shape[:2]) <= _LOSSLESS_SIDE:
+        return _data_uri(image, "webp", lossless=True, method=2)
     return _data_uri(image, "webp", quality=72, method=2)
 
 
