@@ -28,6 +28,7 @@ from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.grounding.base import GroundingError
 from pipeline.grounding.config import Rules
 from pipeline.grounding.run import ground
+from pipeline.signals import Stopped
 
 
 @pytest.fixture
@@ -200,6 +201,18 @@ def test_after_sigkill_it_goes_on_at_the_block_it_was_at(data, tmp_path):
     assert summary.resumed == SETTINGS.block_images
     run_ground(data, tmp_path / "whole")
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_signal_ends_it_with_one_line_that_says_what_is_kept(data, tmp_path):
+    def stop(captions):
+        if sum(grounder.calls) >= 2 * SETTINGS.block_images:
+            raise Stopped(signal.SIGTERM)
+
+    grounder = WordGrounder(stop)
+    with pytest.raises(Stopped) as caught:
+        run_ground(data, tmp_path / "out", grounder)
+    assert "out: 3 of 7 images are done and kept; run the same command again" in str(caught.value)
+    assert run_ground(data, tmp_path / "out").resumed == SETTINGS.block_images
 
 
 def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
