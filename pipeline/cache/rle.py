@@ -87,6 +87,8 @@ def compress_counts(runs: list[int]) -> str:
         characters[:, place] = group + more * _MORE + _OFFSET
         written[:, place] = active
         active &= more
+        if not active.any():
+            break
     return characters[written].tobytes().decode("ascii")
 
 
