@@ -24,9 +24,9 @@ from pipeline.cache.phrase_tokens import (
     PhraseTokens,
     RaggedPhrases,
     pair_keys,
-    ranges,
     write_phrase_tokens,
 )
+from pipeline.cache.ragged import ranges
 from pipeline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
 from pipeline.cache.tokens import TokenHeader, TokenSet, write_tokens
 from pipeline.cache.verify import verify

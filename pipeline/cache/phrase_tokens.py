@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.cache.errors import CacheError
+from pipeline.cache.headers import HeadedTable
 from pipeline.cache.keys import Keys, KeyTable, as_keys, key_of_bytes, sort_order
-from pipeline.cache.manifest import (
-    PHRASE_TOKENS,
-    key_array,
-    key_column,
-    read_manifest,
-    write_manifest,
-)
-
-FILE_NAME = "phrase_tokens.parquet"
-_HEADER = b"sightline.phrase_tokens"
+from pipeline.cache.manifest import PHRASE_TOKENS, key_array, key_column
+from pipeline.cache.ragged import ranges
 
 
 @dataclass(frozen=True)
@@ -42,6 +34,16 @@ class PhraseTokenHeader:
     max_length: int
     phrases: int
     dropped: dict[str, int] = field(default_factory=dict)
+
+
+_TABLE = HeadedTable(
+    "phrase_tokens.parquet",
+    PHRASE_TOKENS,
+    PhraseTokenHeader,
+    b"sightline.phrase_tokens",
+    "sightline phrase-tokens",
+    "phrase tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -85,20 +87,7 @@ class PhraseTokens:
         Raises:
             CacheError: the file is missing, damaged, or not of phrase tokens.
         """
-        path = Path(path)
-        file = path / FILE_NAME if path.is_dir() or not path.suffix else path
-        if not file.is_file():
-            raise CacheError(
-                f"{file}: no such phrase tokens; `sightline phrase-tokens` writes them"
-            )
-        table = read_manifest(file, PHRASE_TOKENS).combine_chunks()
-        try:
-            header = PhraseTokenHeader(**json.loads((table.schema.metadata or {})[_HEADER]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CacheError(
-                f"{file}: its header is missing or of another version; run "
-                "`sightline phrase-tokens` again"
-            ) from error
+        file, table, header = _TABLE.read(Path(path))
         keys = key_column(table.column("pair_key"))
         starts, ends = (
             table.column(name).to_numpy().astype(np.int32) for name in ("token_start", "token_end")
@@ -108,14 +97,14 @@ class PhraseTokens:
             row = int(np.flatnonzero(~sound)[0])
             raise CacheError(
                 f"{file}: row {row} has tokens {starts[row]} to {ends[row]} of at most "
-                f"{header.max_length}; run `sightline phrase-tokens` again"
+                f"{header.max_length}; {_TABLE.again}"
             )
         changes = np.ones(len(keys), dtype=bool)
         changes[1:] = (keys[1:] != keys[:-1]).any(axis=1)
         first = np.append(np.flatnonzero(changes), len(keys)).astype(np.int64)
         pairs = keys[first[:-1]]
         if len(pairs) > 1 and (np.diff(sort_order(pairs)) != 1).any():
-            raise CacheError(f"{file}: rows are not sorted; run `sightline phrase-tokens` again")
+            raise CacheError(f"{file}: rows are not sorted; {_TABLE.again}")
         cutouts = key_column(table.column("cutout_key"))
         return cls(file, header, pairs, first, RaggedPhrases(first, starts, ends, cutouts))
 
@@ -137,13 +126,6 @@ class PhraseTokens:
         index = ranges(begin, counts)
         rows = self._rows
         return RaggedPhrases(offsets, rows.starts[index], rows.ends[index], rows.cutouts[index])
-
-
-def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """begin[0] … begin[0] + counts[0] − 1, then those of 1, and so on: int64 [sum of counts]."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(begin - (ends - counts), counts)
 
 
 def pair_keys(image_keys: Keys, caption_keys: Keys) -> Keys:
@@ -168,12 +150,10 @@ def write_phrase_tokens(
         starts, ends: [m] token spans.
     """
     order = sort_order(pairs)
-    columns: Mapping[str, object] = {
+    columns = {
         "pair_key": key_array(pairs[order]),
-        "token_start": np.asarray(starts, dtype=np.int32)[order],
-        "token_end": np.asarray(ends, dtype=np.int32)[order],
+        "token_start": pa.array(np.asarray(starts, dtype=np.int32)[order]),
+        "token_end": pa.array(np.asarray(ends, dtype=np.int32)[order]),
         "cutout_key": key_array(cutouts[order]),
     }
-    metadata = {_HEADER: json.dumps(asdict(header), sort_keys=True).encode()}
-    table = pa.table(dict(columns), schema=PHRASE_TOKENS.with_metadata(metadata))
-    write_manifest(folder / FILE_NAME, table, PHRASE_TOKENS)
+    _TABLE.write(folder, header, columns)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.cache.errors import CacheError
+from pipeline.cache.headers import HeadedTable
 from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing, unique_sorted
-from pipeline.cache.manifest import TOKENS, key_array, key_column, read_manifest, write_manifest
-
-FILE_NAME = "tokens.parquet"
-_HEADER = b"sightline.tokens"
+from pipeline.cache.manifest import TOKENS, key_array, key_column
+from pipeline.cache.ragged import ranges
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,11 @@ class TokenHeader:
     vocabulary_size: int
 
 
+_TABLE = HeadedTable(
+    "tokens.parquet", TOKENS, TokenHeader, b"sightline.tokens", "sightline tokens", "token set"
+)
+
+
 class TokenSet:
     """Pre-tokenised texts, found by content key and gathered as ragged rows."""
 
@@ -57,28 +60,18 @@ class TokenSet:
         Raises:
             CacheError: the file is missing, damaged, or not a token set.
         """
-        path = Path(path)
-        file = path / FILE_NAME if path.is_dir() else path
-        if not file.is_file():
-            raise CacheError(f"{file}: no such token set; `sightline tokens` writes it")
-        table = read_manifest(file, TOKENS).combine_chunks()
-        try:
-            header = TokenHeader(**json.loads((table.schema.metadata or {})[_HEADER]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CacheError(
-                f"{file}: its header is missing or of another version; run `sightline tokens` again"
-            ) from error
+        file, table, header = _TABLE.read(Path(path))
         keys = key_column(table.column("key"))
         lists = table.column("input_ids").combine_chunks()
         if isinstance(lists, pa.ChunkedArray):
             lists = lists.chunk(0) if lists.num_chunks else pa.array([], TOKENS.field(1).type)
         if lists.null_count or lists.values.null_count:
-            raise CacheError(f"{file}: rows without token ids; run `sightline tokens` again")
+            raise CacheError(f"{file}: rows without token ids; {_TABLE.again}")
         ids = lists.values.to_numpy(zero_copy_only=True)
         if len(ids) and (ids.min() < 0 or ids.max() >= header.vocabulary_size):
             raise CacheError(
                 f"{file}: token ids {ids.min()} to {ids.max()} lie outside the vocabulary of "
-                f"{header.vocabulary_size}; run `sightline tokens` again"
+                f"{header.vocabulary_size}; {_TABLE.again}"
             )
         return cls(file, header, keys, ids, lists.offsets.to_numpy().astype(np.int64))
 
@@ -117,9 +110,7 @@ class TokenSet:
         """Token ids of ``rows``, one after the other, and their lengths: int32 [sum], int32 [n]."""
         starts = self._offsets[rows]
         lengths = self._offsets[rows + 1] - starts
-        ends = np.cumsum(lengths)
-        within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-        return self._ids[np.repeat(starts, lengths) + within], lengths.astype(np.int32)
+        return self._ids[ranges(starts, lengths)], lengths.astype(np.int32)
 
 
 def write_tokens(
@@ -127,12 +118,6 @@ def write_tokens(
 ) -> int:
     """Write a token set; repeated keys are kept once. Returns the number of distinct texts."""
     order = unique_sorted(keys)
-    table = pa.table(
-        {
-            "key": key_array(keys[order]),
-            "input_ids": pa.array([input_ids[i] for i in order], TOKENS.field("input_ids").type),
-        },
-        schema=TOKENS.with_metadata({_HEADER: json.dumps(asdict(header), sort_keys=True).encode()}),
-    )
-    write_manifest(folder / FILE_NAME, table, TOKENS)
+    ids = pa.array([input_ids[i] for i in order], TOKENS.field("input_ids").type)
+    _TABLE.write(folder, header, {"key": key_array(keys[order]), "input_ids": ids})
     return len(order)
