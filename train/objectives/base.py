@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
@@ -95,6 +95,12 @@ class Views:
     tokens: Tensor | None = None
 
 
+class Heads(Protocol):
+    """Heads by name: an `nn.ModuleDict`, or a dictionary of some that another one holds."""
+
+    def __getitem__(self, name: str, /) -> nn.Module: ...
+
+
 P = TypeVar("P", bound=ObjectiveParams)
 
 
@@ -111,7 +117,7 @@ class Objective(ABC, Generic[P]):
 
     name: ClassVar[str]
     Params: ClassVar[type[ObjectiveParams]]
-    source: ClassVar[str]
+    source: str
 
     def __init__(self, params: P) -> None:
         self.params = params
@@ -136,7 +142,7 @@ class Objective(ABC, Generic[P]):
         """Term → weight in the total."""
 
     @abstractmethod
-    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         """Unweighted terms of one batch, each a scalar; `batch.stream` says which ones exist."""
 
     @property
@@ -151,7 +157,8 @@ class Objective(ABC, Generic[P]):
 
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Σ weight × term."""
-        return sum((self.weights[name] * term for name, term in terms.items()), start=_ZERO)
+        weights = self.weights
+        return sum((weights[name] * term for name, term in terms.items()), start=_ZERO)
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
         """Figures that are logged beside the terms of a batch: name → scalar; none by default."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pipeline.cache import SightlineError
 from train.batch import Batch
-from train.objectives.base import FeatureNeed, Objective, ObjectiveParams, Views
+from train.objectives.base import FeatureNeed, Heads, Objective, ObjectiveParams, Views
 
 _PROJECTS = {"image": ("image", "object"), "teacher_text": ("text",)}
 """Head → slots of one encoder's features that it projects; the other heads project sentences."""
@@ -112,7 +112,7 @@ class Combined(Objective[CombinedParams]):
         super().__init__(params)
         self.parts = params.objectives()
         self._heads: dict[str, dict[str, str]] = {}
-        self.source = " + ".join(part.source for part in self.parts.values())  # pyright: ignore[reportAttributeAccessIssue]
+        self.source = " + ".join(part.source for part in self.parts.values())
 
     @classmethod
     def features(cls, params: CombinedParams) -> dict[str, FeatureNeed]:
@@ -157,10 +157,10 @@ class Combined(Objective[CombinedParams]):
     def trains_on_text(self) -> bool:
         return any(part.trains_on_text for part in self.parts.values())
 
-    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         terms = {}
         for name, part in self.parts.items():
-            own = nn.ModuleDict({kind: heads[key] for kind, key in self._heads[name].items()})
+            own = {kind: heads[key] for kind, key in self._heads[name].items()}
             for term, value in part.terms(self._seen_by(part, batch), views, own).items():
                 terms[f"{name}.{term}"] = value
         return terms

@@ -17,15 +17,8 @@ from train.losses import (
     kl_alignment,
     list_mle,
 )
-from train.objectives.base import (
-    PROJECTION_DIM,
-    FeatureNeed,
-    Objective,
-    ObjectiveParams,
-    Views,
-    head,
-    text_head,
-)
+from train.objectives.base import FeatureNeed, Heads, Views
+from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.similarity import cosine_matrix
 from train.objectives.terms import image_term, text_term
 
@@ -51,13 +44,12 @@ class Teacher(BaseModel):
     features: Literal["teacher", "text"] = "teacher"
 
 
-class DALRParams(ObjectiveParams):
-    """DALR's parameters. Weight 0 switches a term off, with its features and heads.
+class DALRParams(GroundedParams):
+    """DALR's parameters.
 
     Attributes:
         image: encoder whose features the images have.
         teachers: the text teachers, any number. The paper mixes SimCSE and DiffCSE, 0.33 to 0.67.
-        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
         image_weight: w of L_info (eq. 14: 1; the released code has 0.1).
         consistency_weight, cross_modal_weight: λ, of either part of L_CML.
         ranking_weight, intra_modal_weight: μ, of either part of L_IML.
@@ -66,12 +58,10 @@ class DALRParams(ObjectiveParams):
         target_temperature, student_temperature: τ_t and τ_s of every KL. The equations print
             none; these are what the released code comes to.
         consistency_margin: cosine that a text and a wrong image may have for free.
-        projection_dim: width of the grounding and image heads.
     """
 
     image: str | None = Field(default=None, min_length=1)
     teachers: tuple[Teacher, ...] = ()
-    text_weight: float = Field(default=1.0, ge=0)
     image_weight: float = Field(default=1.0, ge=0)
     consistency_weight: float = Field(default=0.1, ge=0)
     cross_modal_weight: float = Field(default=0.1, ge=0)
@@ -82,12 +72,9 @@ class DALRParams(ObjectiveParams):
     target_temperature: float = Field(default=0.5, gt=0)
     student_temperature: float = Field(default=0.0225, gt=0)
     consistency_margin: float = Field(default=0.2, ge=-1, le=1)
-    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
 
     @model_validator(mode="after")
     def _terms_have_what_they_need(self) -> DALRParams:
-        if not self.term_weights:
-            raise ValueError("every weight is 0, so there is nothing to train")
         if self.image is None and (terms := self.on(_NEEDS_IMAGES)):
             raise ValueError(
                 f"image is not given; name the image encoder, or set {_weights_of(terms)} to 0"
@@ -103,9 +90,8 @@ class DALRParams(ObjectiveParams):
         return self
 
     @property
-    def term_weights(self) -> dict[str, float]:
-        """Term → weight in the total, of the terms that are on."""
-        weights = {
+    def every_weight(self) -> dict[str, float]:
+        return {
             "text": self.text_weight,
             "image": self.image_weight,
             "consistency": self.consistency_weight,
@@ -113,7 +99,6 @@ class DALRParams(ObjectiveParams):
             "ranking": self.ranking_weight,
             "intra_modal": self.intra_modal_weight,
         }
-        return {term: weight for term, weight in weights.items() if weight > 0}
 
     @property
     def mixed(self) -> dict[str, Teacher]:
@@ -125,7 +110,7 @@ class DALRParams(ObjectiveParams):
         return [term for term in terms if term in self.term_weights]
 
 
-class DALR(Objective[DALRParams]):
+class DALR(GroundedObjective[DALRParams]):
     """L_text + w L_info + λ (L_cons + L_CMA) + μ (L_rank + L_IMA) (He et al. 2025; METHODS §4).
 
     All but `text` exist on paired batches. `image` is the mean over both views; the equations of
@@ -163,19 +148,10 @@ class DALR(Objective[DALRParams]):
                 "objective dalr adds up the features of its teachers, but their widths differ "
                 f"({found}); take teachers of one width, or set {_weights_of(terms)} to 0"
             )
-        heads = nn.ModuleDict()
-        if self.params.on(_NEEDS_TEXT_HEAD):
-            heads["text"] = text_head(hidden)
-        if self.params.on(_NEEDS_IMAGES):
-            heads["grounding"] = head(hidden, self.params.projection_dim)
-            heads["image"] = head(dims["image"], self.params.projection_dim)
-        return heads
+        projected = {"image": dims["image"]} if self.params.on(_NEEDS_IMAGES) else {}
+        return self.make_heads(hidden, projected, text=bool(self.params.on(_NEEDS_TEXT_HEAD)))
 
-    @property
-    def weights(self) -> dict[str, float]:
-        return self.params.term_weights
-
-    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = {}
         if batch.stream == "pairs":
             terms |= self._with_images(batch, views, heads)
@@ -184,7 +160,7 @@ class DALR(Objective[DALRParams]):
             terms["text"] = text_term(views, heads["text"], self.params.temperature)
         return {term: terms[term] for term in self.weights if term in terms}
 
-    def _with_images(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+    def _with_images(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         """The terms in the grounded space."""
         params, weights, terms = self.params, self.weights, {}
         if not params.on(_NEEDS_IMAGES):
@@ -210,7 +186,7 @@ class DALR(Objective[DALRParams]):
             )
         return terms
 
-    def _of_texts(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+    def _of_texts(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         """The terms on the text head's views: h_i against h′_j."""
         params, weights, terms = self.params, self.weights, {}
         if "ranking" not in weights and "intra_modal" not in weights:

@@ -16,17 +16,13 @@ from torch import Tensor, nn
 from pipeline.cache import SightlineError
 from train.batch import Batch
 from train.losses import adaptive_margin_nce, info_nce, removed_share
-from train.names import CaptionPolicy
-from train.objectives.base import (
-    PROJECTION_DIM,
-    FeatureNeed,
-    Objective,
-    ObjectiveParams,
-    Views,
-    head,
-    text_head,
-)
+from train.names import CaptionPolicy, FeatureKind
+from train.objectives.base import FeatureNeed, Heads, Views
+from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.similarity import cosine_matrix, product_matrix
+
+_SLOT = {"image": "image", "teacher_text": "text"}
+"""Teacher term → the slot of the features that sentences are compared with."""
 
 _RELEASED_DEFAULTS = {
     "margin": 0.15,
@@ -36,7 +32,7 @@ _RELEASED_DEFAULTS = {
 }
 
 
-class KDMCSEParams(ObjectiveParams):
+class KDMCSEParams(GroundedParams):
     """KDMCSE's parameters. The defaults are the paper's; `released` has its own where it says so.
 
     Attributes:
@@ -44,9 +40,8 @@ class KDMCSEParams(ObjectiveParams):
             cos(v̂_i, v̂_j), only negatives further off than the margin are moved, L_v + L_t in
             place of their average, and thresholds compared with raw products.
         image, text: the teacher's two encoders, such as CLIP's image and text tower.
-        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
-        weight: λ of both teacher terms together. At 0 they are gone, and so are their features.
-        image_weight, teacher_text_weight: factors of L_v and L_t under λ; 0 switches one off.
+        weight: λ of both teacher terms together.
+        image_weight, teacher_text_weight: factors of L_v and L_t under λ.
         margin: m of the teacher terms, radians (released: 0.15).
         text_margin: constant margin of the text term's negatives, radians (released: 0.15).
         image_threshold, teacher_text_threshold: negatives that score as much or more are removed
@@ -54,14 +49,12 @@ class KDMCSEParams(ObjectiveParams):
             v̂_j for the image term and t̂_i with t̂_j for the other; CLIP's image–text cosines are
             about 0.1 to 0.4, so the default of 0.9 does nothing there, and a run says so.
         teacher_temperature: τ′ of both teacher terms.
-        projection_dim: width of the grounding, image and teacher-text heads.
     """
 
     caption: CaptionPolicy = "all"
     variant: Literal["paper", "released"] = "paper"
     image: str | None = Field(default=None, min_length=1)
     text: str | None = Field(default=None, min_length=1)
-    text_weight: float = Field(default=1.0, ge=0)
     weight: float = Field(default=0.01, ge=0)
     image_weight: float = Field(default=1.0, ge=0)
     teacher_text_weight: float = Field(default=1.0, ge=0)
@@ -70,7 +63,6 @@ class KDMCSEParams(ObjectiveParams):
     image_threshold: float | None = 0.9
     teacher_text_threshold: float | None = 0.9
     teacher_temperature: float = Field(default=0.05, gt=0)
-    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -81,10 +73,8 @@ class KDMCSEParams(ObjectiveParams):
 
     @model_validator(mode="after")
     def _encoders_are_named(self) -> KDMCSEParams:
-        if self.text_weight == 0 and not self.terms:
-            raise ValueError("every weight is 0, so there is nothing to train")
-        for slot, encoder in (("image", self.image), ("text", self.text)):
-            if encoder is None and slot in self.slots:
+        for slot, encoder in self.encoders.items():
+            if encoder is None and self.readers(slot):
                 raise ValueError(
                     f"{slot} is not given; name the {slot} encoder of the teacher, "
                     "or set weight to 0"
@@ -92,26 +82,33 @@ class KDMCSEParams(ObjectiveParams):
         return self
 
     @property
+    def every_weight(self) -> dict[str, float]:
+        share = self.weight / 2 if self.variant == "paper" else self.weight
+        return {
+            "text": self.text_weight,
+            "image": share * self.image_weight,
+            "teacher_text": share * self.teacher_text_weight,
+        }
+
+    @property
     def terms(self) -> tuple[str, ...]:
         """The teacher terms that are switched on."""
-        factors = {"image": self.image_weight, "teacher_text": self.teacher_text_weight}
-        return tuple(term for term, factor in factors.items() if self.weight * factor > 0)
+        return tuple(term for term in self.term_weights if term != "text")
 
     @property
-    def crossed(self) -> bool:
-        """Whether a term that is on compares the teacher's images with its texts."""
-        paper = self.variant == "paper"
-        crossed = {
-            "image": paper or self.image_threshold is not None,
-            "teacher_text": not paper and self.teacher_text_threshold is not None,
-        }
-        return any(crossed[term] for term in self.terms)
+    def encoders(self) -> dict[FeatureKind, str | None]:
+        """Slot, which is the kind of its features → encoder."""
+        return {"image": self.image, "text": self.text}
 
-    @property
-    def slots(self) -> set[str]:
-        """Which of the teacher's features the terms that are on read."""
-        of_terms = {"image": "image", "teacher_text": "text"}
-        return {"image", "text"} if self.crossed else {of_terms[term] for term in self.terms}
+    def crossed(self, term: str) -> bool:
+        """Whether a teacher term compares the teacher's images with its texts."""
+        if self.variant == "paper":
+            return term == "image"
+        return self.threshold(term) is not None
+
+    def readers(self, slot: str) -> tuple[str, ...]:
+        """The teacher terms that are on and read the features of ``slot``."""
+        return tuple(term for term in self.terms if self.crossed(term) or _SLOT[term] == slot)
 
     @property
     def filtered(self) -> list[str]:
@@ -123,7 +120,7 @@ class KDMCSEParams(ObjectiveParams):
         return self.image_threshold if term == "image" else self.teacher_text_threshold
 
 
-class KDMCSE(Objective[KDMCSEParams]):
+class KDMCSE(GroundedObjective[KDMCSEParams]):
     """L_text + λ (L_v + L_t)/2 (Nguyen et al. 2024, eqs. 7–14; METHODS §3).
 
     Terms: `text` (L_text), `image` (L_v), `teacher_text` (L_t), the last two on paired batches.
@@ -135,12 +132,11 @@ class KDMCSE(Objective[KDMCSEParams]):
 
     @classmethod
     def features(cls, params: KDMCSEParams) -> dict[str, FeatureNeed]:
-        needs = {}
-        if "image" in params.slots:
-            needs["image"] = FeatureNeed("image", str(params.image), params.terms)
-        if "text" in params.slots:
-            needs["text"] = FeatureNeed("text", str(params.text), params.terms)
-        return needs
+        return {
+            slot: FeatureNeed(slot, str(encoder), readers)
+            for slot, encoder in params.encoders.items()
+            if (readers := params.readers(slot))
+        }
 
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         """See `Objective.heads`.
@@ -148,33 +144,17 @@ class KDMCSE(Objective[KDMCSEParams]):
         Raises:
             SightlineError: image and text features that have to be compared differ in width.
         """
-        if self.params.crossed and dims["image"] != dims["text"]:
+        crossed = any(map(self.params.crossed, self.params.terms))
+        if crossed and dims["image"] != dims["text"]:
             raise SightlineError(
                 f"objective kdmcse compares image features of {self.params.image} with text "
                 f"features of {self.params.text}, but they are {dims['image']} and {dims['text']} "
                 "wide; both must come from one model, such as CLIP"
             )
-        width = self.params.projection_dim
-        heads = nn.ModuleDict()
-        if "text" in self.weights:
-            heads["text"] = text_head(hidden)
-        if self.params.terms:
-            heads["grounding"] = head(hidden, width)
-        if "image" in self.params.terms:
-            heads["image"] = head(dims["image"], width)
-        if "teacher_text" in self.params.terms:
-            heads["teacher_text"] = head(dims["text"], width)
-        return heads
+        projected = {term: dims[_SLOT[term]] for term in self.params.terms}
+        return self.make_heads(hidden, projected, text="text" in self.weights)
 
-    @property
-    def weights(self) -> dict[str, float]:
-        params = self.params
-        share = params.weight / 2 if params.variant == "paper" else params.weight
-        factors = {"image": params.image_weight, "teacher_text": params.teacher_text_weight}
-        text = {"text": params.text_weight} if params.text_weight > 0 else {}
-        return text | {term: share * factors[term] for term in params.terms}
-
-    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
             text = heads["text"]
@@ -183,7 +163,7 @@ class KDMCSE(Objective[KDMCSEParams]):
             return terms
         grounded = [heads["grounding"](view) for view in (views.first, views.second)]  # (N, 256)
         for term in self.params.terms:
-            teacher = heads[term](batch.features["image" if term == "image" else "text"])
+            teacher = heads[term](batch.features[_SLOT[term]])  # (N, 256)
             labels, scores = self._soft_labels(term, batch), self._filter_scores(term, batch)
             of_views = [
                 adaptive_margin_nce(

@@ -9,19 +9,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from train.batch import Batch
-from train.objectives.base import (
-    PROJECTION_DIM,
-    FeatureNeed,
-    Objective,
-    ObjectiveParams,
-    Views,
-    head,
-    text_head,
-)
+from train.objectives.base import FeatureNeed, Heads, Views
+from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.terms import image_term, text_term
 
 
-class MCSEParams(ObjectiveParams):
+class MCSEParams(GroundedParams):
     """MCSE's parameters.
 
     Attributes:
@@ -29,29 +22,28 @@ class MCSEParams(ObjectiveParams):
             average (`released`). λ belongs to the average in both, since the published runs had it
             there: training is the same, the logged term is twice as large in `paper`.
         image: encoder whose features the images have.
-        weight: λ. At 0 the image term is gone, and so are its features.
-        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
+        weight: λ.
         image_temperature: τ′ of the image term.
-        projection_dim: width of the grounding and image heads.
     """
 
     variant: Literal["paper", "released"] = "paper"
     image: str | None = Field(default=None, min_length=1)
     weight: float = Field(default=0.01, ge=0)
-    text_weight: float = Field(default=1.0, ge=0)
     image_temperature: float = Field(default=0.05, gt=0)
-    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
 
     @model_validator(mode="after")
     def _image_is_named(self) -> MCSEParams:
         if self.weight > 0 and self.image is None:
             raise ValueError("image is not given; name the image encoder, or set weight to 0")
-        if self.weight == self.text_weight == 0:
-            raise ValueError("every weight is 0, so there is nothing to train")
         return self
 
+    @property
+    def every_weight(self) -> dict[str, float]:
+        of_average = self.weight if self.variant == "released" else self.weight / 2
+        return {"text": self.text_weight, "image": of_average}
 
-class MCSE(Objective[MCSEParams]):
+
+class MCSE(GroundedObjective[MCSEParams]):
     """L_text + λ L_img (Zhang et al. 2022, eqs. 3–4; METHODS §2)."""
 
     name = "mcse"
@@ -65,22 +57,9 @@ class MCSE(Objective[MCSEParams]):
         return {"image": FeatureNeed("image", str(params.image), ("image",))}
 
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
-        heads = nn.ModuleDict()
-        if "text" in self.weights:
-            heads["text"] = text_head(hidden)
-        if "image" in self.weights:
-            heads["grounding"] = head(hidden, self.params.projection_dim)
-            heads["image"] = head(dims["image"], self.params.projection_dim)
-        return heads
+        return self.make_heads(hidden, dims, text="text" in self.weights)
 
-    @property
-    def weights(self) -> dict[str, float]:
-        params = self.params
-        of_average = params.weight if params.variant == "released" else params.weight / 2
-        weights = {"text": params.text_weight, "image": of_average}
-        return {term: weight for term, weight in weights.items() if weight > 0}
-
-    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
             terms["text"] = text_term(views, heads["text"], self.params.temperature)

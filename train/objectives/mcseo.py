@@ -5,64 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.cache import SightlineError
 from train.batch import Batch, Phrases
 from train.losses import object_phrase_nce
 from train.names import CaptionPolicy
-from train.objectives.base import (
-    PROJECTION_DIM,
-    FeatureNeed,
-    Objective,
-    ObjectiveParams,
-    Views,
-    head,
-    text_head,
-)
+from train.objectives.base import FeatureNeed, Heads, Views
+from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.terms import image_term, text_term
 
 
-class MCSEOParams(ObjectiveParams):
-    """MCSEO's parameters. Weight 0 switches a term off, with its features.
+class MCSEOParams(GroundedParams):
+    """MCSEO's parameters.
 
     Attributes:
         image: encoder whose features the images and the objects have; one head serves both.
-        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
         image_weight: α, of the image term's average over the two views.
         object_weight: β, of the object term's average over the two views.
         image_temperature, object_temperature: τ of either term.
-        projection_dim: width of the grounding and image heads.
     """
 
     caption: CaptionPolicy = "longest"
     image: str = Field(min_length=1)
-    text_weight: float = Field(default=1.0, ge=0)
     image_weight: float = Field(default=0.01, ge=0)
     object_weight: float = Field(default=0.005, ge=0)
     image_temperature: float = Field(default=0.05, gt=0)
     object_temperature: float = Field(default=0.05, gt=0)
-    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
-
-    @model_validator(mode="after")
-    def _trains_something(self) -> MCSEOParams:
-        if not self.term_weights:
-            raise ValueError("every weight is 0, so there is nothing to train")
-        return self
 
     @property
-    def term_weights(self) -> dict[str, float]:
-        """Term → weight in the total, of the terms that are on."""
-        weights = {
+    def every_weight(self) -> dict[str, float]:
+        return {
             "text": self.text_weight,
             "image": self.image_weight,
             "object": self.object_weight,
         }
-        return {term: weight for term, weight in weights.items() if weight > 0}
 
 
-class MCSEO(Objective[MCSEOParams]):
+class MCSEO(GroundedObjective[MCSEOParams]):
     """L_text + α L_img + β L_obj (Zhao et al. 2025, eqs. 5–8; METHODS §5).
 
     `object` is the mean over both views, and over the captions that have two phrases or more.
@@ -86,29 +67,20 @@ class MCSEO(Objective[MCSEOParams]):
         Raises:
             SightlineError: images and objects have features of different width.
         """
-        heads = nn.ModuleDict()
-        if "text" in self.weights:
-            heads["text"] = text_head(hidden)
-        widths = {dims[slot] for slot in self.features(self.params)}
+        widths = set(dims.values())
         if len(widths) > 1:
             raise SightlineError(
                 f"objective mcseo: images are {dims['image']} wide and objects {dims['object']}; "
                 f"both must come from one encoder ({self.params.image}), for one head projects them"
             )
-        if widths:
-            heads["grounding"] = head(hidden, self.params.projection_dim)
-            heads["image"] = head(widths.pop(), self.params.projection_dim)
-        return heads
-
-    @property
-    def weights(self) -> dict[str, float]:
-        return self.params.term_weights
+        projected = {"image": widths.pop()} if widths else {}
+        return self.make_heads(hidden, projected, text="text" in self.weights)
 
     @property
     def needs_tokens(self) -> bool:
         return "object" in self.weights
 
-    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         params, terms = self.params, {}
         if "text" in self.weights:
             terms["text"] = text_term(views, heads["text"], params.temperature)

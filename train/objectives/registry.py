@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
@@ -46,14 +48,21 @@ def make_objective(name: str, parameters: dict[str, Any]) -> Objective[Any]:
     try:
         return found(found.Params.model_validate(parameters))
     except ValidationError as error:
-        problems = "; ".join(_problem(dict(part)) for part in error.errors())
+        known = found.Params.model_fields
+        problems = "; ".join(_problem(dict(part), known) for part in error.errors())
         raise SightlineError(
-            f"objective {name}: {problems}; it takes {', '.join(found.Params.model_fields)}"
+            f"objective {name}: {problems}; it takes {', '.join(known)}"
         ) from error
 
 
-def _problem(error: dict[str, Any]) -> str:
+def _problem(error: dict[str, Any], known: Iterable[str]) -> str:
     where = ".".join(map(str, error["loc"]))
+    message = f"{where}: {error['msg'].lower()}"
     if error["type"] == "value_error":  # one of our own, which names its parameters
         return str(error["ctx"]["error"])
-    return f"{where}: {error['msg'].lower()}"
+    if error["type"] == "missing":
+        return message
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(where, known, n=1)
+        return f"{message} (did you mean {near[0]!r}?)" if near else message
+    return f"{message}, found {error['input']!r}"

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from train.batch import Batch
-from train.objectives.base import FeatureNeed, Objective, ObjectiveParams, Views, text_head
+from train.objectives.base import (
+    FeatureNeed,
+    Heads,
+    Objective,
+    ObjectiveParams,
+    Views,
+    text_head,
+)
 from train.objectives.terms import text_term
 
 
@@ -37,5 +44,5 @@ class SimCSE(Objective[SimCSEParams]):
     def weights(self) -> dict[str, float]:
         return {"text": 1.0}
 
-    def terms(self, batch: Batch, views: Views, heads: nn.ModuleDict) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         return {"text": text_term(views, heads["text"], self.params.temperature)}

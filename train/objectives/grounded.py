@@ -1,0 +1,74 @@
+"""What the objectives with images or teachers share: a weight for each term, and the heads."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pydantic import Field, model_validator
+from torch import nn
+
+from train.objectives.base import (
+    PROJECTION_DIM,
+    Objective,
+    ObjectiveParams,
+    head,
+    text_head,
+)
+
+
+class GroundedParams(ObjectiveParams):
+    """Parameters that all of them have. Weight 0 switches a term off, with its heads and features.
+
+    Attributes:
+        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
+        projection_dim: width of the grounding head and of those beside it.
+    """
+
+    text_weight: float = Field(default=1.0, ge=0)
+    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> GroundedParams:
+        if not self.term_weights:
+            raise ValueError("every weight is 0, so there is nothing to train")
+        return self
+
+    @property
+    @abstractmethod
+    def every_weight(self) -> dict[str, float]:
+        """Term → weight in the total, those of weight 0 included."""
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """Term → weight in the total, of the terms that are on."""
+        return {term: weight for term, weight in self.every_weight.items() if weight > 0}
+
+
+G = TypeVar("G", bound=GroundedParams)
+
+
+class GroundedObjective(Objective[G]):
+    """An objective whose parameters are `GroundedParams`."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return self.params.term_weights
+
+    def make_heads(self, hidden: int, projected: Mapping[str, int], *, text: bool) -> nn.ModuleDict:
+        """g_text if a term reads it; with anything projected g_s, and the heads beside it.
+
+        Args:
+            hidden: width of the student's embedding.
+            projected: name of a head → width of the features that it projects.
+            text: whether there is a text head.
+        """
+        heads = nn.ModuleDict()
+        if text:
+            heads["text"] = text_head(hidden)
+        if projected:
+            heads["grounding"] = head(hidden, self.params.projection_dim)
+        for name, width in projected.items():
+            heads[name] = head(width, self.params.projection_dim)
+        return heads
