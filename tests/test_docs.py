@@ -71,6 +71,31 @@ def test_the_command_reference_is_what_the_commands_say():
     assert made == (ROOT / "docs/cli.md").read_text(), "run `make docs`"
 
 
+def ablations() -> list[tuple[str, dict]]:
+    """Run and change of its parameters, of every row of the table in docs/objectives.md."""
+    table = (ROOT / "docs/objectives.md").read_text().split("## The papers' ablations")[1]
+    rows = re.findall(r"^\| \w.* \| `([\w-]+)` \| (.*) \|$", table, re.M)
+    return [(run, yaml.safe_load(c)) for run, cell in rows for c in re.findall("`([^`]+)`", cell)]
+
+
+@pytest.mark.parametrize(("run", "change"), ablations(), ids=str)
+def test_an_ablation_of_the_papers_is_a_change_of_parameters(run, change):
+    from pipeline.params import load_params
+    from train.objectives import make_objective
+
+    config = load_params(ROOT / "params.yaml").run(run)
+    told, changed = (
+        make_objective(config.objective, {**config.parameters, **more}).describe()
+        for more in ({}, change)
+    )
+    assert {name for name in told if told[name] != changed[name]} == change.keys()
+
+
+def test_every_row_of_ablations_is_read():
+    section = (ROOT / "docs/objectives.md").read_text().split("## The papers' ablations")[1]
+    assert len(ablations()) == section.count("`{") > 0
+
+
 def test_the_picture_of_the_graph_shows_every_stage():
     picture = (ROOT / "README.md").read_text()
     for stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]:

@@ -97,7 +97,8 @@ class TrainingData(Dataset[Batch]):
         for stream, size in sizes.items():
             if size < 2:
                 raise SightlineError(
-                    f"{self.source[stream]}: {size} rows to train on; contrast needs at least two"
+                    f"{self.source[stream]}: too few rows to train on ({size}); contrast needs at "
+                    "least two"
                 )
         self.schedule = Schedule(
             sizes.get("pairs", 0),

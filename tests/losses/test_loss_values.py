@@ -153,6 +153,17 @@ def test_list_mle(shape, precision, scale):
 
 
 @every_precision
+@every_shape
+def test_list_mle_of_cosines(shape, precision):
+    queries, keys = pair(shape)
+    rows = range(len(queries))
+    student = exact([[oracles.cosine(queries[i], keys[j]) / 0.05 for j in rows] for i in rows])
+    teacher = exact(np.random.default_rng(6).uniform(-1, 1, student.shape))
+    found = list_mle(*tensors(PRECISIONS[precision][0], student, teacher))
+    assert_value(found, oracles.list_mle(student, teacher), precision)
+
+
+@every_precision
 @pytest.mark.parametrize("gap", [1.0, 5.0, 10.0, 25.0, 40.0])
 def test_list_mle_keeps_its_digits_when_the_order_is_right(precision, gap):
     teacher = np.arange(5.0)[None]
@@ -204,6 +215,26 @@ def test_object_phrase(shape, precision, temperature):
     found = object_phrase_nce(*given, torch.tensor(owners), temperature)
     expected = oracles.object_phrase_nce(phrases, objects, owners, temperature)
     assert_value(found, expected, precision)
+
+
+def test_defaults_are_the_papers():
+    queries, keys = pair("random")
+    labels, others = soft_labels(len(queries)), np.roll(keys, 1, axis=0)
+    owners = owners_of(len(queries))
+    q, k, alpha, wrong = tensors(torch.float64, queries, keys, labels, others)
+    for found, expected in [
+        (info_nce(q, k), oracles.info_nce(queries, keys, 0.05)),
+        (
+            adaptive_margin_nce(q, k, alpha),
+            oracles.adaptive_margin_nce(queries, keys, labels, 0.125, 0.05),
+        ),
+        (consistency_loss(q, k, wrong), oracles.consistency_loss(queries, keys, others, 0.2)),
+        (
+            object_phrase_nce(q, k, torch.tensor(owners)),
+            oracles.object_phrase_nce(queries, keys, owners, 0.05),
+        ),
+    ]:
+        assert_value(found, expected, "float64")
 
 
 @pytest.mark.parametrize("owners", [[], [3], [0, 1, 2, 7]])

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
 
 from pipeline.cli import app, main
+from train.names import FeatureKind
+from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +52,12 @@ def test_every_command_has_help_with_an_example(name, command):
     for option in command.params:
         if option.param_type_name == "option" and option.name != "help":
             assert option.help, f"{name} {option.name}"
+
+
+@pytest.mark.parametrize("kind", get_args(FeatureKind))
+def test_the_command_that_an_objective_names_for_missing_features_exists(kind):
+    command = FeatureNeed(kind, "clip").command
+    assert command.removeprefix("sightline ") in dict(commands())
 
 
 def test_misuse_exits_with_2(monkeypatch):

@@ -66,7 +66,7 @@ class Objects:
         rng = np.random.default_rng(5)
         self.rows = {
             cutout: rng.normal(size=dim).astype(np.float16).astype(np.float64)
-            for cutout in {cutout for _, _, cutout in every}
+            for cutout in dict.fromkeys(cutout for _, _, cutout in every)
         }
         features.write(name, "object", self.rows)
         del features.rows[name]  # not one row a sentence

@@ -110,7 +110,14 @@ def test_all_images_failed_is_an_error(tmp_path: Path) -> None:
         ({"features": {"image": "nowhere"}}, "nowhere: no feature set here"),
         ({"features": {"image": "F", "audio": "F"}}, "does not read features for audio"),
         ({"pairs": None}, "needs pairs"),
-        ({"parameters": {"image": "x", "wieght": 1}}, "wieght: extra inputs.*it takes .*weight"),
+        (
+            {"parameters": {"image": "x", "wieght": 1}},
+            r"wieght: .*\(did you mean 'weight'",
+        ),
+        (
+            {"parameters": {"image": "x", "weight": -2}},
+            "equal to 0, found -2; it takes",
+        ),
         ({"parameters": {}}, "image is not given; name the image encoder"),
         ({"student": {"max_length": 12}}, "truncated to 16 tokens"),
     ],
@@ -149,6 +156,17 @@ def test_no_caption_in_the_training_split(world: World, tmp_path: Path) -> None:
     assert pairs is not None
     changed = pairs.model_copy(update={"captions": tmp_path / "captions.parquet"})
     with pytest.raises(SightlineError, match=r"splits are 'test', expected 'train'"):
+        load(world, "simcse", pairs=changed)
+
+
+def test_one_pair_has_nothing_to_be_contrasted_with(world: World, tmp_path: Path) -> None:
+    table = read_manifest(world.root / "captions.parquet", CAPTIONS)
+    table = table.set_column(3, "split", pa.array(["train"] + ["test"] * (len(table) - 1)))
+    write_manifest(tmp_path / "captions.parquet", table, CAPTIONS)
+    pairs = world.spec(tmp_path).pairs
+    assert pairs is not None
+    changed = pairs.model_copy(update={"captions": tmp_path / "captions.parquet"})
+    with pytest.raises(SightlineError, match=r"too few rows to train on \(1\)"):
         load(world, "simcse", pairs=changed)
 
 

@@ -337,10 +337,29 @@ def test_bad_parameters_are_one_clear_error(change: dict[str, Any], message: str
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "readers"),
+    [
+        ({}, {"image": ("image",), "text": ("image", "teacher_text")}),
+        ({"variant": "released"}, {"image": ("image",), "text": ("teacher_text",)}),
+        (
+            {"variant": "released", "teacher_text_threshold": 7.0},
+            {"image": ("image", "teacher_text"), "text": ("teacher_text",)},
+        ),
+    ],
+)
+def test_features_are_asked_for_by_the_terms_that_read_them(
+    parameters: dict[str, Any], readers: dict[str, tuple[str, ...]]
+) -> None:
+    objective = make_objective("kdmcse", {**ENCODERS, **parameters})
+    needs = objective.features(objective.params)
+    assert {slot: need.terms for slot, need in needs.items()} == readers
+
+
 def test_an_encoder_without_features_is_named(world: World, features: Features) -> None:
     unknown = case_of(world, features, image="clop")
     case = Case(world, features, "kdmcse", unknown.parameters, {"text": "clip-text"})
-    with pytest.raises(SightlineError, match=r"image \(image features of clop for term image"):
+    with pytest.raises(SightlineError, match=r"image \(image features of clop for term image;"):
         case.build()
     missing = Case(world, features, "kdmcse", unknown.parameters, {**SLOTS, "image": "clop"})
     with pytest.raises(SightlineError, match="clop"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ from torch import Tensor
 
 from pipeline.cache import PhraseTokenHeader, SightlineError, as_keys, write_phrase_tokens
 from train.batch import Phrases
-from train.data import TrainingData
 from train.objectives import make_objective
 from train.objectives.mcseo import contrasted, phrase_embeddings
 
@@ -110,13 +110,8 @@ def oracle_of(objects: Objects, parameters: dict[str, Any]) -> tuple[Terms, dict
 def test_terms_and_gradients_are_those_of_the_equations(world, features, objects, parameters):
     case = case_of(world, features, objects, **parameters)
     terms, weights = oracle_of(objects, parameters)
-    if "text" in weights:
-        check_whole_step(case, terms, weights)
-        check_terms_of_two_views(case, terms, weights)
-    else:  # such a run has no stream of plain sentences
-        spec = case.spec(features.root / "unused").model_copy(update={"text": None})
-        data = TrainingData(spec, make_objective("mcseo", case.parameters))
-        assert {data[k].stream for k in range(4)} == {"pairs"}
+    check_whole_step(case, terms, weights)
+    check_terms_of_two_views(case, terms, weights)
 
 
 def test_twenty_steps_have_the_losses_of_the_equations(world, features, objects, tmp_path):
@@ -128,8 +123,25 @@ def test_twenty_steps_have_the_losses_of_the_equations(world, features, objects,
     assert 1 < paired_logs[0]["phrases_per_caption"] < 3
 
 
-def test_the_longest_caption_is_the_default():
-    assert make_objective("mcseo", {"image": "clip"}).params.caption == "longest"
+def test_losses_and_gradients_are_finite_under_bf16(world, features, objects):
+    model, data = case_of(world, features, objects, **OWN_NUMBERS).build()
+    batch = paired(data)
+    exact = model(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = model(batch)
+    terms["total"].backward()
+    assert {term.dtype for term in terms.values()} == {torch.float32}
+    assert all(torch.isfinite(w.grad).all() for w in model.parameters() if w.grad is not None)
+    for name, term in terms.items():
+        assert term.item() == pytest.approx(exact[name].item(), rel=0.2), name
+
+
+def test_defaults_are_the_papers():
+    found = make_objective("mcseo", {"image": "clip"})
+    assert found.weights == DEFAULTS
+    told = found.describe()
+    assert told["caption"] == "longest"
+    assert told["temperature"] == told["image_temperature"] == told["object_temperature"] == 0.05
 
 
 def test_phrase_embeddings_are_means_over_their_tokens():
@@ -144,14 +156,12 @@ def test_phrase_embeddings_are_means_over_their_tokens():
 
 def test_a_batch_without_phrases_has_an_object_term_of_zero_with_a_graph(world, features, objects):
     model, data = case_of(world, features, objects, object_weight=1.0).build()
-    batch = next(data[k] for k in range(9) if data[k].stream == "pairs")
+    batch = paired(data)
     assert batch.phrases is not None
-    empty = type(batch)(
-        **{
-            **batch.__dict__,
-            "phrases": batch.phrases.map(lambda each: each[:0]),
-            "features": {**batch.features, "object": batch.features["object"][:0]},
-        }
+    empty = replace(
+        batch,
+        phrases=batch.phrases.map(lambda each: each[:0]),
+        features={**batch.features, "object": batch.features["object"][:0]},
     )
     terms = model(empty)
     assert terms["object"].item() == 0
@@ -286,6 +296,6 @@ def test_captions_with_one_phrase_each_are_warned_of(world, features, objects):
     assert batch.phrases is not None
     assert objective.warnings([batch]) == []
     lone = torch.nonzero(torch.diff(batch.phrases.owners, prepend=torch.tensor([-1]))).ravel()
-    single = type(batch)(**{**batch.__dict__, "phrases": batch.phrases.map(lambda t: t[lone])})
+    single = replace(batch, phrases=batch.phrases.map(lambda each: each[lone]))
     (line,) = objective.warnings([single])
     assert "no caption of the first 1 paired steps has two phrases" in line

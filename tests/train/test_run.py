@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer, TrainerCallback
 
+from train.data import TrainingData
 from train.embed import Embedder
+from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
 from train.run import train_run
 from train.summary import RunSummary
@@ -153,27 +156,50 @@ def test_a_checkpoint_of_other_parameters_is_not_resumed(world: World, tmp_path:
     assert "starting anew" in lines[0]
 
 
-def test_a_non_finite_loss_stops_with_the_batch_and_keeps_a_checkpoint(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def nan_loss(value: torch.Tensor) -> torch.Tensor:
+    return value * float("nan")
+
+
+def nan_gradient(value: torch.Tensor) -> torch.Tensor:
+    """The same value; its gradient is inf − inf."""
+    return value + (value - value).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("k", "broken", "message"),
+    [
+        (3, nan_loss, r"step 4 \(micro-batch 3, .* text is nan.*weights of step 3 are kept"),
+        (3, nan_gradient, r"step 4 \(.*gradient norm is nan.*weights of step 3 are kept"),
+        (0, nan_loss, r"step 1 \(.* text is nan.*step 0 is the state to start from"),
+    ],
+)
+def test_what_is_not_finite_stops_the_run_with_its_batch_and_after_a_checkpoint(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    k: int,
+    broken: Callable[[torch.Tensor], torch.Tensor],
+    message: str,
 ) -> None:
     reference = tmp_path / "reference"
     train_run(world.spec(reference, train={"max_steps": 6, "eval_steps": 6}), say=silent)
     terms = SimCSE.terms
 
-    def break_at_3(self: Any, batch: Any, views: Any, heads: Any) -> Any:
+    def break_at_k(self: Any, batch: Any, views: Any, heads: Any) -> Any:
         found = terms(self, batch, views, heads)
-        return {k: v * float("nan") for k, v in found.items()} if batch.k == 3 else found
+        return {name: broken(v) for name, v in found.items()} if batch.k == k else found
 
     out = tmp_path / "out"
     spec = world.spec(out, train={"max_steps": 6, "eval_steps": 6})
-    monkeypatch.setattr(SimCSE, "terms", break_at_3)
-    with pytest.raises(NonFiniteLoss, match=r"step 4 .* text is nan.*weights of step 3"):
+    monkeypatch.setattr(SimCSE, "terms", break_at_k)
+    with pytest.raises(NonFiniteLoss, match=message):
         train_run(spec, say=silent)
     report = json.loads((out / "failure.json").read_text())
-    assert report["micro_batch"] == 3
-    assert len(report["keys"]) == 8
+    assert (report["step"], report["micro_batch"]) == (k + 1, k)
+    batch = TrainingData(spec, make_objective("simcse", {}))[k]
+    assert report["keys"] == [key.tobytes().hex() for key in batch.keys]
     monkeypatch.undo()
-    train_run(spec, say=silent)  # goes on from step 3 as if nothing had happened
+    train_run(spec, say=silent)  # goes on from there as if nothing had happened
     for name, tensor in weights(reference).items():
         assert torch.equal(weights(out)[name], tensor), name
 

@@ -102,6 +102,16 @@ def test_both_variants_of_mcse_train_the_same_way(world, features):
     assert logged[0] == pytest.approx(2 * logged[1], rel=1e-6)
 
 
+def test_defaults_are_the_papers():
+    simcse, mcse = (
+        make_objective(name, {"image": "x"} if name == "mcse" else {}).describe()
+        for name in ("simcse", "mcse")
+    )
+    assert simcse["temperature"] == mcse["temperature"] == mcse["image_temperature"] == 0.05
+    assert (mcse["weight"], mcse["text_weight"], mcse["caption"]) == (0.01, 1.0, "random")
+    assert (mcse["variant"], mcse["projection_dim"]) == ("paper", 256)
+
+
 def test_mcse_without_its_image_term_reads_and_trains_nothing_of_images(world, features):
     model, _ = case_of(world, features, "mcse", weight=0).build()
     assert set(model.heads) == {"text"}

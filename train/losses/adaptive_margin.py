@@ -50,8 +50,9 @@ def adaptive_margin_nce(
     - `margin=0.15, margin_gate=True`: only negatives with θ_ij > m are moved (the loss jumps at
       θ_ij = m, where it has no gradient);
     - the image term: `soft_labels` from cos(v̂_i, v̂_j) instead of cos(t̂_i, v̂_j);
-    - its filter: `filter_scores` of raw products v̂_i·t̂_j for both terms. The authors remove
-      above the threshold, we at it: that differs for an exactly equal score only;
+    - its filter: `filter_scores` of raw products of texts and images in both terms, t̂_i·v̂_j
+      where images are the keys and v̂_i·t̂_j where texts are. The authors remove above the
+      threshold, we at it: that differs for an exactly equal score only;
     - its text term: `soft_labels` of zeros, so that Δ = 1 makes the margin the same for all.
 
     The angle is the arccos of the cosine, computed in float64 whatever the input: near 0 and π
