@@ -40,7 +40,7 @@ def paragraph(folder: Path, record: FeatureSetRecord, licence: str) -> str:
         "Weights SHA-256": encoder.weights_sha256,
         "Preprocessing": _words(spec.preprocessing),
         "Precision": f"computed in {spec.precision}, stored as {spec.dtype}, not normalised",
-        "Rows": f"{record.rows:,} of {spec.dim:,} numbers; {record.failed:,} inputs failed",
+        "Rows": f"{record.rows:,} of {spec.dim:,} numbers; failed: {record.failed:,}",
         "Size": f"{record.size / 1e6:,.1f} MB in {len(record.shards):,} shards",
         "Computed on": "; ".join(computed) or "nothing yet",
         "Fingerprint": record.fingerprint,

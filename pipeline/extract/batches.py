@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -133,6 +134,8 @@ def decoded_batches(
     """
     entries = [entry for batch in batches for entry in batch]
     workers = min(workers, len(batches))
+    # how many there are is the user's choice, and a container often shows fewer cores than it has
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     loader = DataLoader(
         DecodedBatches(entries, batch_size, read),
         batch_size=None,

@@ -72,7 +72,7 @@ def test_info_can_be_pasted_into_an_appendix(monkeypatch, capsys, world):
         record.spec.encoder.weights_sha256,
         record.fingerprint,
         "untrained weights",
-        "6 of 8 numbers; 0 inputs failed",
+        "6 of 8 numbers; failed: 0",
         "device cpu",
         "Licence of the data",
     ):
