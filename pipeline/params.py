@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -18,6 +16,7 @@ from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
 from pipeline.grounding.config import GroundingSettings
 from train.config import Precision, StudentConfig, TrainConfig
+from train.mistakes import explain, unknown
 
 FILE_NAME = "params.yaml"
 
@@ -143,13 +142,18 @@ class Params(_Strict):
     @field_validator("datasets")
     @classmethod
     def _known_sources(cls, datasets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Source]]:
-        for kind in datasets:
+        found: dict[str, dict[str, Source]] = {}
+        for kind, some in datasets.items():
             if kind not in KINDS:
-                raise ValueError(_unknown(kind, KINDS, "kind of data set"))
-        return {
-            kind: {name: source_type(kind).model_validate(given) for name, given in some.items()}
-            for kind, some in datasets.items()
-        }
+                raise ValueError(unknown(kind, KINDS, "kind of data set"))
+            model, found[kind] = source_type(kind), {}
+            for name, given in some.items():
+                try:
+                    found[kind][name] = model.model_validate(given)
+                except ValidationError as error:
+                    lines = explain(error, model)
+                    raise ValueError(f"{kind}.{name}: {'; '.join(lines)}") from error
+        return found
 
     @model_validator(mode="after")
     def _names_exist(self) -> Params:
@@ -170,7 +174,11 @@ class Params(_Strict):
         ]:
             for name in wanted:
                 if name not in known:
-                    raise ValueError(f"{where}: {_unknown(name, known, 'name')}")
+                    raise ValueError(f"{where}: {unknown(name, known, 'name')}")
+        compared = {self.report.baseline, self.report.gain, self.report.control} - {None}
+        if self.report.shown and not compared <= set(self.report.shown):
+            hidden = ", ".join(sorted(compared - set(self.report.shown)))
+            raise ValueError(f"report.shown: lacks {hidden}, which the report compares; add it")
         if graph.object_encoders and graph.phrases is None:
             raise ValueError("graph.object_encoders: objects are found by graph.phrases; name it")
         if graph.grounded and self.grounding is None:
@@ -179,8 +187,9 @@ class Params(_Strict):
             raise ValueError(f"graph.demo_seed: {graph.demo_seed} is none of graph.seeds")
         for name, run in self.runs.items():
             for key in run.train.keys() - TrainConfig.model_fields.keys():
-                unknown = _unknown(key, TrainConfig.model_fields, "key")
-                raise ValueError(f"runs.{name}.train: {unknown}")
+                raise ValueError(
+                    f"runs.{name}.train: {unknown(key, TrainConfig.model_fields, 'key')}"
+                )
             self.train_of(name)
         return self
 
@@ -194,7 +203,7 @@ class Params(_Strict):
             if dataset in some:
                 return kind, some[dataset]  # pyright: ignore[reportReturnType]
         names = [name for some in self.datasets.values() for name in some]
-        raise ParamsError(f"{FILE_NAME}: datasets: {_unknown(dataset, names, 'data set')}")
+        raise ParamsError(f"{FILE_NAME}: datasets: {unknown(dataset, names, 'data set')}")
 
     @property
     def phrases(self) -> Path:
@@ -217,7 +226,7 @@ class Params(_Strict):
         """
         known: dict[str, EncoderConfig] = getattr(self.encoders, kind)
         if name not in known:
-            raise ParamsError(f"{FILE_NAME}: encoders.{kind}: {_unknown(name, known, 'encoder')}")
+            raise ParamsError(f"{FILE_NAME}: encoders.{kind}: {unknown(name, known, 'encoder')}")
         return known[name]
 
     def run(self, name: str) -> Run:
@@ -227,7 +236,7 @@ class Params(_Strict):
             ParamsError: there is no run of that name.
         """
         if name not in self.runs:
-            raise ParamsError(f"{FILE_NAME}: runs: {_unknown(name, self.runs, 'run')}")
+            raise ParamsError(f"{FILE_NAME}: runs: {unknown(name, self.runs, 'run')}")
         return self.runs[name]
 
     def train_of(self, run: str) -> TrainConfig:
@@ -262,43 +271,6 @@ def load_params(path: Path | str = FILE_NAME) -> Params:
     try:
         return Params.model_validate(given)
     except ValidationError as error:
-        lines = [line for each in error.errors() for line in _explain(dict(each))]
-        raise ParamsError(f"{path}: " + f"\n{path}: ".join(lines)) from error
-
-
-def _explain(error: dict[str, Any]) -> Iterator[str]:
-    where = ".".join(str(part) for part in error["loc"]) or "the file"
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        *above, key = error["loc"]
-        section = ".".join(map(str, above)) or "top level"
-        yield f"{section}: {_unknown(str(key), _fields(above), 'key')}"
-    elif error["type"] == "missing":
-        yield f"{where}: is missing; it has no default"
-    elif error["type"] == "value_error":
-        yield f"{where}: {message}"
-    else:
-        yield f"{where}: {message}; found {error['input']!r}"
-
-
-def _fields(location: list[Any]) -> list[str]:
-    """The keys that are allowed at a place in the file."""
-    model: Any = Params
-    for part in location:
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            found = model.model_fields.get(str(part))
-            model = found.annotation if found else None
-        elif get_origin(model) is dict:
-            model = get_args(model)[1]
-        if model is None:
-            return []
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return list(model.model_fields)
-    return []
-
-
-def _unknown(name: str, known: Any, what: str) -> str:
-    near = difflib.get_close_matches(name, [str(each) for each in known], n=1, cutoff=0.5)
-    guess = f"; did you mean {near[0]!r}?" if near else ""
-    there = ", ".join(sorted(str(each) for each in known)) or "none"
-    return f"unknown {what} {name!r}{guess} (there are: {there})"
+        raise ParamsError(
+            "\n".join(f"{path}: {line}" for line in explain(error, Params))
+        ) from error

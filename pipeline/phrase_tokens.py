@@ -21,8 +21,8 @@ from pipeline.cache import (
     write_phrase_tokens,
 )
 from pipeline.cache.records import read_phrases
+from pipeline.encoders.tokenizers import tokenizer_sha256
 from pipeline.progress import progress
-from pipeline.tokens import tokenizer_sha256
 
 TRUNCATED = "truncated"
 NO_TOKEN = "no_token"
@@ -50,6 +50,8 @@ def tokenize_phrases(
     from train.encoder_folder import load_tokenizer, read_recipe
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
+    if not tokenizer.is_fast:
+        raise SightlineError(f"{student}: its tokenizer knows no character offsets; use a fast one")
     digest = tokenizer_sha256(tokenizer)
     table = read_phrases(phrases)
     texts = _texts_of(table.column("caption_key").to_pylist(), captions, phrases)

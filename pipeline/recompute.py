@@ -89,10 +89,10 @@ def _encode(
     features: FeatureSet, making: Making, inputs: list[Any], device: str, scratch: Path
 ) -> FeatureSet:
     """The same inputs through the encoder, in the batch shape of the record."""
-    from pipeline.encoders.device import resolve_device
     from pipeline.encoders.registry import build_image_encoder, build_text_encoder
+    from train.device import pick_device
 
-    spec, where = features.record.spec, resolve_device(device)
+    spec, where = features.record.spec, pick_device(device)
     sizes = [shard.computed.get("batch_size") for shard in features.record.shards]
     settings = ExtractSettings(
         batch_size=next((size for size in sizes if isinstance(size, int)), 64),

@@ -253,10 +253,10 @@ def settings_of(params: Params, retry_failed: bool = False) -> tuple[ExtractSett
     Raises:
         SightlineError: the device is not there.
     """
-    from pipeline.encoders.device import resolve_device
+    from train.device import pick_device
 
     given = params.extract
-    device = resolve_device(given.device)
+    device = pick_device(given.device)
     own = {"device": str(device), "retry_failed": retry_failed, "copy_from": layout.FEATURES}
     settings = ExtractSettings(**{**given.model_dump(exclude={"cutouts"}), **own})
     return settings, device

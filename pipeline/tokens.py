@@ -6,15 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.cache import SightlineError, TokenHeader, keys_of_texts, write_tokens
 from pipeline.cache.atomic import write_bytes
 from pipeline.cache.keys import key_of_file
+from pipeline.encoders.tokenizers import tokenizer_sha256
 from pipeline.progress import progress
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _CHUNK = 10_000
 
@@ -58,16 +55,6 @@ def tokenize(texts: Sequence[str], student: str, max_length: int, out: Path) -> 
     about = {"student": Path(student).name, "weights": weights_identity(student)}
     write_bytes(out / "student.json", (json.dumps(about, indent=1) + "\n").encode())
     return count
-
-
-def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 (hex) of what decides the ids: the fast tokenizer's own serialised form."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise SightlineError(f"{tokenizer.name_or_path}: only fast tokenizers are supported")
-    body = json.loads(backend.to_str())
-    body["truncation"] = body["padding"] = None  # left over from the last call
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def weights_identity(student: str) -> str:

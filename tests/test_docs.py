@@ -5,26 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
+from shown_commands import PAGES, ROOT, shown_commands
 
 from pipeline.cli import app
-
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-CODE = re.compile(r"```(?:bash|sh|console)?\n(.*?)```|^((?: {4}.+\n)+)", re.S | re.M)
-
-
-def shown_commands(page: Path) -> list[str]:
-    """Every `sightline …` and `make …` line of a page's code blocks, continued lines joined."""
-    lines: list[str] = []
-    for block in CODE.findall(page.read_text()):
-        text = "".join(block).replace("\\\n", " ")
-        lines += [re.sub(r"\s+#.*", "", line).strip(" $") for line in text.splitlines()]
-    return [line for line in lines if re.match(r"(sightline|make) ", line)]
-
 
 SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
 
@@ -36,6 +22,12 @@ def test_links_and_paths_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
     for name in re.findall(r"`((?:bench|pipeline|train|tests|docs|configs)/[\w./-]+\.\w+)`", text):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_the_readme_leads_to_every_page():
+    text = (ROOT / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"](docs/{page.name})" in text, f"README links to no docs/{page.name}"
 
 
 @pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("sightline")])

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.cache import SightlineError
+from train.device import pick_device
 from train.encoder_folder import load_model, load_tokenizer, own_max_length, read_recipe
 from train.pooling import Pooling, check_pooling, needs_hidden_states, pool
 
@@ -196,30 +197,6 @@ class Embedder:
             # Module by module: a part that was frozen in eval mode stays so.
             for module in training:
                 module.training = True
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` → CUDA, else MPS, else the CPU; another name is checked to be there.
-
-    Raises:
-        SightlineError: a device that is unknown or absent.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise SightlineError(f"unknown device {name!r}; use auto, cpu, cuda or mps") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SightlineError(
-            f"device {name!r} was asked for, but torch sees {torch.cuda.device_count()} CUDA "
-            "devices; use --device auto or cpu, or install a CUDA build of torch and its driver"
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise SightlineError(f"device {name!r} is not there; use --device auto or cpu")
-    return device
 
 
 def _batches(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:

@@ -18,7 +18,8 @@ from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress
 from train.config import RunSpec
 from train.data import TrainingData, first_paired
-from train.embed import Embedder, pick_device
+from train.device import pick_device
+from train.embed import Embedder
 from train.export import HEADS_FILE, MODEL_FOLDER, check_exportable, export_heads, export_model
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import Objective, make_objective

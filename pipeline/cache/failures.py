@@ -39,6 +39,7 @@ class FailureList:
                 ) from error
 
     def add(self, failed: dict[bytes, Failure]) -> None:
+        """Note rows in error: key → code, path and reason."""
         self._failures.update(failed)
 
     def keep(self, keys: Collection[bytes]) -> None:
@@ -46,6 +47,7 @@ class FailureList:
         self._failures = {key: about for key, about in self._failures.items() if key in keys}
 
     def write(self) -> None:
+        """Replace the file by what is noted now."""
         lines = [json.dumps(about, ensure_ascii=False) + "\n" for about in self.entries()]
         if lines or self.path.exists():
             write_bytes(self.path, "".join(lines).encode("utf-8", "surrogateescape"))

@@ -100,6 +100,7 @@ class ShardSet:
 
     @property
     def fingerprint(self) -> str:
+        """SHA-256 (hex) of the description."""
         return fingerprint_of(self.description)
 
 

@@ -77,14 +77,17 @@ class TokenSet:
 
     @property
     def max_length(self) -> int:
+        """Longest row, special tokens included."""
         return self.header.max_length
 
     @property
     def tokenizer_sha256(self) -> str:
+        """Digest of the tokenizer that made the ids."""
         return self.header.tokenizer_sha256
 
     @property
     def pad_token_id(self) -> int:
+        """Id that fills a batch."""
         return self.header.pad_token_id
 
     @property

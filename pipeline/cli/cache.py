@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look at feature sets; check, mend, share them.", no_args_is_help=True)
 
 _PATH = Annotated[Path, typer.Argument(help="A feature set, or a folder above several.")]
+_SET = Annotated[Path, typer.Argument(help="A feature set.")]
 
 _INPUTS = Annotated[
     Path | None,
@@ -70,7 +72,7 @@ def list_sets(path: _PATH = Path("data/features"), as_json: JSON = False) -> Non
 
 
 @app.command()
-def info(path: _PATH, as_json: JSON = False) -> None:
+def info(path: _SET, as_json: JSON = False) -> None:
     """Say where a feature set's rows come from, in a form that fits a paper's appendix.
 
     Example: sightline cache info data/features/scenes/image/clip
@@ -134,26 +136,31 @@ def verify(
 
 
 @app.command()
-def repair(path: _PATH) -> None:
+def repair(path: _PATH, as_json: JSON = False) -> None:
     """Take damaged shards out of the feature sets below a folder; the next run computes them again.
 
     Example: sightline cache repair data/features/scenes/image/clip
     """
     from pipeline.cache.repair import repair as repair_set
 
+    results: dict[str, list[str]] = {}
     for folder in _feature_sets(path):
         with _progress("read", folder) as advance:
             report = repair_set(folder, advance)
-        lines = report.lines()
+        lines = results[folder.as_posix()] = report.lines()
+        if as_json:
+            continue
         print(f"{folder}: " + (f"{len(lines)} damaged files" if lines else "nothing to repair"))
         for line in lines:
             print(f"  {line}")
         if report.dropped:
             print("  run its stage or `sightline extract` again for the rows that are missing now")
+    if as_json:
+        print_json(results)
 
 
 @app.command()
-def compact(path: _PATH) -> None:
+def compact(path: _PATH, as_json: JSON = False) -> None:
     """Bring feature sets into the very files of a clean run: full shards in the order of keys.
 
     Example: sightline cache compact data/features/scenes/image/clip
@@ -161,9 +168,14 @@ def compact(path: _PATH) -> None:
     from pipeline.cache.compact import compact as compact_set
     from pipeline.cache.record import read_record
 
+    results: dict[str, dict[str, int]] = {}
     for folder in _feature_sets(path):
         before, after = len(read_record(folder).shards), len(compact_set(folder).shards)
-        print(f"{folder}: {before} shards → {after}; `sightline cache gc` removes the old ones")
+        results[folder.as_posix()] = {"shards_before": before, "shards": after}
+        if not as_json:
+            print(f"{folder}: {before} shards → {after}; `sightline cache gc` removes the old ones")
+    if as_json:
+        print_json(results)
 
 
 @app.command()
@@ -172,6 +184,7 @@ def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be removed.")
     ] = False,
+    as_json: JSON = False,
 ) -> None:
     """Remove what feature sets no longer name: superseded files, and rows the manifest dropped.
 
@@ -179,11 +192,16 @@ def gc(
     """
     from pipeline.cache.compact import collect, garbage
 
-    total = 0
-    for folder in _feature_sets(path):
-        found = (garbage if dry_run else collect)(folder)
-        total += found.bytes
-        print(f"{folder}: {len(found.files)} files, {found.rows:,} rows, {_size(found.bytes)}")
+    found = {
+        folder.as_posix(): (garbage if dry_run else collect)(folder)
+        for folder in _feature_sets(path)
+    }
+    if as_json:
+        print_json({folder: asdict(each) for folder, each in found.items()})
+        return
+    for folder, each in found.items():
+        print(f"{folder}: {len(each.files)} files, {each.rows:,} rows, {_size(each.bytes)}")
+    total = sum(each.bytes for each in found.values())
     print(f"{_size(total)} {'would be freed' if dry_run else 'freed'}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import shutil
 from pathlib import Path
@@ -55,6 +54,8 @@ def doctor(as_json: JSON = False) -> None:
 
 
 def _version(package: str) -> str:
+    import importlib.metadata  # not above: `sightline --help` should not wait for it
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

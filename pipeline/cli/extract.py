@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pipeline.cli.options import DEVICE, JSON, OUT, RETRY, Retry, print_json
 
 if TYPE_CHECKING:
-    pass
+    import torch
+
+    from pipeline.extract.run import ExtractSettings, ExtractSummary
 
 app = typer.Typer(help="Run one frozen model into a feature set.", no_args_is_help=True)
 
@@ -25,7 +27,8 @@ _TEXTS = Annotated[
     typer.Option(help="A text file, one a line, or a captions or sentences manifest (Parquet)."),
 ]
 _PRECISION = Annotated[str, typer.Option(help="fp32, bf16 or fp16: the arithmetic.")]
-_DTYPE = Annotated[str, typer.Option(help="float16 or float32: what is stored.")]
+_DTypeName = Literal["float16", "float32"]
+_DTYPE = Annotated[_DTypeName, typer.Option(help="float16 or float32: what is stored.")]
 _BATCH = Annotated[int, typer.Option(min=1, help="Rows of a batch; part of the plan.")]
 _WORKERS = Annotated[int, typer.Option(min=0, help="Decode processes.")]
 _MAX_FAILED = Annotated[float, typer.Option(min=0, max=1, help="Share of rows that may fail.")]
@@ -94,7 +97,8 @@ def objects(
         float, typer.Option(min=0, max=1, help="Round an object, as a share of its longer side.")
     ] = 0.1,
     background: Annotated[
-        str, typer.Option(help="mean (the encoder's colour), white, black or keep.")
+        Literal["mean", "white", "black", "keep"],
+        typer.Option(help="mean (the encoder's colour), white, black or keep."),
     ] = "mean",
     device: DEVICE = "auto",
     precision: _PRECISION = "fp32",
@@ -113,15 +117,10 @@ def objects(
     --out features/objects
     """
     from pipeline.encoders.registry import build_image_encoder, named_encoder
-    from pipeline.extract.cutouts import BACKGROUNDS, CutoutRules
+    from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.inputs import objects_of_phrases
     from pipeline.extract.run import extract_objects
 
-    if background not in BACKGROUNDS:
-        raise typer.BadParameter(
-            f"found {background!r}, expected one of {', '.join(BACKGROUNDS)}",
-            param_hint="background",
-        )
     rules = CutoutRules(margin=margin, background=background)
     config = named_encoder(encoder, weights, "image")
     entries = objects_of_phrases(phrases, images_manifest, root)
@@ -208,33 +207,33 @@ def teacher(
 def _settings(
     device: str,
     precision: str,
-    dtype: str,
+    dtype: _DTypeName,
     batch_size: int,
     retry: Retry | None,
     copy_from: Path | None,
-    **others,
-):
-    from pipeline.encoders.device import check_precision, resolve_device
+    *,
+    workers: int = 0,
+    max_failed: float = 0.01,
+) -> tuple[ExtractSettings, torch.device]:
+    from pipeline.encoders.device import check_precision
     from pipeline.extract.run import ExtractSettings
+    from train.device import pick_device
 
-    if dtype not in ("float16", "float32"):
-        raise typer.BadParameter(
-            f"found {dtype!r}, expected float16 or float32", param_hint="dtype"
-        )
-    where = resolve_device(device)
+    where = pick_device(device)
     settings = ExtractSettings(
         batch_size=batch_size,
-        dtype=dtype,  # pyright: ignore[reportArgumentType]
+        dtype=dtype,
         precision=check_precision(precision),
         device=str(where),
         retry_failed=retry is not None,
         copy_from=copy_from,
-        **others,
+        workers=workers,
+        max_failed=max_failed,
     )
     return settings, where
 
 
-def _print(summary, out: Path, as_json: bool) -> None:
+def _print(summary: ExtractSummary, out: Path, as_json: bool) -> None:
     if as_json:
         print_json(
             {

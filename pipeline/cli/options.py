@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -38,3 +41,10 @@ def pairs_of(given: list[str], option: str) -> dict[str, str]:
             raise typer.BadParameter(f"found {each!r}, expected NAME=VALUE", param_hint=option)
         pairs[name] = value
     return pairs
+
+
+def first_mistake(error: ValidationError) -> str:
+    """The first thing that a model found wrong, under the name of its option."""
+    first = error.errors()[0]
+    where = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"][:1])
+    return where + first["msg"].removeprefix("Value error, ")

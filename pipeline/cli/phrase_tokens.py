@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import OUT
+from pipeline.cli.options import JSON, OUT, print_json
 
 
 def phrase_tokens(
@@ -18,6 +18,7 @@ def phrase_tokens(
     max_length: Annotated[
         int, typer.Option(min=3, help="Tokens of a training text, special tokens included.")
     ] = 32,
+    as_json: JSON = False,
 ) -> None:
     """Find the tokens of every phrase, once.
 
@@ -26,4 +27,8 @@ def phrase_tokens(
     """
     from pipeline.phrase_tokens import summary, tokenize_phrases
 
-    print(f"{out}: {summary(tokenize_phrases(phrases, captions, student, max_length, out))}")
+    header = tokenize_phrases(phrases, captions, student, max_length, out)
+    if as_json:
+        print_json({"out": out.as_posix(), "phrases": header.phrases, "dropped": header.dropped})
+    else:
+        print(f"{out}: {summary(header)}")

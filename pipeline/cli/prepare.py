@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.options import JSON, OUT, pairs_of, print_json
+from pipeline.cli.options import JSON, OUT, first_mistake, pairs_of, print_json
 
 app = typer.Typer(help="Turn a data set into manifests.", no_args_is_help=True)
 
@@ -100,7 +100,8 @@ def sentences(
 def scenes(
     out: OUT,
     count: Annotated[
-        int | None, typer.Option("--scenes", min=1, help="Pictures to draw; default: the demo's.")
+        int | None,
+        typer.Option("--scenes", min=1, help="Pictures to draw; default: 3,000, as in the demo."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything drawn and trained.")] = 0,
     as_json: JSON = False,
@@ -123,10 +124,7 @@ def _prepare(kind: str, given: dict[str, Any], out: Path, as_json: bool) -> None
     try:
         source = source_type(kind).model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"--{part}: " for part in first["loc"][:1])
-        message = first["msg"].removeprefix("Value error, ")
-        raise DatasetError(f"{kind}: {where}{message}") from error
+        raise DatasetError(f"{kind}: {first_mistake(error)}") from error
     report = prepare(kind, source, out, PhaseProgress())
     if as_json:
         print_json({"counts": report.counts, "problem_counts": report.problem_counts})

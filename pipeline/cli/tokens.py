@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import OUT
+from pipeline.cli.options import JSON, OUT, print_json
 
 
 def tokens(
@@ -20,6 +20,7 @@ def tokens(
     max_length: Annotated[
         int, typer.Option(min=3, help="Tokens of a training text, special tokens included.")
     ] = 32,
+    as_json: JSON = False,
 ) -> None:
     """Tokenise training texts, once.
 
@@ -30,4 +31,8 @@ def tokens(
     from pipeline.tokens import tokenize
 
     every = [text for path in texts for text in texts_in(path)]
-    print(f"{out}: {tokenize(every, student, max_length, out):,} distinct texts")
+    count = tokenize(every, student, max_length, out)
+    if as_json:
+        print_json({"out": out.as_posix(), "texts": count})
+    else:
+        print(f"{out}: {count:,} distinct texts")

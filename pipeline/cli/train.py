@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.options import DEVICE, JSON, OUT, pairs_of, print_json
+from pipeline.cli.options import JSON, OUT, first_mistake, pairs_of, print_json
 
 
 def train(
@@ -42,7 +42,7 @@ def train(
     max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
     eval_steps: Annotated[int, typer.Option(min=1, help="Steps between two dev scores.")] = 125,
-    device: DEVICE = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     as_json: JSON = False,
 ) -> None:
     """Fine-tune a student from cached features. Killed halfway, the same command goes on.
@@ -51,7 +51,6 @@ def train(
     --captions data/mine/captions.parquet --images data/mine/images.parquet --tokens tokens
     --student bert-base-uncased --epochs 3 --out runs/mcse
     """
-    import yaml
     from pydantic import ValidationError
 
     from pipeline.cache import SightlineError
@@ -83,7 +82,7 @@ def train(
             ),
             train=TrainConfig.model_validate(optimisation),
             objective=objective,
-            parameters={k: yaml.safe_load(v) for k, v in pairs_of(set_, "--set").items()},
+            parameters={name: _value(name, text) for name, text in pairs_of(set_, "--set").items()},
             seed=seed,
             pairs=PairSource(captions=captions, images=images, tokens=tokens, phrases=phrases)
             if captions and images
@@ -94,11 +93,19 @@ def train(
             out=out,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"][-1:])
-        raise SightlineError(where + first["msg"].removeprefix("Value error, ")) from error
+        raise SightlineError(first_mistake(error)) from error
     summary = train_run(spec)
     if as_json:
         print_json(summary.model_dump(mode="json"))
     else:
         print(summary)
+
+
+def _value(name: str, text: str) -> Any:
+    """What ``text`` is in YAML, as in params.yaml: a number, a truth value, a list, …"""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise typer.BadParameter(f"{name}: {text!r} is not YAML", param_hint="--set") from error

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pipeline.encoders.base import EncoderError, ImageEncoder, TextEncoder
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.libraries import require
+from train.mistakes import explain
 
 if TYPE_CHECKING:
     import torch
@@ -90,12 +91,7 @@ def named_encoder(
             }
         )
     except ValidationError as error:
-        reasons = "; ".join(
-            f"{'.'.join(map(str, entry['loc'])) or 'encoder'}: "
-            f"{entry['msg'].removeprefix('Value error, ')}"
-            for entry in error.errors()
-        )
-        raise EncoderError(f"{name}: {reasons}") from error
+        raise EncoderError(f"{name}: {'; '.join(explain(error, EncoderConfig))}") from error
 
 
 def _family_of(name: str, kind: EncoderKind) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Background = Literal["mean", "white", "black", "keep"]
-BACKGROUNDS: tuple[Background, ...] = get_args(Background)
 
 COMPOSE = "margin round the longer side, square, premultiplied alpha resized to the input"
 """How a cut-out becomes an input. Part of every object fingerprint: change it with the code."""

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from pipeline.cache import SightlineError
 from pipeline.grounding.config import GroundingSettings
+from train.mistakes import explain
 
 
 def read_settings(path: Path) -> GroundingSettings:
@@ -26,9 +27,5 @@ def read_settings(path: Path) -> GroundingSettings:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SightlineError(f"{path}: not YAML: {error}") from error
     except ValidationError as error:
-        lines = [
-            f"{path}: {'.'.join(map(str, each['loc'])) or 'the file'}: "
-            f"{each['msg'].removeprefix('Value error, ')}; found {each['input']!r}"
-            for each in error.errors()
-        ]
-        raise SightlineError("\n".join(lines)) from error
+        lines = explain(error, GroundingSettings)
+        raise SightlineError("\n".join(f"{path}: {line}" for line in lines)) from error

@@ -51,10 +51,11 @@ def ground_dataset(
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
             another run is writing here.
     """
-    from pipeline.encoders.device import computing, resolve_device
+    from pipeline.encoders.device import computing
+    from train.device import pick_device
 
     units = units_of(paths.images, paths.captions, paths.root, settings.captions)
-    where = resolve_device(device)
+    where = pick_device(device)
     grounder = build_grounder(settings.grounder, where, precision)
     segmenter = build_segmenter(settings.segmenter, where, precision)
     how = GroundSettings(

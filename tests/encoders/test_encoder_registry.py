@@ -12,7 +12,7 @@ from tiny_models import clip_config
 
 from pipeline.encoders.base import EncoderError
 from pipeline.encoders.config import EncoderConfig, parse_weights
-from pipeline.encoders.device import computing, resolve_device
+from pipeline.encoders.device import computing
 from pipeline.encoders.registry import (
     IMAGE_FAMILIES,
     RESNETS,
@@ -82,29 +82,6 @@ def test_options_that_mean_nothing_are_refused() -> None:
     ):
         with pytest.raises(ValidationError):
             EncoderConfig.model_validate({"weights": "random:0", **fields})
-
-
-def test_devices(monkeypatch) -> None:
-    assert resolve_device("cpu") == torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert resolve_device("auto") == torch.device("cpu")
-    for name in ("cuda", "cuda:1"):
-        with pytest.raises(EncoderError, match=f"device '{name}' was asked for.*no CUDA here"):
-            resolve_device(name)
-    with pytest.raises(EncoderError, match="'mps' was asked for"):
-        resolve_device("mps")
-    for name in ("gpu", "cuda:x", "cuda:", "cpu:0x"):
-        with pytest.raises(EncoderError, match="unknown device"):
-            resolve_device(name)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert resolve_device("auto") == torch.device("mps")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resolve_device("auto") == torch.device("cuda", 0)
-    assert resolve_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(EncoderError, match="has 2 CUDA devices"):
-        resolve_device("cuda:2")
 
 
 def test_fp32_on_cuda_means_no_tf32_and_flags_are_put_back() -> None:

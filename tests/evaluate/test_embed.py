@@ -12,7 +12,7 @@ import torch
 from tiny_encoder import make_encoder
 
 from pipeline.cache import SightlineError
-from train.embed import Embedder, pick_device
+from train.embed import Embedder
 
 SENTENCES = [
     "a big red dog sits near the tree",
@@ -181,11 +181,3 @@ def test_a_module_or_pooling_that_would_be_left_out_is_an_error(encoder_folder, 
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
     with pytest.raises(SightlineError, match="pools by max"):
         Embedder.load(tmp_path)
-
-
-def test_a_device_that_is_absent_or_unknown_is_an_error():
-    with pytest.raises(SightlineError, match="unknown device 'gpu'"):
-        pick_device("gpu")
-    missing = f"cuda:{torch.cuda.device_count()}"
-    with pytest.raises(SightlineError, match=f"{missing}.*was asked for"):
-        pick_device(missing)

@@ -105,6 +105,8 @@ def test_damage_is_named_repaired_and_computed_again(monkeypatch, capsys, world)
     assert run(monkeypatch, "cache", "repair", world / "image") == 0
     assert "6 rows are to be computed again" in capsys.readouterr().out
     assert verify(world / "image") == []
+    assert run(monkeypatch, "cache", "repair", world / "image", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out).values()) == [[]]
     words = ["--images", world / "photos", "--out", world / "image", "--workers", 0, "--json"]
     encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
     assert run(monkeypatch, "extract", "image", *words, *encoder) == 0
@@ -156,6 +158,9 @@ def test_gc_says_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
     (world / "image" / f"shard-{'0' * 32}.h5").write_bytes(b"x" * 3_000_000)
     assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run") == 0
     assert "3.0 MB would be freed" in capsys.readouterr().out
+    assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out).values()
+    assert found == {"files": {f"shard-{'0' * 32}.h5": 3_000_000}, "rows": 0, "bytes": 3_000_000}
     assert run(monkeypatch, "cache", "gc", world / "image") == 0
     assert "3.0 MB freed" in capsys.readouterr().out
     assert verify(world / "image") == []
@@ -165,6 +170,8 @@ def test_gc_says_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
 def test_compact_export_import_and_diff(monkeypatch, capsys, world):
     assert run(monkeypatch, "cache", "compact", world / "image") == 0
     assert "1 shards → 1" in capsys.readouterr().out
+    assert run(monkeypatch, "cache", "compact", world / "image", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out).values()) == [{"shards_before": 1, "shards": 1}]
     assert run(monkeypatch, "cache", "export", world / "image", "--out", world / "a.tar") == 0
     assert run(monkeypatch, "cache", "import", world / "a.tar", "--out", world / "b") == 0
     capsys.readouterr()

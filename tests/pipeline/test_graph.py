@@ -14,9 +14,12 @@ import yaml
 from pipeline import layout
 from pipeline.params import Params, load_params
 from pipeline.stages import run_spec
+from train.objectives import make_objective
 
 ROOT = Path(__file__).parents[2]
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+LOGGED = {"dev", "learning_rate", "grad_norm", "sentences_per_second"}
+"""What every run logs beside its loss terms (tests/train/test_run.py)."""
 FILES = [ROOT / "params.yaml", *sorted((ROOT / "configs").glob("*.yaml"))]
 
 
@@ -127,3 +130,39 @@ def test_dvc_reads_the_graph_with_every_parameter_file(tmp_path):
         )
         assert found.returncode == 0, found.stderr
         assert "train-mcse-clip@0" in found.stdout.split()
+
+
+def test_dvc_draws_every_curve_of_the_shown_runs(tmp_path):
+    dvc = Path(sys.executable).with_name("dvc")
+    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    params = load_params(ROOT / "params.yaml")
+    plots = [
+        next(iter(each.items()))
+        for each in yaml.safe_load((ROOT / "dvc.yaml").read_text())["plots"]
+    ]
+    assert {"dev score", "text loss", "learning rate", "gradient norm", "speed"} <= {
+        title for title, _ in plots
+    }
+    for title, plot in plots:
+        for path, column in plot["y"].items():
+            run = path.split("/")[1]
+            terms = make_objective(params.run(run).objective, params.run(run).parameters).weights
+            logged = {f"loss_{term}" for term in terms} | LOGGED
+            assert column in logged, f"{title}: {run} logs {', '.join(sorted(logged))}"
+            assert path == f"runs/{run}/seed-0/dvclive/plots/metrics/{column}.tsv"
+            file = tmp_path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"step\t{column}\n1\t0.5\n2\t0.25\n")
+        of_title = {path.split("/")[1] for path in plot["y"]}
+        assert of_title == set(params.report.shown) or "loss" in title
+    drawn = subprocess.run(
+        [dvc, "plots", "show", "--out", "drawn"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert drawn.returncode == 0, drawn.stderr
+    page = (tmp_path / "drawn" / "index.html").read_text()
+    for title, plot in plots:
+        assert title in page
+        assert all(column in page for column in plot["y"].values())

@@ -47,7 +47,14 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         ("extract.percision", "fp32", "did you mean 'precision'"),
         ("encoders.image.clip.modle", "x", "did you mean 'model'"),
         ("datasets.scense", {}, "unknown kind of data set 'scense'; did you mean 'scenes'"),
-        ("datasets.scenes.scenes", {"scnes": 3}, "scnes"),
+        (
+            "datasets.scenes.scenes",
+            {"scnes": 3},
+            "datasets: scenes.scenes: unknown key 'scnes'; did you mean 'scenes'",
+        ),
+        ("grounding.captoins", "all", "grounding: unknown key 'captoins'; did you mean 'captions'"),
+        ("grounding.grounder.pth", "x", "unknown key 'pth'; did you mean 'path'"),
+        ("report.shown", ["simcse", "mcse-clip"], "report.shown: lacks mcse-shuffled"),
         ("graph.image_encoders", ["clp"], "unknown name 'clp'; did you mean 'clip'"),
         ("graph.object_encoders", ["clp"], "graph.object_encoders: unknown name 'clp'"),
         (

@@ -138,7 +138,7 @@ def test_a_part_of_weight_zero_is_gone(world, features, objects):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({}, "parts: field required"),
+        ({}, "parts: is missing"),
         ({"parts": {}}, "parts: dictionary should have at least 1 item"),
         ({"parts": {"dalr": {"weight": -1, "parameters": DALR}}}, "greater than or equal to 0"),
         ({"parts": {"dalr": {"weight": 0, "parameters": DALR}}}, "every part has weight 0"),
@@ -156,7 +156,7 @@ def test_a_part_of_weight_zero_is_gone(world, features, objects):
         ),
         (
             {"parts": {"mcse": {"parameters": {"image": "clip", "wieght": 1}}}},
-            "objective mcse: wieght",
+            "objective mcse: unknown key 'wieght'; did you mean 'weight'",
         ),
     ],
 )

@@ -342,7 +342,7 @@ def test_plain_sentences_without_a_text_term_are_refused(
         ({"target_temperature": 0}, "target_temperature: input should be greater than 0"),
         ({"student_temperature": 0}, "student_temperature: input should be greater than 0"),
         ({"consistency_margin": 1.5}, "consistency_margin: input should be less than or equal"),
-        ({"variant": "released"}, "variant: extra inputs are not permitted"),
+        ({"variant": "released"}, "unknown key 'variant'"),
         ({"image": None}, "set image_weight, consistency_weight, cross_modal_weight to 0"),
         ({"teachers": []}, "set cross_modal_weight, ranking_weight, intra_modal_weight to 0"),
         ({"teachers": [{"encoder": "first", "weight": 0}]}, "none with a weight above 0"),

@@ -131,7 +131,9 @@ def test_what_does_not_fit_is_one_error(world: World, changes: dict, message: st
 
 
 def test_an_unknown_objective_lists_those_there_are() -> None:
-    with pytest.raises(SightlineError, match=r"unknown objective 'clip'; there are .*simcse.*mcse"):
+    with pytest.raises(
+        SightlineError, match=r"unknown objective 'clip'.* \(there are: .*mcse.*simcse"
+    ):
         make_objective("clip", {})
 
 

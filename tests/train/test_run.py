@@ -102,12 +102,25 @@ def test_export_gives_the_embeddings_that_were_evaluated(world: World, tmp_path:
     with torch.no_grad():
         states = model.eval()(**tokenizer(texts, padding=True, return_tensors="pt"))
     np.testing.assert_allclose(states.last_hidden_state[:, 0].numpy(), ours, atol=1e-6)
-    card = (folder / "README.md").read_text()
-    assert summary.features["image"].fingerprint in card
-    assert "untrained" in card
+    assert_card(folder / "README.md", summary)
     assert set(load_file(tmp_path / "heads.safetensors")) == {
         f"{head}.0.{part}" for head in ("text", "grounding", "image") for part in ("weight", "bias")
     }
+
+
+def assert_card(path: Path, summary: RunSummary) -> None:
+    """The model card says data, objective, parameters, scores and features."""
+    card = path.read_text()
+    assert "NAACL 2022" in card  # MCSE's paper
+    assert all(file in card for file in summary.data.values())
+    assert summary.features["image"].fingerprint in card
+    assert "**Untrained weights**" in card
+    assert f"Spearman × 100 = {max(score for _, score in summary.dev_history):.2f}" in card
+    _, _, block = card.partition("```json\n")
+    parameters = json.loads(block.partition("```")[0])
+    assert parameters["objective"] == {"name": "mcse", **summary.parameters}
+    assert parameters["train"]["learning_rate"] == 1e-3
+    assert parameters["seed"] == summary.seed
 
 
 def test_the_best_weights_are_exported_and_score_what_the_history_says(

@@ -1,4 +1,4 @@
-"""The parameters of `scenes`; the defaults are the demo's."""
+"""The parameters of `scenes`; params.yaml has the demo's."""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+"""Progress: lines with rate and time left in a log, a bar on a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from pipeline import progress as module
+from pipeline.progress import PhaseProgress, progress
+
+
+class Terminal(io.StringIO):
+    """Text that takes itself for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets."""
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_gets_plain_lines_with_rate_and_time_left(clock, capsys):
+    with progress("features", 1_500, "images", done=500) as advance:
+        for _ in range(4):
+            clock[0] += 5
+            advance(100)
+    assert capsys.readouterr().err.splitlines() == [
+        "features: 700 of 1,500 images, 20 images/s, 40 s left",
+        "features: 900 of 1,500 images, 20 images/s, 30 s left",
+    ]
+
+
+def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("features", 8, "images") as advance:
+        advance(8)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert re.search(r"features .*8/8 [\d,]+ images/s \d:\d\d:\d\d", shown)
+
+
+def test_each_phase_counts_for_itself(clock, capsys):
+    tell = PhaseProgress("rows")
+    for what, done in [("drawing", 5), ("drawing", 10), ("training", 3)]:
+        clock[0] += 11
+        tell(what, done, 10)
+    assert [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "drawing: 10 of 10 rows",
+    ]

@@ -1,0 +1,100 @@
+"""What README and docs/real-data.md show runs as it is shown, from photographs to scores."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from shown_commands import ROOT, shown_commands
+from small_senteval import write_senteval
+from tiny_encoder import make_encoder
+
+from pipeline.cli import main
+from train.evaluate.sts import TASKS
+
+STAND_INS = {"pretrained:IMAGENET1K_V1": "random:0", "bert-base-uncased": "student"}
+"""What cannot be had offline, and what takes its place."""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A folder with the files that the pages take for granted."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    rows = ["image,caption"]
+    for i, colour in enumerate(("red", "blue", "green", "white")):
+        Image.new("RGB", (40, 30), colour).save(f"photos/{i}.png")
+        rows += [f"{i}.png,a {colour} dog sits", f"{i}.png,the big {colour} tree"]
+    Path("captions.csv").write_text("\n".join(rows) + "\n")
+    for part in make_encoder():
+        part.save_pretrained("student")
+    write_senteval(Path("senteval/downstream"))
+    return tmp_path
+
+
+def run(monkeypatch, command: str) -> int:
+    """Run a shown command in this process, with stand-ins; its exit code."""
+    words = [STAND_INS.get(word, word) for word in command.split()]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def test_shown_commands_run_one_after_the_other(place, monkeypatch, capsys):
+    for command in shown_commands(ROOT / "docs/real-data.md"):
+        assert run(monkeypatch, command) == 0, f"{command}\n{capsys.readouterr().err}"
+    scores = capsys.readouterr().out.splitlines()[-2:]
+    assert scores[0].split() == [*TASKS, "Avg"]
+    assert all(-100 <= float(score) <= 100 for score in scores[1].split())
+
+    # where the graph would have put them
+    shutil.copytree("runs/mcse", "runs/mcse-clip/seed-0")
+    shutil.copytree("features", "data/features")
+    readme = ROOT / "README.md"
+    for command in shown_commands(readme):
+        if command.startswith("sightline"):
+            assert run(monkeypatch, command) == 0, f"{command}\n{capsys.readouterr().err}"
+    said = capsys.readouterr().out
+    assert "nothing to compute" in said
+    assert "data/features/resnet50: sound" in said
+    (block,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.S)
+    names: dict[str, np.ndarray] = {}
+    exec(block, names)
+    assert names["embeddings"].shape == (1, 16)
+
+
+MISTAKES = [
+    ("prepare pairs --images nowhere --captions captions.csv --out x", "no such image folder"),
+    ("prepare pairs --images photos --captions nothing.csv --out x", "no such file"),
+    ("prepare pairs --images photos --captions captions.csv --split train --out x", "NAME=VALUE"),
+    ("prepare flickr30k --images photos --out x", "captions"),
+    ("prepare coco --images photos --captions tain=c.json --out x", "unknown split 'tain'"),
+    ("prepare sentences --path captions --out x", "no such file"),
+    ("extract text --texts broken.parquet --encoder ViT-B-32 --weights random:0 --out x", "broken"),
+    ("tokens --texts captions.csv --student ./nobody --out x", "./nobody: there is no such"),
+    ("train --objective mcs --tokens x --student student --out x", "pairs, text, or both"),
+    ("train --objective mcs --sentences x --tokens x --student student --out x", "mean 'mcse'?"),
+    ("train --objective simcse --sentences x --tokens x --student y --out x", "no such manifest"),
+    ("train --objective mcse --set image=[ --tokens x --student y --out x", "is not YAML"),
+    ("train --objective mcse --device cuda:1 --tokens x --student y --out x", "--device: "),
+    ("evaluate sts --model student --data photos", "STS.input.MSRpar.txt: no such file"),
+    ("evaluate sts --model ./nobody --data senteval/downstream", "./nobody: there is no such"),
+    ("evaluate similarity --model student --pairs captions.csv", "expected the header"),
+    ("evaluate sts --model student --data senteval/downstream", "does not say how to pool"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), MISTAKES, ids=[c for c, _ in MISTAKES])
+def test_a_mistake_is_one_clear_error(place, monkeypatch, capsys, command, message):
+    Path("broken.parquet").write_bytes(b"no parquet")
+    assert run(monkeypatch, f"sightline {command}") in (1, 2)
+    said = capsys.readouterr()
+    assert message in " ".join(said.err.replace("│", "").split())
+    assert "Traceback" not in said.err + said.out
+    assert not Path("x").exists()

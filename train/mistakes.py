@@ -1,0 +1,68 @@
+"""What is wrong with given parameters, in words: the key, what was found, what there is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One line for each mistake that ``model`` found; an unknown key is told the nearest one."""
+    return [_line(dict(each), model) for each in error.errors()]
+
+
+def unknown(name: str, known: Iterable[object], what: str) -> str:
+    """``unknown key 'batchsize'; did you mean 'batch_size'? (there are: …)``."""
+    there = sorted(str(each) for each in known)
+    near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r}{guess} (there are: {', '.join(there) or 'none'})"
+
+
+def _line(error: dict[str, Any], model: type[BaseModel]) -> str:
+    location: list[Any] = list(error["loc"])
+    message: str = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        key = str(location.pop())
+        message = unknown(key, _keys(location, model), "key")
+    elif error["type"] == "missing":
+        message = "is missing; it has no default"
+    elif error["type"] != "value_error":  # one of our own says what it found
+        message = f"{message[0].lower()}{message[1:]}; found {error['input']!r}"
+    where = ".".join(map(str, location))
+    return f"{where}: {message}" if where else message
+
+
+def _keys(location: Iterable[Any], model: type[BaseModel]) -> list[str]:
+    """The keys that are allowed at a place below ``model``."""
+    here: Any = model
+    for part in location:
+        found = _models(here)
+        if len(found) > 1:  # a union, of which pydantic names the member by its tag
+            here = next((each for each in found if part in _tags(each)), None)
+        elif found:
+            field = found[0].model_fields.get(str(part))
+            here = field.annotation if field else None
+        elif get_origin(here) in (dict, list):
+            here = get_args(here)[-1]
+    found = _models(here)
+    return list(found[0].model_fields) if len(found) == 1 else []
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models that an annotation names itself or as members of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (dict, list, Literal):
+        return []
+    inside = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
+    return [model for each in inside for model in _models(each)]
+
+
+def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    """The values by which a member of a tagged union is chosen."""
+    kinds = (get_args(field.annotation) for field in model.model_fields.values())
+    return tuple(tag for values in kinds for tag in values)
