@@ -138,6 +138,6 @@ def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
         return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
     raise CacheError(
-        f"{path}: not a {kind} manifest\n  found:    {describe(found)}\n"
+        f"{path}: not a manifest of kind {kind}\n  found:    {describe(found)}\n"
         f"  expected: {describe(expected)}\n  Run `sightline prepare` again to write it anew."
     )

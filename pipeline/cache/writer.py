@@ -61,10 +61,13 @@ class FeatureSetWriter:
         spec: what decides the value of a row.
 
     Raises:
+        CacheError: there is a file in its place.
         BusyError: another process is writing here.
     """
 
     def __init__(self, folder: Path, spec: FeatureSpec) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise CacheError(f"{folder}: is a file; a feature set is a folder, so name another")
         self.folder = folder
         self.run_folder = folder.with_name(folder.name + ".run")
         self.spec = spec

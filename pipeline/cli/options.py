@@ -47,4 +47,5 @@ def first_mistake(error: ValidationError) -> str:
     """The first thing that a model found wrong, under the name of its option."""
     first = error.errors()[0]
     where = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"][:1])
-    return where + first["msg"].removeprefix("Value error, ")
+    found = "" if first["type"] == "value_error" else f"; found {first['input']!r}"
+    return where + first["msg"].removeprefix("Value error, ") + found

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.feature_sets import SET
 from pipeline.cli.options import JSON, OUT, print_json
 
-_SET = Annotated[Path, typer.Argument(help="A feature set.", show_default=False)]
 _FILE = Annotated[Path, typer.Option("--out", help="File to write.", show_default=False)]
 _TEXTS = Annotated[Path, typer.Option(help="Captions, one a line, as the rows are aligned.")]
 _MANIFESTS = Annotated[
@@ -21,7 +21,7 @@ _SOURCE = Annotated[
 ]
 
 
-def diff(a: _SET, b: _SET, as_json: JSON = False) -> None:
+def diff(a: SET, b: SET, as_json: JSON = False) -> None:
     """Say which rows a feature set has gained, lost and changed.
 
     Example: sightline cache diff features/old features/new
@@ -44,7 +44,7 @@ def diff(a: _SET, b: _SET, as_json: JSON = False) -> None:
         print(f"rows in error: {found.added_failures:,} added, {found.gone_failures:,} gone")
 
 
-def export_set(path: _SET, out: _FILE) -> None:
+def export_set(path: SET, out: _FILE) -> None:
     """Write a feature set to one tar file with the SHA-256 of everything in it.
 
     Example: sightline cache export data/features/scenes/image/clip --out clip.tar
@@ -107,7 +107,7 @@ def import_kdmcse(
 
 
 def export_mcse(
-    path: _SET,
+    path: SET,
     dataset: _MANIFESTS,
     out: _FILE,
     texts: Annotated[Path, typer.Option(help="Text file to write: a caption a line.")],

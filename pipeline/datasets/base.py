@@ -85,7 +85,7 @@ class PrepareReport:
         ]
         raise DatasetError(
             f"{self.kind}: strict is set and the data has problems:\n" + "\n".join(lines) + "\n"
-            "  Mend the data, or set `strict: false` to go on without these rows."
+            "  Mend the data, or leave `strict` out to go on without these rows."
         )
 
     def to_json(self) -> str:
@@ -132,7 +132,7 @@ def read_utf8(path: Path) -> str:
         DatasetError: there is no such file, or it is not UTF-8 (names the line and the byte).
     """
     if not path.is_file():
-        raise DatasetError(f"{path}: no such file; check the path in params.yaml")
+        raise DatasetError(f"{path}: no such file; check the path")
     data = path.read_bytes()
     try:
         return data.decode("utf-8-sig")

@@ -90,7 +90,7 @@ def scan_images(
 
 def _find(folder: Path, root: Path) -> tuple[list[str], int]:
     if not folder.is_dir():
-        raise DatasetError(f"{folder}: no such image folder; check `images` in params.yaml")
+        raise DatasetError(f"{folder}: no such image folder; check the path")
     found: list[str] = []
     other = 0
     for parent, names, files in os.walk(folder):
@@ -104,7 +104,7 @@ def _find(folder: Path, root: Path) -> tuple[list[str], int]:
     if not found:
         raise DatasetError(
             f"{folder}: no images in this folder ({other} other files; looked for "
-            f"{', '.join(sorted(SUFFIXES))}); check `images` in params.yaml"
+            f"{', '.join(sorted(SUFFIXES))}); check the path"
         )
     return found, other
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlparse
@@ -104,8 +106,9 @@ def _published(models: Any, model: str, tag: str) -> tuple[str, str, dict[str, T
         found = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
         raise EncoderError(f"{model} {found}; use pretrained: with one of {there}")
     weights = choices[tag]
-    with reaching(model, f"weights {weights.name!r}"), quiet():
-        # The file's name ends in the head of its SHA-256, which torch checks on download.
+    with reaching(model, f"weights {weights.name!r}"), quiet(), redirect_stdout(sys.stderr):
+        # The file's name ends in the head of its SHA-256, which torch checks on download. It also
+        # says that it downloads, on standard output, where a result may be expected.
         state = torch.hub.load_state_dict_from_url(
             weights.url, map_location="cpu", progress=False, check_hash=True, weights_only=True
         )

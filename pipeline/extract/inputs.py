@@ -47,9 +47,9 @@ def entries_of_manifest(manifest: Path, root: Path) -> list[ImageEntry]:
     Raises:
         SightlineError: the manifest is missing or of another kind, or ``root`` is no folder.
     """
+    table = read_manifest(manifest, IMAGES)
     if not root.is_dir():
         raise SightlineError(f"{root}: no such image folder; check where the images are")
-    table = read_manifest(manifest, IMAGES)
     paths, keys = table["path"].to_pylist(), table["key"].to_pylist()
     return [ImageEntry(root / path, key) for path, key in zip(paths, keys, strict=True)]
 
@@ -97,9 +97,10 @@ def texts_in(path: Path) -> list[str]:
     if not path.is_file():
         raise SightlineError(f"{path}: no such file; expected texts, one a line, or a manifest")
     if path.suffix == ".parquet":
-        columns = read_schema(path).names
-        if "text" not in columns:
-            raise SightlineError(f"{path}: has columns {', '.join(columns)}, expected `text`")
+        found = {field.name: str(field.type) for field in read_schema(path)}
+        if found.get("text") not in ("string", "large_string"):
+            columns = ", ".join(f"{name}: {kind}" for name, kind in found.items())
+            raise SightlineError(f"{path}: has columns {columns}; expected `text`, of strings")
         texts = read_table(path, ["text"])["text"].to_pylist()
     else:
         from pipeline.datasets.base import read_lines

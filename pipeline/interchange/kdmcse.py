@@ -117,7 +117,10 @@ def _members(path: Path) -> Iterator[tuple[str, Any]]:
                     break
                 more()
             if buffer[at] not in expected:
-                raise SightlineError(f"{path}: found {buffer[at]!r}, expected one of {expected}")
+                raise SightlineError(
+                    f"{path}: found {buffer[at]!r} where JSON has "
+                    f"{' or '.join(expected)}; expected KDMCSE's file"
+                )
             at += 1
             return buffer[at - 1]
 

@@ -55,7 +55,7 @@ def test_keys_of_a_manifest_come_back_as_an_array(tmp_path):
 
 def test_a_manifest_of_another_kind_is_refused(tmp_path):
     write_manifest(tmp_path / "s", pa.table({"text": ["a"]}, schema=SENTENCES), SENTENCES)
-    with pytest.raises(CacheError, match="not a captions/1 manifest"):
+    with pytest.raises(CacheError, match="not a manifest of kind captions/1"):
         read_manifest(tmp_path / "s", CAPTIONS)
     (tmp_path / "junk").write_bytes(b"junk")
     with pytest.raises(CacheError, match="not a readable Parquet file"):

@@ -103,7 +103,7 @@ def test_weights_of_another_resnet_do_not_fit(tmp_path: Path) -> None:
         build(f"file:{tmp_path / 'r50.safetensors'}")
 
 
-def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch) -> None:
+def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nothing listens there
     with pytest.raises(EncoderError) as caught:
@@ -111,6 +111,7 @@ def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch) -> No
     message = str(caught.value)
     assert "resnet18: its weights 'IMAGENET1K_V1' cannot be had: not cached here" in message
     assert "Nothing was put in its place" in message
+    assert capsys.readouterr().out == ""  # which belongs to results
     with pytest.raises(EncoderError, match="has no weights 'V9'; use pretrained: with one of IMA"):
         build("pretrained:V9")
 

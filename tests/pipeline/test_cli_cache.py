@@ -114,6 +114,14 @@ def test_damage_is_named_repaired_and_computed_again(monkeypatch, capsys, world)
     assert FeatureSet.open(world / "image").record == before
 
 
+def test_a_damaged_set_hides_no_other(monkeypatch, capsys, world):
+    (world / "image" / "feature_set.json").write_text("{")
+    assert run(monkeypatch, "cache", "list", world, "--json") == 1
+    said = capsys.readouterr()
+    assert [each["path"] for each in json.loads(said.out)] == [(world / "text").as_posix()]
+    assert "feature_set.json: cut short or not JSON" in said.err
+
+
 @pytest.mark.parametrize(("kind", "inputs"), [("image", "photos"), ("text", "texts.txt")])
 def test_rows_can_be_encoded_again_and_compared(monkeypatch, capsys, world, kind, inputs):
     words = ["cache", "verify", world / kind, "--recompute", 2, "--inputs", world / inputs]

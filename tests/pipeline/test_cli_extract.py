@@ -207,6 +207,15 @@ def test_what_cannot_be_done_is_one_clear_error(
     assert "Traceback" not in said
 
 
+def test_a_file_in_the_place_of_the_output_is_said_before_anything_starts(
+    monkeypatch, capsys, photos, clip, tmp_path
+):
+    (tmp_path / "out").write_text("a file")
+    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
+    assert "out: is a file; a feature set is a folder" in capsys.readouterr().err
+    assert not (tmp_path / "out.run").exists()
+
+
 def test_an_empty_folder_is_an_error(monkeypatch, capsys, clip, tmp_path):
     (tmp_path / "none").mkdir()
     assert sightline(monkeypatch, *image_words(tmp_path / "none", clip, tmp_path / "out")) == 1

@@ -139,7 +139,7 @@ def spoilt(**changes) -> str:
         (spoilt(image_feat=[float("nan")] * 5), "no number"),
         (spoilt()[:-40], "cut short"),
         ('{"a.jpg": {"captions": []}}', "lacks image_feat, lang_feat"),
-        ("[]", "expected one of"),
+        ("[]", "where JSON has {; expected KDMCSE's file"),
         ("{}", "holds no image"),
         ('{"a": ' + '{"b": ' * 100_000, "flickr.json"),
     ],
