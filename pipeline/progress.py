@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -46,7 +47,7 @@ def _bar(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[int
             nonlocal count
             count += more
             per_second = count / max(time.monotonic() - start, 1e-9)
-            bar.update(task, advance=more, rate=f"{per_second:,.0f} {unit}/s")
+            bar.update(task, advance=more, rate=_rate(per_second, unit))
 
         yield advance
 
@@ -67,12 +68,17 @@ def _lines(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[i
         left = (total - done - count) / max(per_second, 1e-9)
         print(
             f"{title}: {done + count:,} of {total:,} {unit}, "
-            f"{per_second:,.0f} {unit}/s, {left:,.0f} s left",
+            f"{_rate(per_second, unit)}, {timedelta(seconds=round(left))} left",
             file=sys.stderr,
             flush=True,
         )
 
     yield advance
+
+
+def _rate(per_second: float, unit: str) -> str:
+    digits = 0 if per_second >= 10 else 1  # a large model does less than one a second
+    return f"{per_second:,.{digits}f} {unit}/s"
 
 
 class PhaseProgress:

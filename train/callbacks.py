@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ class ProgressReport(TrainerCallback):
             return
         parts = [f"{self.label}: step {state.global_step}/{state.max_steps}", note, speed]
         if "loss" in logs:
-            parts.append(f"{_clock(self._seconds_left(state))} left")
+            parts.append(f"{self._time_left(state)} left")
         (self._say or to_stderr)("  ".join(part for part in parts if part))
 
     def close(self) -> None:
@@ -143,19 +143,12 @@ class ProgressReport(TrainerCallback):
             self._bar.stop()
             self._bar = None
 
-    def _seconds_left(self, state: TrainerState) -> float:
+    def _time_left(self, state: TrainerState) -> timedelta | str:
         done = state.global_step - self._first_step
         if done <= 0:
-            return math.nan
-        return (time.monotonic() - self._started) / done * (state.max_steps - state.global_step)
-
-
-def _clock(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+            return "?"
+        seconds = (time.monotonic() - self._started) / done * (state.max_steps - state.global_step)
+        return timedelta(seconds=round(seconds))
 
 
 def to_stderr(line: str) -> None:

@@ -32,9 +32,17 @@ def test_a_log_gets_plain_lines_with_rate_and_time_left(clock, capsys):
             clock[0] += 5
             advance(100)
     assert capsys.readouterr().err.splitlines() == [
-        "features: 700 of 1,500 images, 20 images/s, 40 s left",
-        "features: 900 of 1,500 images, 20 images/s, 30 s left",
+        "features: 700 of 1,500 images, 20 images/s, 0:00:40 left",
+        "features: 900 of 1,500 images, 20 images/s, 0:00:30 left",
     ]
+
+
+def test_a_slow_model_has_a_rate_too(clock, capsys):
+    with progress("ground", 7_210, "images") as advance:
+        clock[0] += 20
+        advance(10)
+    said = capsys.readouterr().err
+    assert said == "ground: 10 of 7,210 images, 0.5 images/s, 4:00:00 left\n"
 
 
 def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch):
@@ -45,7 +53,7 @@ def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch):
     with progress("features", 8, "images") as advance:
         advance(8)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert re.search(r"features .*8/8 [\d,]+ images/s \d:\d\d:\d\d", shown)
+    assert re.search(r"features .*8/8 [\d,.]+ images/s \d:\d\d:\d\d", shown)
 
 
 def test_each_phase_counts_for_itself(clock, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def test_resume_gives_the_weights_of_an_unbroken_run(
     lines: list[str] = []
     resumed = train_run(spec, say=lines.append)
     assert "going on from checkpoint-4" in lines[0]
+    assert re.fullmatch(r"mcse: step 5/6  loss \S+  \d+ sentences/s  0:00:0\d left", lines[1])
     assert resumed.dev_history == expected.dev_history
     assert resumed.sentences == expected.sentences
     found = weights(broken)
