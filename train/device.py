@@ -1,10 +1,13 @@
-"""The device to compute on, for frozen models, training and evaluation alike."""
+"""Where to compute and in what, for frozen models, training and evaluation alike."""
 
 from __future__ import annotations
 
 import torch
 
 from pipeline.cache import SightlineError
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What a precision below fp32 computes in, under autocast."""
 
 
 def pick_device(name: str) -> torch.device:

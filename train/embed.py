@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,12 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.cache import SightlineError
-from train.device import pick_device
+from train.config import Precision
+from train.device import AUTOCAST, pick_device
 from train.encoder_folder import load_model, load_tokenizer, own_max_length, read_recipe
 from train.pooling import Pooling, check_pooling, needs_hidden_states, pool
-
-Precision = Literal["fp32", "bf16", "fp16"]
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Embedder:
@@ -52,7 +49,7 @@ class Embedder:
         Raises:
             SightlineError: unknown pooling or precision, or `pooler` without a pooler.
         """
-        if precision != "fp32" and precision not in _AUTOCAST:
+        if precision != "fp32" and precision not in AUTOCAST:
             raise SightlineError(f"unknown precision {precision!r}; use fp32, bf16 or fp16")
         self.pooling: Pooling = check_pooling(pooling)
         if self.pooling == "pooler" and getattr(model, "pooler", None) is None:
@@ -164,7 +161,7 @@ class Embedder:
         mask = mask.to(device, torch.int64)
         with torch.autocast(
             device.type,
-            dtype=_AUTOCAST.get(self.precision, torch.bfloat16),
+            dtype=AUTOCAST.get(self.precision, torch.bfloat16),
             enabled=self.precision != "fp32",
         ):
             output = self.model(

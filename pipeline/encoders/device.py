@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from pipeline.encoders.base import EncoderError
+from train.device import AUTOCAST
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-PRECISIONS = ("fp32", *_AUTOCAST)
+PRECISIONS = ("fp32", *AUTOCAST)
 
 
 def check_precision(precision: str) -> str:
@@ -30,8 +30,8 @@ def computing(device: torch.device, precision: str) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
-        if precision in _AUTOCAST:
-            stack.enter_context(torch.autocast(device.type, dtype=_AUTOCAST[precision]))
+        if precision in AUTOCAST:
+            stack.enter_context(torch.autocast(device.type, dtype=AUTOCAST[precision]))
         if device.type == "cuda":
             flags = torch.backends.cudnn.flags(
                 enabled=True, benchmark=False, deterministic=True, allow_tf32=False
