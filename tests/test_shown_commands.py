@@ -37,6 +37,10 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def of_sightline(page: Path) -> list[str]:
+    return [command for command in shown_commands(page) if command.startswith("sightline ")]
+
+
 def run(monkeypatch, command: str) -> int:
     """Run a shown command in this process, with stand-ins; its exit code."""
     words = [STAND_INS.get(word, word) for word in command.split()]
@@ -47,7 +51,7 @@ def run(monkeypatch, command: str) -> int:
 
 
 def test_shown_commands_run_one_after_the_other(place, monkeypatch, capsys):
-    for command in shown_commands(ROOT / "docs/real-data.md"):
+    for command in of_sightline(ROOT / "docs/real-data.md"):
         assert run(monkeypatch, command) == 0, f"{command}\n{capsys.readouterr().err}"
     scores = capsys.readouterr().out.splitlines()[-2:]
     assert scores[0].split() == [*TASKS, "Avg"]
@@ -57,9 +61,8 @@ def test_shown_commands_run_one_after_the_other(place, monkeypatch, capsys):
     shutil.copytree("runs/mcse", "runs/mcse-clip/seed-0")
     shutil.copytree("features", "data/features")
     readme = ROOT / "README.md"
-    for command in shown_commands(readme):
-        if command.startswith("sightline"):
-            assert run(monkeypatch, command) == 0, f"{command}\n{capsys.readouterr().err}"
+    for command in of_sightline(readme):
+        assert run(monkeypatch, command) == 0, f"{command}\n{capsys.readouterr().err}"
     said = capsys.readouterr().out
     assert "nothing to compute" in said
     assert "data/features/resnet50: sound" in said
@@ -73,10 +76,13 @@ MISTAKES = [
     ("prepare pairs --images nowhere --captions captions.csv --out x", "no such image folder"),
     ("prepare pairs --images photos --captions nothing.csv --out x", "no such file"),
     ("prepare pairs --images photos --captions captions.csv --split train --out x", "NAME=VALUE"),
-    ("prepare flickr30k --images photos --out x", "captions"),
+    ("prepare flickr30k --images photos --out x", "one of the two"),
     ("prepare coco --images photos --captions tain=c.json --out x", "unknown split 'tain'"),
     ("prepare sentences --path captions --out x", "no such file"),
-    ("extract text --texts broken.parquet --encoder ViT-B-32 --weights random:0 --out x", "broken"),
+    (
+        "extract text --texts broken.parquet --encoder ViT-B-32 --weights random:0 --out x",
+        "not a readable Parquet",
+    ),
     ("tokens --texts captions.csv --student ./nobody --out x", "./nobody: there is no such"),
     ("train --objective mcs --tokens x --student student --out x", "pairs, text, or both"),
     ("train --objective mcs --sentences x --tokens x --student student --out x", "mean 'mcse'?"),

@@ -163,8 +163,9 @@ def text(
 
     config = named_encoder(encoder, weights, "text")
     settings, where = _settings(device, precision, dtype, batch_size, retry, copy_from)
+    entries = texts_in(texts)
     model = build_text_encoder(config, where, precision)
-    _print(extract_texts(texts_in(texts), model, out, settings, "text"), out, as_json)
+    _print(extract_texts(entries, model, out, settings, "text"), out, as_json)
 
 
 @app.command()
@@ -200,8 +201,9 @@ def teacher(
 
     config = named_encoder(encoder, weights, "teacher", pooling=pooling, max_length=max_length)
     settings, where = _settings(device, precision, dtype, batch_size, retry, copy_from)
+    entries = texts_in(texts)
     model = build_text_encoder(config, where, precision)
-    _print(extract_texts(texts_in(texts), model, out, settings, "teacher"), out, as_json)
+    _print(extract_texts(entries, model, out, settings, "teacher"), out, as_json)
 
 
 def _settings(
