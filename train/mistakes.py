@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+_CONTAINERS = (dict, list, tuple)
+
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line for each mistake that ``model`` found; an unknown key is told the nearest one."""
@@ -40,14 +42,16 @@ def _keys(location: Iterable[Any], model: type[BaseModel]) -> list[str]:
     """The keys that are allowed at a place below ``model``."""
     here: Any = model
     for part in location:
+        container = get_origin(here)
+        if container in _CONTAINERS:
+            here = get_args(here)[container is dict]
+            continue
         found = _models(here)
         if len(found) > 1:  # a union, of which pydantic names the member by its tag
             here = next((each for each in found if part in _tags(each)), None)
-        elif found:
-            field = found[0].model_fields.get(str(part))
+        else:
+            field = found[0].model_fields.get(str(part)) if found else None
             here = field.annotation if field else None
-        elif get_origin(here) in (dict, list):
-            here = get_args(here)[-1]
     found = _models(here)
     return list(found[0].model_fields) if len(found) == 1 else []
 
@@ -56,7 +60,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     """The models that an annotation names itself or as members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if get_origin(annotation) in (dict, list, Literal):
+    if get_origin(annotation) in (*_CONTAINERS, Literal):
         return []
     inside = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
     return [model for each in inside for model in _models(each)]

@@ -1,0 +1,75 @@
+"""Mistakes in parameters: the place, what was found, and the nearest key that there is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from train.mistakes import explain, unknown
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Circle(Strict):
+    shape: Literal["circle"]
+    radius: float = 1.0
+
+
+class Square(Strict):
+    shape: Literal["square"]
+    width: float = 1.0
+
+
+class Drawing(Strict):
+    shape: Annotated[Circle | Square, Field(discriminator="shape")] | None = None
+    several: tuple[Circle, ...] = ()
+    named: dict[str, Square] = {}
+    size: int = Field(default=1, ge=1)
+    title: str
+
+    @field_validator("title")
+    @classmethod
+    def _no_shouting(cls, title: str) -> str:
+        if title.isupper():
+            raise ValueError(f"{title!r} is shouting")
+        return title
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"sise": 2}, "unknown key 'sise'; did you mean 'size'? (there are: named, several, s"),
+        ({"size": 0}, "size: input should be greater than or equal to 1; found 0"),
+        ({"title": "LOUD"}, "title: 'LOUD' is shouting"),
+        ({"title": None}, "title: input should be a valid string; found None"),
+        (
+            {"shape": {"shape": "circle", "radios": 1}},
+            "did you mean 'radius'? (there are: radius, ",
+        ),
+        ({"shape": {"shape": "square", "widht": 1}}, "did you mean 'width'? (there are: shape, wi"),
+        ({"several": [{"shape": "circle", "radios": 1}]}, "several.0: unknown key 'radios'; did"),
+        ({"named": {"a": {"shape": "square", "qqq": 1}}}, "named.a: unknown key 'qqq' (there are:"),
+    ],
+)
+def test_each_mistake_has_its_line(given, line):
+    with pytest.raises(ValidationError) as caught:
+        Drawing.model_validate({"title": "quiet", **given})
+    (found,) = explain(caught.value, Drawing)
+    assert line in found
+
+
+def test_all_mistakes_are_told():
+    with pytest.raises(ValidationError) as caught:
+        Drawing.model_validate({"size": 0})
+    assert explain(caught.value, Drawing) == [
+        "size: input should be greater than or equal to 1; found 0",
+        "title: is missing; it has no default",
+    ]
+
+
+def test_nothing_to_choose_from():
+    assert unknown("a", [], "run") == "unknown run 'a' (there are: none)"
