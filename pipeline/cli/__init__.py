@@ -8,6 +8,7 @@ import sys
 import traceback
 
 import typer
+from typer.core import TyperGroup
 
 from pipeline.cli import (
     cache,
@@ -25,22 +26,36 @@ from pipeline.cli import (
 )
 from pipeline.signals import Stopped, stop_on_signals
 
+_ORDER = (
+    *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
+    *("compare", "gallery", "cache", "stage", "doctor"),
+)
+
+
+class _InOrder(TyperGroup):
+    """Lists the commands in the order of the work, groups of commands among them."""
+
+    def list_commands(self, ctx: typer.Context | None) -> list[str]:
+        return sorted(self.commands, key=_ORDER.index)
+
+
 app = typer.Typer(
     name="sightline",
     help="Train sentence encoders that have seen what sentences talk about.",
+    cls=_InOrder,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(prepare.app, name="prepare")
 app.add_typer(extract.app, name="extract")
+app.add_typer(ground.app, name="ground")
 app.command("tokens")(tokens.tokens)
 app.command("phrase-tokens")(phrase_tokens.phrase_tokens)
 app.command("train")(train.train)
 app.add_typer(evaluate.app, name="evaluate")
-app.add_typer(ground.app, name="ground")
-app.command("gallery")(gallery.gallery)
 app.command("compare")(compare.compare)
+app.command("gallery")(gallery.gallery)
 app.add_typer(cache.app, name="cache")
 app.add_typer(stage.app, name="stage")
 app.command("doctor")(doctor.doctor)
