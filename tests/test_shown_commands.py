@@ -19,7 +19,7 @@ from train.evaluate.sts import TASKS
 
 STAND_INS = {"pretrained:IMAGENET1K_V1": "random:0", "bert-base-uncased": "student"}
 """What cannot be had offline, and what takes its place."""
-SMALL = {"extract": ["--batch-size", "4", "--workers", "0"]}
+SMALL = {"extract image": ["--batch-size", "4", "--workers", "0"]}
 """Options of a command for four images; they change no row."""
 
 
@@ -46,7 +46,7 @@ def of_sightline(page: Path) -> list[str]:
 def run(monkeypatch, command: str) -> int:
     """Run a shown command in this process, with stand-ins; its exit code."""
     words = [STAND_INS.get(word, word) for word in command.split()]
-    monkeypatch.setattr(sys, "argv", words + SMALL.get(words[1], []))
+    monkeypatch.setattr(sys, "argv", words + SMALL.get(" ".join(words[1:3]), []))
     with pytest.raises(SystemExit) as caught:
         main()
     return int(caught.value.code or 0)
