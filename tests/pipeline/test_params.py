@@ -69,7 +69,7 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         ("report.baseline", "simsce", "did you mean 'simcse'"),
         ("runs.simcse.train", {"lerning_rate": 1}, "did you mean 'learning_rate'"),
         ("train.learning_rate", "fast", "found 'fast'"),
-        ("train.batch_size", 1, "train.batch_size: Input should be greater than or equal to 2"),
+        ("train.batch_size", 1, "train.batch_size: input should be greater than or equal to 2"),
         ("train.max_steps", None, "neither of epochs and max_steps"),
         ("student", None, "student: is missing"),
         ("extract.dtype", "float64", "found 'float64'"),
