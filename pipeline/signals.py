@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from threading import Timer
 from types import FrameType
+
+_AGAIN = 0.05  # seconds
 
 
 class Stopped(BaseException):
@@ -34,9 +38,13 @@ def stop_on_signals() -> None:
     Later ones change nothing: `timeout` and container runtimes signal a process and then its whole
     group, and saving takes a moment only. SIGKILL is always safe. In a process forked from this one
     the signals change nothing either: decode workers end when this process does.
+
+    Where Python drops whatever is raised (finalizers, callbacks of weak references, of which every
+    import has some), the signal is sent once more a moment later.
     """
     process = os.getpid()
     asked = False
+    report = sys.unraisablehook
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal asked
@@ -45,6 +53,15 @@ def stop_on_signals() -> None:
         asked = True
         raise Stopped(number)
 
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        nonlocal asked
+        if not isinstance(unraisable.exc_value, Stopped):
+            report(unraisable)
+            return
+        asked = False
+        Timer(_AGAIN, os.kill, (process, unraisable.exc_value.number)).start()
+
+    sys.unraisablehook = dropped
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT in background
             signal.signal(number, stop)

@@ -24,11 +24,12 @@ from stage_server import StubEncoder
 
 encoder, encode = StubEncoder(), StubEncoder().encode
 
-def slowly(texts, length):
-    time.sleep(0.1)
+def held(texts, length):
+    while Path("held").exists():  # however long a second run takes to be refused
+        time.sleep(0.05)
     return encode(texts, length)
 
-encoder.encode = slowly
+encoder.encode = held
 texts = Path("texts.txt").read_text().splitlines()
 settings = run.ExtractSettings(max_failed=0.2)
 run._computed_by = lambda device, batch_size: {"batch_size": batch_size}
@@ -83,7 +84,8 @@ def stages_in(folder: Path) -> list[int]:
 
 
 def test_the_orphan_is_respected_and_then_taken_over(repository: Path) -> None:
-    journal = repository / "features.run" / "journal.bin"
+    journal, held = repository / "features.run" / "journal.bin", repository / "held"
+    held.touch()
     dvc = subprocess.Popen([*DVC, "repro", "-q"], cwd=repository, env=ENVIRONMENT)
     try:
         wait_for(journal.exists)
@@ -96,6 +98,7 @@ def test_the_orphan_is_respected_and_then_taken_over(repository: Path) -> None:
         assert stages_in(repository) == [stage]
         os.kill(stage, signal.SIGTERM)
         wait_for(lambda: not stages_in(repository))
+        held.unlink()
         assert repro(repository).returncode == 0
     finally:
         for process in stages_in(repository):
