@@ -56,6 +56,7 @@ def test_no_bomb_fills_the_memory(bombs: Path) -> None:
     assert {name: said[name] for name in BOMBS} == dict.fromkeys(BOMBS, "refused")
 
 
+@pytest.mark.slow
 def test_they_are_bombs(bombs: Path) -> None:
     said = read_all(bombs, "pyarrow")
     assert {name: said[name] for name in BOMBS} == dict.fromkeys(BOMBS, "out of memory")

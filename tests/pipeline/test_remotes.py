@@ -62,7 +62,12 @@ def log_in(clone: Clone, remote: Remote) -> None:
         clone.run("dvc", "remote", "modify", "-q", "--local", "team", name, value)
 
 
-@pytest.fixture(scope="module", params=REMOTES)
+def fast_or_slow(name: str):
+    """S3 stands for all of them in the fast suite; test_sharing.py has a folder."""
+    return name if name == "s3" else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=map(fast_or_slow, REMOTES))
 def team(request, tmp_path_factory, history) -> Team:
     place = tmp_path_factory.mktemp(request.param)
     with REMOTES[request.param](place / f"{request.param}-remote") as remote:

@@ -89,6 +89,7 @@ def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
     assert after == before
 
 
+@pytest.mark.slow
 def test_a_feature_set_is_taken_from_another_repository_and_followed(owner):
     source = owner.second("source")
     source.run("dvc", "checkout", "-q", "--with-deps", "image-features@scenes-clip")
