@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipeline.cache import (
     CAPTIONS,
     IMAGES,
+    TRAINED_SPLITS,
     SightlineError,
     as_keys,
     key_column,
@@ -22,8 +23,6 @@ from pipeline.cache import (
 )
 from train.config import PairSource
 from train.names import CaptionPolicy
-
-TRAINED_SPLITS = ("train", "")
 
 
 @dataclass(frozen=True)

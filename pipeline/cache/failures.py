@@ -28,7 +28,8 @@ class FailureList:
         """
         if not self.path.is_file():
             return
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        text = self.path.read_text(encoding="utf-8", errors="surrogateescape")
+        for line in filter(None, text.split("\n")):
             try:
                 about = json.loads(line)
                 self._failures[bytes.fromhex(about.pop("key"))] = about

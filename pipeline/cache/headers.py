@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
 
 from pipeline.cache.errors import CacheError
 from pipeline.cache.manifest import read_manifest, write_manifest
 
-H = TypeVar("H")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+H = TypeVar("H", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class HeadedTable(Generic[H]):
     header: type[H]
     mark: bytes
     command: str
-    what: str = "table"
+    what: str
 
     def read(self, path: Path) -> tuple[Path, pa.Table, H]:
         """The file, its rows and its header; ``path`` is the folder or the file itself.
@@ -53,8 +56,8 @@ class HeadedTable(Generic[H]):
             ) from error
         return file, table, header
 
-    def write(self, folder: Path, header: Any, columns: dict[str, pa.Array]) -> None:
-        """Write the table into ``folder``; ``header`` is an instance of `header`."""
+    def write(self, folder: Path, header: H, columns: dict[str, pa.Array]) -> None:
+        """Write the table into ``folder``."""
         text = json.dumps(asdict(header), sort_keys=True)
         schema = self.schema.with_metadata({self.mark: text.encode()})
         write_manifest(folder / self.file_name, pa.table(columns, schema=schema), self.schema)

@@ -39,6 +39,9 @@ CAPTIONS = pa.schema(
 )
 """One row a caption; every caption is kept, whatever an objective later picks."""
 
+TRAINED_SPLITS = ("train", "")
+"""Splits whose rows may be trained on: a data set without splits is all training data."""
+
 SENTENCES = pa.schema([("text", pa.string())], metadata={"sightline": "sentences/1"})
 """One row a sentence, in the order of the source; duplicates stay."""
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, write_manifest
-
-_TRAINED = ["train", ""]
+from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, TRAINED_SPLITS, write_manifest
 
 
 def write_captioned(folder: Path, images: pa.Table, captions: pa.Table) -> None:
@@ -24,7 +22,7 @@ def write_captioned(folder: Path, images: pa.Table, captions: pa.Table) -> None:
     Args:
         images, captions: tables of the schemas IMAGES and CAPTIONS.
     """
-    trained = pc.is_in(captions["split"], pa.array(_TRAINED))
+    trained = pc.is_in(captions["split"], pa.array(TRAINED_SPLITS))
     texts = pc.unique(captions.filter(trained)["text"])
     write_manifest(folder / "images.parquet", images, IMAGES)
     write_manifest(folder / "captions.parquet", captions, CAPTIONS)

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.cache import CacheError, SightlineError
+from pipeline.cache.failures import FailureList
 from pipeline.cache.lock import WriterLock
 from pipeline.cache.records import (
     GROUNDING,
@@ -28,7 +29,7 @@ from pipeline.cache.rle import CROP_RULE
 from pipeline.grounding.base import Grounder, Segmenter
 from pipeline.grounding.config import Rules
 from pipeline.grounding.journal import BlockJournal, FinishedBlock
-from pipeline.grounding.summary import FailureList, GroundSummary, check_failures
+from pipeline.grounding.summary import GroundSummary, check_failures
 from pipeline.grounding.units import Block, Unit, blocks_of
 from pipeline.grounding.worker import GroundSettings, Worker
 from pipeline.progress import progress
@@ -95,9 +96,14 @@ def ground(
                     finished[block.name] = journal.finish(block.name, tables.to_arrow(), notes)
         new = [finished[block.name] for block in blocks]
         failures = FailureList(run_folder / "failures.jsonl")
-        failures.add(failure for block in new for failure in block.notes["failures"])
+        failures.read()
+        failures.add(
+            {bytes.fromhex(each["key"]): each for block in new for each in block.notes["failures"]}
+        )
+        failures.write()  # before it is published: no kill leaves an error without its reason
         counts = _publish(out, journal, description, kept, new)
         failures.keep(_failed_images(out))
+        failures.write()
         journal.clear()
     summary = GroundSummary(
         counts, len(missing) - resumed, resumed, worker.halved_to, time.monotonic() - start
@@ -227,7 +233,7 @@ def _publish(
     return counts
 
 
-def _failed_images(out: Path) -> set[str]:
-    """Keys (hex) of the images in error."""
+def _failed_images(out: Path) -> set[bytes]:
+    """Keys of the images in error."""
     rows = read_tables(out, "images").to_pylist()
-    return {row["image_key"].hex() for row in rows if row["error"]}
+    return {row["image_key"] for row in rows if row["error"]}

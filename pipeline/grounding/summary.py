@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.cache import SightlineError
-from pipeline.cache.atomic import write_bytes
+from pipeline.cache.failures import FailureList
 
 
 @dataclass(frozen=True)
@@ -54,38 +53,6 @@ class GroundSummary:
         return " · ".join(parts)
 
 
-class FailureList:
-    """Code, path and reason of every image in error, in ``failures.jsonl``.
-
-    New ones are added before the records are published and old ones taken out after, so that no
-    kill can leave an image in error without its reason.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        self._by_key = {each["key"]: each for each in map(json.loads, lines)}
-
-    @property
-    def entries(self) -> list[dict[str, str]]:
-        """Key (hex), code, path and reason of each image, sorted by key."""
-        return [self._by_key[key] for key in sorted(self._by_key)]
-
-    def add(self, failures: Iterable[dict[str, str]]) -> None:
-        """List these, too; what is known of the same image is replaced."""
-        self._by_key.update((failure["key"], failure) for failure in failures)
-        self._write()
-
-    def keep(self, keys: Set[str]) -> None:
-        """Forget all but the images of these keys."""
-        self._by_key = {key: each for key, each in self._by_key.items() if key in keys}
-        self._write()
-
-    def _write(self) -> None:
-        lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in self.entries)
-        write_bytes(self.path, lines.encode())
-
-
 def check_failures(
     counts: Mapping[str, Any], failures: FailureList, out: Path, max_failed: float
 ) -> None:
@@ -94,7 +61,9 @@ def check_failures(
     if failed < total and failed <= max_failed * total:
         return
     # a set that was pulled comes without the list
-    shown = [f"  for example: {each['path']}: {each['reason']}\n" for each in failures.entries[:1]]
+    shown = [
+        f"  for example: {each['path']}: {each['reason']}\n" for each in failures.entries()[:1]
+    ]
     raise SightlineError(
         f"{out}: {failed:,} of {total:,} images failed, more than max_failed = {max_failed:g} "
         f"allows; the {total - failed:,} good ones are published.\n"

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from PIL import Image
+from tiny_scenes import TINY
 
 from pipeline.cache.keys import key_of_text
 from pipeline.cache.manifest import CAPTIONS, IMAGES, PHRASES, SENTENCES, read_manifest
@@ -15,19 +16,6 @@ from pipeline.datasets.registry import prepare, source_type
 from pipeline.datasets.scenes.draw import box_of
 from pipeline.datasets.scenes.phrases import CROP_RULE
 from pipeline.datasets.scenes.student import HEADS
-
-TINY = {
-    "scenes": 24,
-    "sentences": 10,
-    "train_pairs": 11,
-    "dev_pairs": 11,
-    "test_pairs": 11,
-    "resnet_steps": 1,
-    "clip_steps": 2,
-    "teacher_steps": 1,
-    "student_layers": 1,
-    "student_hidden": 32,
-}
 
 
 def draw(out, **changes):

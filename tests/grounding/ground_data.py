@@ -23,6 +23,10 @@ from pipeline.grounding.worker import GroundSettings
 SETTINGS = GroundSettings(batch_size=4, workers=2, block_images=3, max_failed=1.0)
 
 
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
 class DataSet:
     """Images and captions in a folder; ``write`` makes the manifests anew."""
 
@@ -39,6 +43,14 @@ class DataSet:
         Image.fromarray(pixels).save(path)
         self.captions[name] = list(captions) or [f"A red dog and a blue ball of {name}", "x dog"]
         return path
+
+    @classmethod
+    def of(cls, folder: Path, count: int) -> DataSet:
+        """A data set of ``count`` images, 0.png, 1.png …"""
+        data = cls(folder)
+        for i in range(count):
+            data.add(f"{i}.png")
+        return data
 
     def write(self) -> None:
         """Write both manifests."""

@@ -7,23 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from ground_data import SETTINGS, BoxSegmenter, DataSet, WordGrounder, files_of, run_ground
+from ground_data import SETTINGS, BoxSegmenter, DataSet, Killed, WordGrounder, files_of, run_ground
 
 from pipeline.cache import SightlineError
 from pipeline.cache.records import GROUNDING, read_phrases, read_shard_set
 from pipeline.grounding.memory import HalvingBatches
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
 @pytest.fixture
 def data(tmp_path) -> DataSet:
-    data = DataSet(tmp_path / "data")
-    for i in range(7):
-        data.add(f"{i}.png")
-    return data
+    return DataSet.of(tmp_path / "data", 7)
 
 
 def at_most(count: int):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from ground_data import SETTINGS, DataSet, WordGrounder, files_of, run_ground
+from ground_data import SETTINGS, DataSet, Killed, WordGrounder, files_of, run_ground
 
 from pipeline.cache.records import read_phrases, read_tables
 from pipeline.grounding.base import GroundingError
@@ -13,16 +13,9 @@ from pipeline.grounding.base import GroundingError
 RETRY = dataclasses.replace(SETTINGS, retry_failed=True)
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
 @pytest.fixture
 def data(tmp_path) -> DataSet:
-    data = DataSet(tmp_path / "data")
-    for i in range(7):
-        data.add(f"{i}.png")
-    return data
+    return DataSet.of(tmp_path / "data", 7)
 
 
 def refusing(*names: str) -> WordGrounder:

@@ -13,22 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 from clones import CLIP, RESNET, ROOT, Clone, path_with, repository, stub_path
+from tiny_scenes import TINY
 
 from pipeline.cache import FeatureSet, verify
 
 REAL = (sys.executable, "-c", "from pipeline.cli import main; main()")
-TINY = {  # of the demo's data set: every part there, none of it good
-    "scenes": 24,
-    "sentences": 10,
-    "train_pairs": 11,
-    "dev_pairs": 11,
-    "test_pairs": 11,
-    "resnet_steps": 1,
-    "clip_steps": 2,
-    "teacher_steps": 1,
-    "student_layers": 1,
-    "student_hidden": 32,
-}
 
 
 def shown(heading: str) -> list[list[str]]:
