@@ -31,11 +31,14 @@ study: $(READY) ## The demo's systems over three seeds (resumable)
 	@$(BIN)/dvc repro study
 	@$(BIN)/sightline stage report --out study
 
+# a file of tests is one process's, a process for each core and one thread in each: half the time
+PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
 test: $(READY) ## Run the tests
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: $(READY) ## Run the slow tests as well
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(READY) ## ruff, pyright and import-linter
 	$(BIN)/ruff check .
