@@ -38,12 +38,13 @@ def fill(
     *,
     spec: FeatureSpec = SPEC,
     stop_after: int | None = None,
+    batch_size: int = 16,
     **options,
 ) -> tuple[FeatureSetRecord | None, int]:
     """Bring the set to ``keys``; its record (None when stopped) and the rows that were computed."""
     computed = 0
     with FeatureSetWriter(folder, spec) as writer:
-        batches = writer.plan(keys, batch_size=16, shard_bytes=SHARD_BYTES, **options)
+        batches = writer.plan(keys, batch_size=batch_size, shard_bytes=SHARD_BYTES, **options)
         for number, batch in enumerate(batches):
             if number == stop_after:
                 return None, computed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -11,44 +12,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stub_set import DIM, KEYS, SHARD_BYTES, SPEC, rows_of
+from stub_set import DIM, KEYS, SHARD_BYTES, SPEC, files, fill, rows_of
 
 from pipeline.cache import (
     CacheError,
     FeatureSet,
     FeatureSetWriter,
-    FeatureSpec,
     MissingKeys,
     verify,
 )
 from pipeline.cache.record import FILE_NAME, digest
 
 
-def write(
-    folder: Path,
-    keys: np.ndarray = KEYS,
-    spec: FeatureSpec = SPEC,
-    stop_after: int | None = None,
-    failing: frozenset[bytes] = frozenset(),
-    batch_size: int = 16,
-):
-    """Run a stub encoder over ``keys``; None when stopped before publishing."""
-    with FeatureSetWriter(folder, spec) as writer:
-        batches = writer.plan(keys, batch_size=batch_size, shard_bytes=SHARD_BYTES)
-        for number, batch in enumerate(batches):
-            if number == stop_after:
-                return None
-            good = np.array([key.tobytes() not in failing for key in batch.keys])
-            failed = {
-                key.tobytes(): {"code": "undecodable", "path": "a.jpg", "reason": "not an image"}
-                for key in batch.keys[~good]
-            }
-            writer.add(batch.keys[good], rows_of(batch.keys[good]), failed)
-        return writer.publish({"device": "cpu"})
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def write(folder: Path, keys: np.ndarray = KEYS, **options):
+    """The record of a set that a stub fills; None when stopped before publishing."""
+    return fill(folder, keys, **options)[0]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -135,6 +113,21 @@ def test_a_torn_journal_loses_only_its_tail(tmp_path):
     write(tmp_path / "set")
     write(tmp_path / "whole")
     assert files(tmp_path / "set") == files(tmp_path / "whole")
+
+
+def test_the_content_digest_is_a_tree_over_sorted_keys_and_their_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.cache.content._LEAF_ROWS", 16)
+    failing = frozenset(key.tobytes() for key in KEYS[[5, 50]])
+    record = write(tmp_path / "set", failing=failing)
+    good = sorted(key.tobytes() for key in KEYS if key.tobytes() not in failing)
+    root = hashlib.sha256(record.fingerprint.encode())
+    for start in range(0, 98, 16):
+        keys = b"".join(good[start : start + 16])
+        rows = rows_of(np.frombuffer(keys, np.uint8).reshape(-1, 32)).astype("<f2")
+        root.update(hashlib.sha256(keys + rows.tobytes()).digest())
+    for key in sorted(failing):
+        root.update(key + b"undecodable")
+    assert record.content_digest == root.hexdigest()
 
 
 def test_growing_computes_only_what_is_new_and_says_the_same(tmp_path):

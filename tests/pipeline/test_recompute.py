@@ -1,0 +1,72 @@
+"""`cache verify --recompute` within the graph: encoder and inputs are those of params.yaml."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_scenes import TINY
+
+from pipeline.cli import main
+
+ROOT = Path(__file__).parents[2]
+STAGES = [
+    ("prepare", "scenes"),
+    ("ground", "scenes"),
+    ("image-features", "scenes", "resnet"),
+    ("object-features", "scenes", "clip"),
+    ("text-features", "scenes", "clip"),
+    ("teachers", "scenes", "similarity"),
+]
+
+
+def sightline(*words: object) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sightline", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A folder with params.yaml and the features that the graph makes of it."""
+    folder = tmp_path_factory.mktemp("graph")
+    (folder / ".dvc").mkdir()
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["datasets"]["scenes"]["scenes"] = TINY
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for stage in STAGES:
+            assert sightline("stage", *stage) == 0, stage
+    return folder
+
+
+@pytest.fixture
+def graph(made, tmp_path, monkeypatch) -> Path:
+    """A copy of `made`, and the current folder."""
+    monkeypatch.chdir(shutil.copytree(made, tmp_path / "graph"))
+    return Path()
+
+
+def test_rows_of_every_kind_are_encoded_again_from_the_inputs_of_the_graph(graph, capsys):
+    assert sightline("cache", "verify", "data/features", "--recompute", 3) == 0
+    said = capsys.readouterr().out
+    for kind in ("image/resnet", "object/clip", "text/clip", "teacher/similarity"):
+        assert f"data/features/scenes/{kind}: 3 rows encoded again: 3 the same bytes" in said
+        assert f"data/features/scenes/{kind}: sound" in said
+
+
+def test_objects_by_other_rules_than_those_of_the_record_are_a_fault(graph, capsys):
+    params = yaml.safe_load((graph / "params.yaml").read_text())
+    params["extract"]["cutouts"] = {"margin": 0.4}
+    (graph / "params.yaml").write_text(yaml.safe_dump(params))
+    words = ["data/features/scenes/object/clip", "--recompute", 3]
+    assert sightline("cache", "verify", *words) == 1
+    said = capsys.readouterr().err
+    assert "not the one of its record" in said
+    assert "margin" in said
