@@ -140,8 +140,8 @@ def test_timeout_ends_a_command_whatever_it_does(tmp_path: Path, wait: float) ->
         assert wait > 2, "the libraries alone take longer"
         return
     assert found.returncode == 124, found.stderr
-    if not found.stderr:
-        assert wait <= 1, "Python itself has started by then, even on a busy machine"
+    if not found.stderr:  # Python itself was not there yet, or its work was done and said
+        assert wait <= 1 or "200 rows" in found.stdout
         return
     (line,) = found.stderr.splitlines()
     assert line.startswith("stopped by SIGTERM: ")
