@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
 
 from pipeline.cache.index import Index
 from pipeline.cache.record import FeatureSpec, ShardRecord
 from pipeline.cache.rows import RowView
 
-_LEAF_ROWS = 4096
+_BLOCK = 8192
 
 
 def content_digest(
@@ -22,31 +22,23 @@ def content_digest(
     shards: Sequence[ShardRecord],
     progress: Callable[[int], None] = lambda _: None,
 ) -> str:
-    """One SHA-256 (hex) over every live key and its row, sorted by key, and every failed key.
+    """BLAKE3 (hex) of the fingerprint, every live key and its row, by key, and every failed key.
 
-    A tree of two levels, so that every core can hash: a leaf is the SHA-256 of 4,096 sorted keys
-    and then their rows; the root is that of the fingerprint, all leaves, and each failed key with
-    its code.
+    BLAKE3 because `verify` and every publishing hash all rows once more than their files are: it is
+    an order of magnitude faster than SHA-256, which names the files so that anybody can check them.
 
     Equal for two sets of one fingerprint exactly when they hold the same rows, whatever the
     history of adding, removing and killing that led to their shards. ``progress`` is told the
-    bytes of the rows that were read, from any thread.
+    bytes of the rows that were read.
     """
     view = RowView.open(folder, spec, shards)
     positions = view.positions(index.shards, index.rows)
-
-    def leaf(start: int) -> bytes:
-        block = slice(start, start + _LEAF_ROWS)
-        digest = hashlib.sha256(index.keys[block].tobytes())
-        rows = view.read(positions[block])
-        digest.update(rows.data)
+    total = blake3(spec.fingerprint.encode())
+    for start in range(0, len(positions), _BLOCK):
+        rows = view.read(positions[start : start + _BLOCK])
+        keys = index.keys[start : start + _BLOCK]
+        total.update(np.hstack([keys, rows.view(np.uint8).reshape(len(rows), -1)]).data)
         progress(rows.nbytes)
-        return digest.digest()
-
-    root = hashlib.sha256(spec.fingerprint.encode())
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        for digest in pool.map(leaf, range(0, len(positions), _LEAF_ROWS)):
-            root.update(digest)
     for key in sorted(index.failed):
-        root.update(key + index.failed[key].encode())
-    return root.hexdigest()
+        total.update(key + index.failed[key].encode())
+    return total.hexdigest()

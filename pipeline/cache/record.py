@@ -21,7 +21,7 @@ terabyte of features; JSON of this size can be made to take thirty times its byt
 
 # Whoever prints these must not find line ends or a terminal's escape sequences in them.
 _Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
-_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 DTypeName = Literal["float16", "float32"]
 Kind = Literal["image", "text", "teacher", "object"]
@@ -45,7 +45,7 @@ class EncoderRecord(_Strict):
     name: _Line
     source: _Line
     revision: _Line = ""
-    weights_sha256: _Sha256
+    weights_sha256: _Digest
     untrained: bool = False
 
 
@@ -89,7 +89,7 @@ class FileRecord(_Strict):
     """One file of the set: its name inside the folder, its SHA-256 and its size in bytes."""
 
     name: str
-    sha256: _Sha256
+    sha256: _Digest
     bytes: _Count
 
 
@@ -105,8 +105,8 @@ class FeatureSetRecord(_Strict):
 
     schema_: Annotated[str, Field(alias="schema")] = SCHEMA
     spec: FeatureSpec
-    fingerprint: _Sha256
-    content_digest: _Sha256
+    fingerprint: _Digest
+    content_digest: _Digest
     rows: _Count
     failed: _Count
     index: FileRecord

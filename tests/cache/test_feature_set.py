@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import DIM, KEYS, SHARD_BYTES, SPEC, files, fill, rows_of
@@ -115,19 +115,17 @@ def test_a_torn_journal_loses_only_its_tail(tmp_path):
     assert files(tmp_path / "set") == files(tmp_path / "whole")
 
 
-def test_the_content_digest_is_a_tree_over_sorted_keys_and_their_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.cache.content._LEAF_ROWS", 16)
+def test_the_content_digest_is_that_of_sorted_keys_and_their_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.cache.content._BLOCK", 16)
     failing = frozenset(key.tobytes() for key in KEYS[[5, 50]])
     record = write(tmp_path / "set", failing=failing)
-    good = sorted(key.tobytes() for key in KEYS if key.tobytes() not in failing)
-    root = hashlib.sha256(record.fingerprint.encode())
-    for start in range(0, 98, 16):
-        keys = b"".join(good[start : start + 16])
-        rows = rows_of(np.frombuffer(keys, np.uint8).reshape(-1, 32)).astype("<f2")
-        root.update(hashlib.sha256(keys + rows.tobytes()).digest())
+    expected = blake3(record.fingerprint.encode())
+    for key in sorted(key.tobytes() for key in KEYS if key.tobytes() not in failing):
+        (row,) = rows_of(np.frombuffer(key, np.uint8)[None])
+        expected.update(key + row.astype("<f2").tobytes())
     for key in sorted(failing):
-        root.update(key + b"undecodable")
-    assert record.content_digest == root.hexdigest()
+        expected.update(key + b"undecodable")
+    assert record.content_digest == expected.hexdigest()
 
 
 def test_growing_computes_only_what_is_new_and_says_the_same(tmp_path):
