@@ -82,19 +82,18 @@ def _rate(per_second: float, unit: str) -> str:
 
 
 class PhaseProgress:
-    """`progress` for code that reports ``(what, done, total)``: a new bar for each ``what``."""
+    """`progress` for code that reports ``(what, done, total, unit)``: a bar for each ``what``."""
 
-    def __init__(self, unit: str = "rows") -> None:
-        self._unit = unit
+    def __init__(self) -> None:
         self._stack = ExitStack()
         self._what = ""
         self._done = 0
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, what: str, done: int, total: int, unit: str) -> None:
         if what != self._what:
             self._stack.close()
             self._what, self._done = what, 0
-            self._advance = self._stack.enter_context(progress(what, total, self._unit))
+            self._advance = self._stack.enter_context(progress(what, total, unit))
         self._advance(done - self._done)
         self._done = done
         if done >= total:

@@ -15,8 +15,8 @@ from pipeline.cache.errors import SightlineError
 REPORT = "report.json"
 MOST_LISTED = 1000  # of one problem; the counts are always exact
 
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called as ``progress(what, done, total)`` while a source is prepared."""
+Progress: TypeAlias = Callable[[str, int, int, str], None]
+"""Called as ``progress(what, done, total, unit)`` while a source is prepared."""
 
 _SPLITS = {
     **{name: name for name in ("train", "dev", "test")},

@@ -80,7 +80,7 @@ def scan_images(
     with _no_pixel_limit(), ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
         for start, _ in zip(starts, pool.map(read, starts), strict=True):
             if progress is not None:
-                progress("images", min(start + _BATCH, len(paths)), len(paths))
+                progress("reading", min(start + _BATCH, len(paths)), len(paths), "images")
     unreadable = np.flatnonzero(sizes[:, 0] == 0)
     report.counts["images"] = len(paths)
     report.counts["files_ignored"] = ignored

@@ -48,5 +48,5 @@ def prepare(source: SentencesSource, out: Path, progress: Progress | None = None
         )
         (folder / REPORT).write_text(report.to_json(), encoding="utf-8")
     if progress is not None:
-        progress("sentences", len(filled), len(filled))
+        progress("reading", len(filled), len(filled), "sentences")
     return report

@@ -57,10 +57,10 @@ def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch):
 
 
 def test_each_phase_counts_for_itself(clock, capsys):
-    tell = PhaseProgress("rows")
+    tell = PhaseProgress()
     for what, done in [("drawing", 5), ("drawing", 10), ("training", 3)]:
         clock[0] += 11
-        tell(what, done, 10)
+        tell(what, done, 10, "scenes")
     assert [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "drawing: 10 of 10 rows",
+        "drawing: 10 of 10 scenes",
     ]

@@ -247,6 +247,18 @@ def test_the_average_is_told_first():
     assert headline(gains[:1]) == gains[:1]
 
 
+def test_alignment_and_uniformity_are_no_gains_to_tell_beside_a_score():
+    scores = [("x", 1.0, -2.0), ("y", 3.0, -2.1)]
+    runs = [
+        RunResult(run=name, objective="o", seed=0, scores={"scenes": score, "uniformity": spread})
+        for name, score, spread in scores
+    ]
+    gains = compute_gains(make_table(runs), [Comparison("x", "y")])
+    assert [gain.task for gain in gains] == ["scenes", "uniformity"]
+    assert [gain.task for gain in headline(gains)] == ["scenes"]
+    assert headline(gains[1:]) == gains[1:]
+
+
 class Page(HTMLParser):
     """Collects tags and addresses of a document."""
 

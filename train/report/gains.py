@@ -62,7 +62,7 @@ class Gain:
         if names.control is not None:
             control = self.named(names.control)
             if self.share is not None:
-                text += f"; {control} {self.control_gain:+.2f}, {100 * self.share:.0f} % of it"
+                text += f"; {control} {self.control_gain:+.2f}, {round(100 * self.share)} % of it"
             else:
                 text += f"; the share of {control} is not defined: {self.reason}"
         return text + "."
@@ -100,8 +100,12 @@ def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> list[Gain]
 
 
 def headline(gains: Sequence[Gain]) -> list[Gain]:
-    """The gains to tell first: those of the average where there is one, else all."""
-    return [gain for gain in gains if gain.task == AVERAGE] or list(gains)
+    """The gains to tell in words: those of the average where there is one, else of every score.
+
+    Alignment and uniformity say how an embedding came to its score, not how good it is.
+    """
+    scores = [gain for gain in gains if gain.task not in LOWER_IS_BETTER]
+    return [gain for gain in scores if gain.task == AVERAGE] or scores or list(gains)
 
 
 def _gain(task: str, comparison: Comparison, rows: dict[str, Row]) -> Gain:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from train.report.gains import Gain
+from train.report.gains import Gain, headline
 from train.report.table import Row, Table
 
 
@@ -34,7 +34,7 @@ def to_terminal(table: Table, title: str | None = None) -> RichTable:
 
 
 def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:
-    """A GitHub table, then one line per gain and per note."""
+    """A GitHub table, then one line per gain to tell and per note."""
     lines = [
         _markdown_row(["run", "seeds", *map(escape_markdown, table.tasks)]),
         _markdown_row(["---", "---", *["---:"] * len(table.tasks)]),
@@ -49,7 +49,7 @@ def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:
             _markdown_row([f"*{label}*" if row.published else label, seeds_text(row), *cells])
         )
     lines += ["", "Mean ± sample standard deviation over seeds."]
-    lines += [*_bullets([gain.sentence for gain in gains])]
+    lines += [*_bullets([gain.sentence for gain in headline(gains)])]
     lines += [*_bullets([f"Note: {note}." for note in table.notes])]
     return "\n".join(lines) + "\n"
 

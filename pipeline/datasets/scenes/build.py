@@ -101,7 +101,7 @@ def _write_pictures(
         (folder / "images" / names[-1]).write_bytes(data)
         phrases.add(keys[-1], masks, captions[number])
         if progress is not None:
-            progress("drawing scenes", number + 1, len(scenes))
+            progress("drawing", number + 1, len(scenes), "scenes")
     splits = [scene.split for scene in scenes]
     count = len(scenes)
     image_columns = {

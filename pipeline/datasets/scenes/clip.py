@@ -80,7 +80,7 @@ def train_clip(
         with torch.no_grad():
             model.logit_scale.clamp_(max=float(np.log(100)))
         if progress is not None:
-            progress("training CLIP", step + 1, steps)
+            progress("training CLIP", step + 1, steps, "steps")
     return {name: value.contiguous() for name, value in model.state_dict().items()}
 
 

@@ -73,7 +73,7 @@ def train_resnet(
         optimizer.step()
         schedule.step()
         if progress is not None:
-            progress("training ResNet", step + 1, steps)
+            progress("training ResNet", step + 1, steps, "steps")
     return {name: value.contiguous() for name, value in model.state_dict().items()}
 
 

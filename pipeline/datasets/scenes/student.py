@@ -57,5 +57,8 @@ def new_bert(*, layers: int, hidden: int, seed: int) -> BertModel:
 
 def save(folder: Path, model: BertModel) -> None:
     """Write ``model`` and its tokenizer as a Hugging Face folder (safetensors)."""
-    model.save_pretrained(folder)
+    from train.quiet import quiet_transformers
+
+    with quiet_transformers():
+        model.save_pretrained(folder)
     new_tokenizer().save_pretrained(folder)

@@ -54,5 +54,5 @@ def train_teacher(
         optimizer.step()
         schedule.step()
         if progress is not None:
-            progress("training the teacher", step + 1, steps)
+            progress("training the teacher", step + 1, steps, "steps")
     return model
