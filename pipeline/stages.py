@@ -11,11 +11,11 @@ from pipeline.cache import CAPTIONS, read_manifest
 from pipeline.extract.inputs import entries_of_manifest, objects_of_phrases
 from pipeline.extract.run import (
     ExtractSettings,
-    ExtractSummary,
     extract_images,
     extract_objects,
     extract_texts,
 )
+from pipeline.extract.summary import ExtractSummary
 from pipeline.params import Params, ParamsError
 from pipeline.progress import PhaseProgress
 

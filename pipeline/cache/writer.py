@@ -87,7 +87,8 @@ class FeatureSetWriter:
         self._buffered_rows = 0
         self._buffer_call = 0  # rows per call of what is in the buffer
         self._last_flush = time.monotonic()
-        self._failures = FailureList(self.run_folder / "failures.jsonl")
+        self.failures = FailureList(self.run_folder / "failures.jsonl")
+        """Where paths and reasons of failed rows are listed."""
 
     def __enter__(self) -> FeatureSetWriter:
         self._lock.__enter__()
@@ -98,7 +99,7 @@ class FeatureSetWriter:
             self._journal = Journal(
                 self.run_folder / "journal.bin", self.spec.fingerprint, self.spec.dim, self.dtype
             )
-            self._failures.read()
+            self.failures.read()
         except BaseException:
             self._lock.__exit__(None, None, None)
             raise
@@ -226,7 +227,7 @@ class FeatureSetWriter:
                 "path": "",
                 "reason": f"the encoder's row holds NaN or exceeds {self.dtype.name}",
             }
-        self._failures.add(failed)
+        self.failures.add(failed)
         codes = {key: about["code"] for key, about in failed.items()}
         self._buffer.append((keys[finite], stored[finite], codes))
         self._buffered_rows += len(keys) + len(failed)
@@ -242,7 +243,7 @@ class FeatureSetWriter:
         keys = np.concatenate([part[0] for part in self._buffer])
         features = np.concatenate([part[1] for part in self._buffer])
         failed = {key: code for part in self._buffer for key, code in part[2].items()}
-        self._failures.write()
+        self.failures.write()
         self._journal.append(keys, features, failed, self._buffer_call)
         self.durable_rows += len(keys) + len(failed)
         self._buffer, self._buffered_rows = [], 0
@@ -277,20 +278,10 @@ class FeatureSetWriter:
         keys = keys[sort_order(keys)]
         new = write_shards(self.folder, self.spec, keys, self._plan.shard_rows, sources)
         record = publish(self.folder, self.spec, [kept, new], {**kept_failed, **failed})
-        self._failures.keep({*kept_failed, *failed})
-        self._failures.write()
+        self.failures.keep({*kept_failed, *failed})
+        self.failures.write()
         self._finish()
         return record
-
-    @property
-    def failures(self) -> list[dict[str, str]]:
-        """Key, code, path and reason of every row in error, as failures.jsonl holds them."""
-        return self._failures.entries()
-
-    @property
-    def failures_path(self) -> Path:
-        """Where paths and reasons of failed rows are listed."""
-        return self._failures.path
 
     # -- what is there already ---------------------------------------------------------------
 

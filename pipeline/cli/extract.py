@@ -12,7 +12,8 @@ from pipeline.cli.options import DEVICE, JSON, OUT, RETRY, Retry, print_json
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.extract.run import ExtractSettings, ExtractSummary
+    from pipeline.extract.run import ExtractSettings
+    from pipeline.extract.summary import ExtractSummary
 
 app = typer.Typer(help="Run one frozen model into a feature set.", no_args_is_help=True)
 

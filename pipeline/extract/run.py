@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, SightlineError
+from pipeline.cache import FeatureSetWriter, FeatureSpec, SightlineError
 from pipeline.cache.keys import Keys, as_keys, keys_of_texts
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
 from pipeline.extract.memory import RowsPerCall
+from pipeline.extract.summary import ExtractSummary, account, check_failures, say_why
 from pipeline.progress import progress
-from pipeline.signals import Stopped
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from pipeline.extract.objects import CutoutEntry
 
 _WRITES_AHEAD = 4
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Failures = dict[bytes, dict[str, str]]
 """Key → code, path and reason of a row that could not be computed."""
@@ -73,47 +70,6 @@ class ImageEntry(NamedTuple):
 
     path: Path
     key: bytes
-
-
-@dataclass(frozen=True)
-class ExtractSummary:
-    """What a run did.
-
-    Attributes:
-        record: the published commit point.
-        computed: rows computed by this run.
-        copied: rows taken from another feature set, or from what this one had dropped.
-        resumed: rows taken over from an interrupted run.
-        failed: rows in error in the whole set.
-        seconds: wall time, model loading excluded.
-    """
-
-    record: FeatureSetRecord
-    computed: int
-    copied: int
-    resumed: int
-    failed: int
-    seconds: float
-    unit: str
-
-    def __str__(self) -> str:
-        rate = self.computed / max(self.seconds, 1e-9)
-        parts = [f"{self.record.rows:,} rows"]
-        if self.computed:
-            parts.append(
-                f"{self.computed:,} computed in {self.seconds:.1f} s ({rate:,.0f} {self.unit}/s)"
-            )
-        else:
-            parts.append("nothing to compute")
-        if self.copied:
-            parts.append(f"{self.copied:,} copied from what is on the disk")
-        if self.resumed:
-            parts.append(f"{self.resumed:,} taken over from an interrupted run")
-        if self.failed:
-            parts.append(f"{self.failed:,} failed")
-        if self.record.spec.encoder.untrained:
-            parts.append("untrained weights")
-        return " · ".join(parts)
 
 
 def extract_images(
@@ -219,7 +175,7 @@ def _extract(
         raise SightlineError(f"{out}: there are no {unit} to encode; look at the manifest")
     start = time.monotonic()
     writer = FeatureSetWriter(out, spec)
-    with _account(writer, unit), writer:
+    with account(writer, unit), writer:
         batches = writer.plan(
             keys,
             lengths,
@@ -228,7 +184,7 @@ def _extract(
             retry_failed=settings.retry_failed,
             copy_from=settings.copy_from,
         )
-        _say_why(writer)
+        say_why(writer)
         count = sum(len(batch.keys) for batch in batches)
         calls = RowsPerCall(writer.rows_per_call, out.as_posix())
         with (
@@ -240,7 +196,6 @@ def _extract(
                 write(batch.keys[good], features[good], failed, calls.count)
                 advance(len(batch.keys))
         record = writer.publish(_computed_by(settings.device, writer.batch_size))
-        failures, failures_path = writer.failures, writer.failures_path
     summary = ExtractSummary(
         record=record,
         computed=count,
@@ -250,68 +205,9 @@ def _extract(
         seconds=time.monotonic() - start,
         unit=unit,
     )
-    _check_failures(summary, failures, failures_path, out, settings.max_failed)
+    total = record.rows + record.failed
+    check_failures(out, writer.failures, record.failed, total, unit, settings.max_failed)
     return summary
-
-
-def _say_why(writer: FeatureSetWriter) -> None:
-    """Before hours of work: why a set that is there is not enough."""
-    if writer.replaces:
-        print(f"{writer.folder}: everything is computed anew, since", file=sys.stderr)
-    for line in [*writer.replaces, *writer.repaired]:
-        print(f"  {line}", file=sys.stderr, flush=True)
-
-
-def _check_failures(
-    summary: ExtractSummary,
-    failures: list[dict[str, str]],
-    listed: Path,
-    out: Path,
-    max_failed: float,
-) -> None:
-    good, failed = summary.record.rows, summary.failed
-    total = good + failed
-    if good and failed <= max_failed * total:
-        return
-    found = (
-        f"{failed:,} of {total:,} rows failed, more than max_failed = {max_failed:g} allows; "
-        f"the {good:,} good rows are published"
-        if good
-        else f"none of the {failed:,} {summary.unit} could be encoded"
-    )
-    example = failures[0] if failures else {"path": "", "reason": "unknown"}
-    raise SightlineError(
-        f"{out}: {found}.\n"
-        f"  for example: {example['path']}: {example['reason']}\n"
-        f"  all of them: {listed}\n"
-        "  Mend or remove these files and run `sightline prepare` again"
-        + (", or raise max_failed." if good else ".")
-    )
-
-
-@contextmanager
-def _account(writer: FeatureSetWriter, unit: str) -> Iterator[None]:
-    """Say how much is done and how to go on when a signal or the disk ends the run."""
-
-    def kept() -> str:
-        if not writer.planned_rows:
-            return f"{writer.folder}: nothing was started"
-        return (
-            f"{writer.folder}: {writer.durable_rows:,} of {writer.planned_rows:,} {unit} are done "
-            "and kept"
-        )
-
-    try:
-        yield
-    except Stopped as stop:
-        stop.add_note(f"{kept()}; run the same command again to go on")
-        raise
-    except OSError as error:
-        remedy = "make room" if error.errno in _DISK_FULL else "mend that"
-        raise SightlineError(
-            f"{kept()}, then: {error.strerror or error}. What was published before is intact; "
-            f"{remedy} and run the same command again to go on"
-        ) from error
 
 
 @contextmanager

@@ -26,10 +26,11 @@ from pipeline.cache.records import (
     write_shard_set,
 )
 from pipeline.cache.rle import CROP_RULE
+from pipeline.extract.summary import check_failures
 from pipeline.grounding.base import Grounder, Segmenter
 from pipeline.grounding.config import Rules
 from pipeline.grounding.journal import BlockJournal, FinishedBlock
-from pipeline.grounding.summary import GroundSummary, check_failures
+from pipeline.grounding.summary import GroundSummary
 from pipeline.grounding.units import Block, Unit, blocks_of
 from pipeline.grounding.worker import GroundSettings, Worker
 from pipeline.progress import progress
@@ -108,7 +109,8 @@ def ground(
     summary = GroundSummary(
         counts, len(missing) - resumed, resumed, worker.halved_to, time.monotonic() - start
     )
-    check_failures(counts, failures, out, settings.max_failed)
+    failed, total = counts["failed"], counts["images"]
+    check_failures(out, failures, failed, total, "images", settings.max_failed)
     return summary
 
 

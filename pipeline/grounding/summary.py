@@ -1,14 +1,9 @@
-"""What a grounding run did, in one line; what failed, in a list; and when that is too much."""
+"""What a grounding run did, in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from pipeline.cache import SightlineError
-from pipeline.cache.failures import FailureList
 
 
 @dataclass(frozen=True)
@@ -51,22 +46,3 @@ class GroundSummary:
             sizes = ", ".join(f"{name} {size}" for name, size in self.halved_to.items())
             parts.append(f"batches halved for memory: {sizes}")
         return " · ".join(parts)
-
-
-def check_failures(
-    counts: Mapping[str, Any], failures: FailureList, out: Path, max_failed: float
-) -> None:
-    """SightlineError where more images failed than ``max_failed`` allows, with an example."""
-    failed, total = counts["failed"], counts["images"]
-    if failed < total and failed <= max_failed * total:
-        return
-    # a set that was pulled comes without the list
-    shown = [
-        f"  for example: {each['path']}: {each['reason']}\n" for each in failures.entries()[:1]
-    ]
-    raise SightlineError(
-        f"{out}: {failed:,} of {total:,} images failed, more than max_failed = {max_failed:g} "
-        f"allows; the {total - failed:,} good ones are published.\n"
-        f"{''.join(shown)}  all of them: {failures.path}\n"
-        "  Mend or remove these files and prepare the data set again, or raise max_failed."
-    )

@@ -136,7 +136,7 @@ def test_too_many_bad_images_end_it_after_the_good_ones_are_published(
         (photos / f"broken {i}.jpg").write_bytes(b"nothing" * (i + 1))
     assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
     said = capsys.readouterr().err
-    assert "2 of 9 rows failed, more than max_failed = 0.01" in said
+    assert "2 of 9 images failed, more than max_failed = 0.01" in said
     assert "failures.jsonl" in said
     assert len(FeatureSet.open(tmp_path / "out")) == 7
 
@@ -145,7 +145,7 @@ def test_nothing_but_bad_images_is_an_error(monkeypatch, capsys, photos, clip, t
     for path in photos.rglob("*.png"):
         path.write_bytes(path.read_bytes()[:60])
     assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out", max_failed=1)) == 1
-    assert "none of the 7 images could be encoded" in capsys.readouterr().err
+    assert "all 7 images failed" in capsys.readouterr().err
 
 
 def test_a_bad_image_that_was_mended_is_another_image(monkeypatch, capsys, photos, clip, tmp_path):

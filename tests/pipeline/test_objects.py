@@ -251,7 +251,7 @@ def test_too_many_failures_end_it_after_the_good_ones_are_published(monkeypatch,
     (photos.folder / "photos" / "0.png").write_bytes(b"")
     assert photos.extract(monkeypatch) == 1
     said = capsys.readouterr().err
-    assert "3 of 15 rows failed" in said
+    assert "3 of 15 objects failed" in said
     assert "0.png" in said
     assert len(FeatureSet.open(photos.folder / "out")) == 12
 
