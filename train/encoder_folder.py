@@ -23,6 +23,7 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from pipeline.cache import SightlineError
+from train.hub import use_cache_where_silent
 from train.pooling import Pooling
 
 # A tokenizer without a limit of its own says 1e30; no position table is longer than this.
@@ -116,6 +117,7 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
             of the encoder are missing from the file.
     """
     _check_local(source, recipe)
+    _check_hub(source)
     try:
         loaded: Any = AutoModel.from_pretrained(
             str(source),
@@ -143,6 +145,7 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
 
 def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBase:
     """The tokenizer, lower-casing where the folder's sentence_bert_config.json asks for it."""
+    _check_hub(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(source), subfolder=recipe.subfolder, trust_remote_code=False
@@ -201,6 +204,7 @@ def _read_pooling(source: str | Path, name: str, config: dict[str, Any]) -> Pool
 
 def _read_json(source: str | Path, name: str) -> Any:
     """A JSON file of the folder or hub repository, or None where it has no such file."""
+    _check_hub(source)
     try:
         path = cached_file(
             str(source),
@@ -233,6 +237,11 @@ def _check_local(source: str | Path, recipe: Recipe) -> None:
             f"{folder}: no *.safetensors file here; Sightline does not unpickle weights. Convert "
             "them with model.save_pretrained(folder) of transformers"
         )
+
+
+def _check_hub(source: str | Path) -> None:
+    if not Path(source).is_dir():
+        use_cache_where_silent()
 
 
 def _cannot_load(source: str | Path, error: Exception) -> SightlineError:

@@ -22,7 +22,6 @@ _PACKAGES = (
     "dvclive",
     "ray",
 )
-_HUB_SECONDS = 3.0
 
 
 def doctor(as_json: JSON = False) -> None:
@@ -76,20 +75,15 @@ def _devices() -> dict[str, str]:
 
 def _hub() -> str:
     """Whether the hub that transformers would ask answers within a few seconds."""
-    import os
-    import urllib.error
-    import urllib.request
-
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
+    from train.hub import why_silent
+
+    if constants.is_offline_mode():
         return "not asked (HF_HUB_OFFLINE is set)"
-    address = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
-    try:
-        with urllib.request.urlopen(address, timeout=_HUB_SECONDS):
-            return f"{address} answers"
-    except (urllib.error.URLError, OSError) as error:
-        return f"{address} does not answer ({getattr(error, 'reason', error)})"
+    address = constants.ENDPOINT
+    reason = why_silent(address)
+    return f"{address} does not answer ({reason})" if reason else f"{address} answers"
 
 
 def _remotes() -> str:

@@ -22,6 +22,7 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
+from train.hub import use_cache_where_silent
 
 _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 
@@ -75,6 +76,7 @@ def load_clip(config: EncoderConfig) -> ClipModel:
         preprocessing: dict[str, Any] = {}
         if spec.kind == "pretrained":
             tag, published = _published(open_clip, name, spec.value, architecture)
+            use_cache_where_silent()
             with quiet(), reaching(config.model, f"weights {tag!r}"):
                 downloaded = Path(open_clip.download_pretrained(published))
         with seeded(seed), quiet(), reaching(config.model, "model configuration"):

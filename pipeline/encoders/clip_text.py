@@ -16,6 +16,7 @@ from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.device import check_precision, computing
 from pipeline.encoders.libraries import quiet, reaching, require
 from pipeline.encoders.tokenizers import tokenizer_sha256
+from train.hub import use_cache_where_silent
 
 DEFAULT_CONTEXT_LENGTH = 77
 """Tokens per text where a model config does not say (CLIP's)."""
@@ -80,6 +81,8 @@ def _tokenizer(clip: ClipModel, context_length: int) -> Any:
     if name:
         if clip.folder is not None and (clip.folder / name).is_dir():
             name = str(clip.folder / name)
+        else:
+            use_cache_where_silent()
         with reaching(clip.identity.name, f"tokenizer {name!r}"), quiet():
             tokenizer = open_clip.tokenizer.HFTokenizer(
                 name,

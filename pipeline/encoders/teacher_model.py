@@ -22,6 +22,7 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
+from train.hub import use_cache_where_silent
 
 MASKED_ATTENTION = "sightline_masked_sdpa"
 _SENTENCE_CONFIG = "sentence_bert_config.json"
@@ -119,6 +120,8 @@ def loading(model: str, folder: Path | None, what: str) -> Iterator[None]:
     """Turn what transformers says of a model that it cannot load into one EncoderError."""
     from huggingface_hub.errors import HFValidationError
 
+    if folder is None:
+        use_cache_where_silent()
     with reaching(model, what) if folder is None else nullcontext():
         try:
             yield

@@ -102,7 +102,7 @@ def test_doctor_names_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, c
     (tmp_path / ".dvc" / "config").write_text("['remote \"team\"']\n    url = /shared/sightline\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the port that discards
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the port that discards
     assert sightline(monkeypatch, "doctor") == 0
     said = capsys.readouterr().out
     assert "team (/shared/sightline)" in said

@@ -1,0 +1,56 @@
+"""A hub that does not answer costs one look and is said once; models in the cache still load."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from huggingface_hub import constants
+
+from pipeline.cache import SightlineError
+from train.encoder_folder import load_model, read_recipe
+from train.hub import use_cache_where_silent, why_silent
+
+NOBODY = "http://127.0.0.1:9"  # the port that discards
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """As where HF_HUB_OFFLINE is not set; what a test changes is undone."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
+    why_silent.cache_clear()
+
+
+def test_a_silent_hub_is_asked_once_and_then_left_alone(online, capsys):
+    with pytest.raises(SightlineError, match="someone/something: there is no such folder"):
+        load_model("someone/something", read_recipe("someone/something"))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"{NOBODY} does not answer (")
+    assert "only models in this machine's cache can be loaded" in said[0]
+    assert constants.is_offline_mode()
+
+
+def test_a_folder_asks_no_hub(online, tmp_path, capsys):
+    assert read_recipe(tmp_path).pooling is None
+    assert capsys.readouterr().err == ""
+    assert not constants.is_offline_mode()
+
+
+def test_any_answer_is_one(online, monkeypatch, capsys):
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(403)
+
+        def log_message(self, format, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        use_cache_where_silent()
+        server.shutdown()
+    assert capsys.readouterr().err == ""
+    assert not constants.is_offline_mode()
