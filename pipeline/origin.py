@@ -134,6 +134,11 @@ def _encoder_of_record(folder: Path, features: FeatureSet, origin: Origin) -> An
             "name it with --weights file:PATH"
         )
     kind = spec.kind if spec.kind != "object" else "image"
+    if kind != "teacher" and "@" in spec.encoder.name and origin.encoder is None:
+        raise CacheError(
+            f"{folder}: its encoder, {spec.encoder.name}, was made from a model config of one's "
+            "own; name that file with --encoder"
+        )
     pooling = spec.preprocessing.get("pooling") if kind == "teacher" else None
     name = origin.encoder or spec.encoder.name.partition("/")[2]
     return named_encoder(name, source, kind, pooling=pooling)

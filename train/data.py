@@ -84,6 +84,7 @@ class TrainingData(Dataset[Batch]):
         self._check_controls(objective)
         self.seed = spec.seed
         self.feature_sets = {slot: _open(spec, slot, need) for slot, need in needs.items()}
+        objective.check_widths(self.dims)
         self.dropped_pairs = self.dropped_phrases = 0
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}

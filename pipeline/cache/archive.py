@@ -42,9 +42,14 @@ def export_set(folder: Path, archive: Path, progress: Progress = lambda _: None)
     Every file is hashed on the way, so that no damaged set is passed on.
 
     Raises:
-        CacheError: no feature set there, or a file that is not as its record says.
+        CacheError: no feature set there, a file that is not as its record says, or no place for
+            an archive.
     """
     record = FeatureSet.open(folder).record
+    if archive.is_dir():
+        raise CacheError(f"{archive}: is a folder; name the tar file to write")
+    if folder.resolve() in archive.resolve().parents:
+        raise CacheError(f"{archive}: lies in the feature set itself; write it somewhere else")
     with replacing(archive) as part, part.open("xb") as out:
         for name, data in ((FILE_NAME, to_bytes(record)), (SUMS, _sums(record))):
             out.write(_header(name, len(data)) + data + bytes(-len(data) % _BLOCK))
@@ -72,7 +77,8 @@ def import_set(
         CacheError: something is in the way, or the archive holds anything else.
     """
     if not archive.is_file():
-        raise CacheError(f"{archive}: no such file; `sightline cache export` makes one")
+        found = "is a folder" if archive.is_dir() else "no such file"
+        raise CacheError(f"{archive}: {found}; expected a tar that `sightline cache export` made")
     with locked(folder), archive.open("rb") as source:
         if folder.is_symlink() or folder.exists():
             raise CacheError(f"{folder}: is there already; import elsewhere, or move it away")

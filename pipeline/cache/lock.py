@@ -121,8 +121,16 @@ def _refusal(path: Path, error: OSError, holder: str) -> SightlineError:
 def locked(feature_set: Path) -> Iterator[None]:
     """Hold the writer's lock of a feature set while its files are changed.
 
+    Where there is no set in the end, nothing is left beside it either.
+
     Raises:
         BusyError: a run is writing there.
     """
-    with WriterLock(feature_set.with_name(feature_set.name + ".run")):
-        yield
+    lock = WriterLock(feature_set.with_name(feature_set.name + ".run"))
+    with lock:
+        try:
+            yield
+        finally:
+            if not feature_set.exists() and list(lock.path.parent.iterdir()) == [lock.path]:
+                lock.path.unlink()
+                lock.path.parent.rmdir()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.cache.atomic import write_bytes
 from pipeline.cache.errors import CacheError
@@ -19,8 +20,17 @@ MAX_BYTES = 8 << 20
 """A commit file above this size is refused unread. It has room for 20,000 shards, more than a
 terabyte of features; JSON of this size can be made to take thirty times its bytes in memory."""
 
-# Whoever prints these must not find line ends or a terminal's escape sequences in them.
-_Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
+_UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def _printable(text: str) -> str:
+    """Whoever prints this finds no line end, escape sequence or change of direction in it."""
+    if any(unicodedata.category(char) in _UNPRINTABLE for char in text):
+        raise ValueError(f"found {text[:80]!a}, expected printable characters alone")
+    return text
+
+
+_Line = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 DTypeName = Literal["float16", "float32"]

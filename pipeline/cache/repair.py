@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from pipeline.cache.keys import unique_sorted
 from pipeline.cache.lock import locked
 from pipeline.cache.record import FeatureSetRecord, read_record
 from pipeline.cache.shard import check_file, map_features, map_keys
-from pipeline.cache.verify import Progress, check_index, check_shards
+from pipeline.cache.verify import Progress, check_index, check_shards, is_true
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,28 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
 
     Raises:
         BusyError: a run is writing there.
-        CacheError: ``feature_set.json`` itself is damaged; nothing can be told without it.
+        CacheError: ``feature_set.json`` itself is damaged and nothing can be told without it, or a
+            file may not be read.
     """
     with locked(folder):
         record = read_record(folder)
+        _require_readable(folder, record)
         index, index_faults = check_index(folder, record, progress)
         faults = check_shards(folder, record, index, progress)
+        if index is not None and not any(faults) and is_true(folder, record, index):
+            return RepairReport((), "", record)
         report = _take_out(folder, record, index, "; ".join(index_faults), faults)
         for each in report.dropped:
             (folder / each.name).unlink(missing_ok=True)
         return report
+
+
+def _require_readable(folder: Path, record: FeatureSetRecord) -> None:
+    """A file that may not be read says nothing about its rows, so it is no damage."""
+    for file in (record.index, *record.shards):
+        path = folder / file.name
+        if path.exists() and not os.access(path, os.R_OK):
+            raise CacheError(f"{path}: may not be read (no permission); nothing was repaired")
 
 
 def drop_unreadable(folder: Path, record: FeatureSetRecord) -> RepairReport:

@@ -115,6 +115,8 @@ def _offsets(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> tu
     with _opened(folder, record) as file:
         features = _offset(file, path, record, FEATURES, wide, dtype)
         keys = _offset(file, path, record, KEYS, narrow, np.dtype(np.uint8))
+        if len(file) > 2:
+            raise CacheError(f"{path}: holds more than /{FEATURES} and /{KEYS}; {_REMEDY}")
     ends = features + _size(wide, dtype), keys + _size(narrow, np.dtype(np.uint8))
     if features < ends[1] and keys < ends[0]:
         raise CacheError(f"{path}: /{FEATURES} and /{KEYS} overlap; {_REMEDY}")
@@ -152,7 +154,7 @@ def _offset(
     if data.chunks is not None or data.id.get_create_plist().get_nfilters():
         raise CacheError(f"{wrong} is chunked or filtered, not contiguous; {_REMEDY}")
     if data.dtype != dtype or data.id.get_type().committed():
-        raise CacheError(f"{wrong} is {data.dtype}, expected {dtype}; {_REMEDY}")
+        raise CacheError(f"{wrong} is {data.dtype}, expected plain {dtype}; {_REMEDY}")
     if data.shape != shape:
         raise CacheError(f"{wrong} has shape {data.shape}, expected {shape}; {_REMEDY}")
     offset = data.id.get_offset()

@@ -47,6 +47,14 @@ def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]
     return faults
 
 
+def is_true(folder: Path, record: FeatureSetRecord, index: Index) -> bool:
+    """Whether the commit file of a set whose files are sound is right, to the byte."""
+    written = (folder / FILE_NAME).read_bytes()
+    return written == to_bytes(record) and record.content_digest == content_digest(
+        folder, record.spec, index, record.shards
+    )
+
+
 def bytes_to_verify(record: FeatureSetRecord) -> int:
     """What `verify` tells its progress in all: every file, then every live row once more."""
     row_bytes = record.spec.dim * np.dtype(record.spec.dtype).itemsize

@@ -61,7 +61,7 @@ class FeatureSetWriter:
         spec: what decides the value of a row.
 
     Raises:
-        CacheError: there is a file in its place.
+        CacheError: there is a file in its place, or on entering features of another kind.
         BusyError: another process is writing here.
     """
 
@@ -293,6 +293,11 @@ class FeatureSetWriter:
         except CacheError as error:
             self.replaces = [f"what stood there is damaged: {error}"]
             return None
+        if record.spec.kind != self.spec.kind:
+            raise CacheError(
+                f"{self.folder}: holds {record.spec.kind} features, and these are {self.spec.kind} "
+                "features; name another folder, or remove this one first"
+            )
         if record.fingerprint != self.spec.fingerprint:
             self.replaces = self.spec.differences(record.spec)
             return None

@@ -62,8 +62,13 @@ def verify(
     """
     from pipeline.cache.verify import verify as verify_set
 
+    named = {"inputs": inputs, "root": root, "phrases": phrases}
+    named |= {"encoder": encoder, "weights": weights}
+    if not recompute and any(named.values()):
+        options = ", ".join(f"--{name}" for name, value in named.items() if value)
+        raise typer.BadParameter(f"{options}: only --recompute N looks at inputs and encoders")
     results: dict[str, list[str]] = {}
-    for folder in feature_sets(path):
+    for folder in feature_sets(path, lost=True):
         with _progress("verify", folder) as advance:
             faults = results[folder.as_posix()] = verify_set(folder, advance)
         if recompute and not faults:
@@ -91,12 +96,18 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
     Example: sightline cache repair data/features/scenes/image/clip
     """
+    from pipeline.cache import CacheError
     from pipeline.cache.repair import repair as repair_set
 
     results: dict[str, list[str]] = {}
+    beyond: list[str] = []
     for folder in feature_sets(path):
-        with _progress("read", folder) as advance:
-            report = repair_set(folder, advance)
+        try:
+            with _progress("read", folder) as advance:
+                report = repair_set(folder, advance)
+        except CacheError as error:  # which keeps none of the others from being repaired
+            beyond.append(str(error))
+            continue
         lines = results[folder.as_posix()] = report.lines()
         if as_json:
             continue
@@ -107,6 +118,8 @@ def repair(path: PATH, as_json: JSON = False) -> None:
             print("  run its stage or `sightline extract` again for the rows that are missing now")
     if as_json:
         print_json(results)
+    if beyond:
+        raise CacheError("\n".join(beyond))
 
 
 @app.command()

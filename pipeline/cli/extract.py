@@ -36,7 +36,11 @@ _MAX_FAILED = Annotated[float, typer.Option(min=0, max=1, help="Share of rows th
 
 _COPY_FROM = Annotated[
     Path | None,
-    typer.Option(help="Folder above feature sets; rows of the same fingerprint are copied."),
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="Folder above feature sets; rows of the same fingerprint are copied.",
+    ),
 ]
 
 

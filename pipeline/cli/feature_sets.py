@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ from pipeline.cli.options import JSON, print_json
 if TYPE_CHECKING:
     from pipeline.cache import FeatureSetRecord
 
+_EXPECTED = "expected a feature set, or a folder above several"
 PATH = Annotated[Path, typer.Argument(help="A feature set, or a folder above several.")]
 SET = Annotated[Path, typer.Argument(help="A feature set.", show_default=False)]
 
@@ -26,7 +29,7 @@ def list_sets(path: PATH = Path("data/features"), as_json: JSON = False) -> None
 
     found: list[tuple[Path, FeatureSetRecord]] = []
     damaged: list[str] = []
-    for folder in feature_sets(path):
+    for folder in feature_sets(path, lost=True):
         try:
             found.append((folder, read_record(folder)))
         except CacheError as error:  # which hides none of the others
@@ -42,11 +45,12 @@ def list_sets(path: PATH = Path("data/features"), as_json: JSON = False) -> None
 def _print_sets(found: list[tuple[Path, FeatureSetRecord]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("feature set", "rows", "failed", "dim", "size", "encoder", "weights", box=None)
     for folder, record in found:
         weights = record.spec.encoder.source
-        table.add_row(
+        cells = [
             folder.as_posix(),
             f"{record.rows:,}",
             f"{record.failed:,}",
@@ -54,7 +58,8 @@ def _print_sets(found: list[tuple[Path, FeatureSetRecord]]) -> None:
             readable_size(record.size),
             record.spec.encoder.name,
             f"{weights} (untrained weights)" if record.spec.encoder.untrained else weights,
-        )
+        ]
+        table.add_row(*map(Text, cells))  # names from strangers, which rich would read as markup
     Console().print(table)
 
 
@@ -74,15 +79,30 @@ def info(path: SET, as_json: JSON = False) -> None:
     print(paragraph(path, record, licence))
 
 
-def feature_sets(path: Path) -> list[Path]:
-    """The feature sets at or below ``path``; an error when there is none."""
+def feature_sets(path: Path, *, lost: bool = False) -> list[Path]:
+    """The feature sets at or below ``path``; an error when there is none.
+
+    Args:
+        lost: with those that have shards or an index but no commit file.
+    """
     from pipeline.cache import CacheError
     from pipeline.cache.record import FILE_NAME
 
-    found = sorted(file.parent for file in path.rglob(FILE_NAME))
+    if not path.is_dir():
+        raise CacheError(f"{path}: {'a file' if path.exists() else 'no such folder'}; {_EXPECTED}")
+    patterns = [FILE_NAME, *(("shard-*.h5", "index-*.parquet") if lost else ())]
+    found = sorted(
+        Path(parent)
+        for parent, _, files in os.walk(path, onerror=_raise)
+        if any(fnmatch.filter(files, pattern) for pattern in patterns)
+    )
     if not found:
         raise CacheError(f"{path}: no feature set here or below; `sightline extract` makes one")
     return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _about(path: Path, record: FeatureSetRecord) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from pipeline.cache.errors import SightlineError
-from pipeline.cache.keys import KEY_BYTES, Keys
+from pipeline.cache.keys import KEY_BYTES, Keys, key_of_text
 from pipeline.datasets.base import DatasetError, PrepareReport, Progress
 
 SUFFIXES = frozenset(
@@ -54,11 +55,12 @@ def scan_images(
 ) -> ImageTable:
     """Find every image below ``root`` (or below some ``folders`` of it) and read its header.
 
-    A picture whose header cannot be read is noted in ``report`` and kept, so that extraction
-    records its error. A huge pixel count is no error here; extraction refuses to decode it.
+    A picture that cannot be opened, or whose header cannot be read, is noted in ``report`` and
+    kept, so that extraction records its error. A huge pixel count is no error here; extraction
+    refuses to decode it.
 
     Raises:
-        DatasetError: a folder is missing or holds no image, or a file cannot be opened.
+        DatasetError: a folder is missing or holds no image.
     """
     paths: list[str] = []
     ignored = 0
@@ -73,7 +75,7 @@ def scan_images(
 
     def read(start: int) -> None:
         for i in range(start, min(start + _BATCH, len(paths))):
-            digest, size = _read(root / paths[i])
+            digest, size = _read(root, paths[i])
             keys[i] = np.frombuffer(digest, dtype=np.uint8)
             sizes[i] = size
 
@@ -97,7 +99,8 @@ def _find(folder: Path, root: Path) -> tuple[list[str], int]:
         names[:] = [name for name in names if not name.startswith(".")]
         relative = PurePosixPath(Path(parent).relative_to(root).as_posix())
         for name in files:
-            if name.startswith(".") or Path(name).suffix.lower() not in SUFFIXES:
+            suffix = Path(name).suffix.lower()
+            if name.startswith(".") or suffix not in SUFFIXES or _is_special(Path(parent) / name):
                 other += 1
                 continue
             found.append(_utf8(str(relative / name), folder))
@@ -107,6 +110,14 @@ def _find(folder: Path, root: Path) -> tuple[list[str], int]:
             f"{', '.join(sorted(SUFFIXES))}); check the path"
         )
     return found, other
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is a pipe, a socket or a device, which nobody should wait for."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False  # a link to nowhere is a file that is not there
 
 
 def _utf8(path: str, folder: Path) -> str:
@@ -119,14 +130,15 @@ def _utf8(path: str, folder: Path) -> str:
     return path
 
 
-def _read(path: Path) -> tuple[bytes, tuple[int, int]]:
+def _read(root: Path, path: str) -> tuple[bytes, tuple[int, int]]:
+    """Key and size of an image file; what cannot be opened has its name's key, and no size."""
     try:
-        with path.open("rb") as file:
+        with (root / path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
             file.seek(0)
             return digest, _upright_size(file)
-    except OSError as error:
-        raise DatasetError(f"{path}: cannot be opened ({error.strerror or error})") from error
+    except OSError:
+        return key_of_text(f"cannot be opened: {path}"), (0, 0)
 
 
 def _upright_size(file: IO[bytes]) -> tuple[int, int]:

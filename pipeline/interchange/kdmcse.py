@@ -85,7 +85,8 @@ def read_entries(path: Path) -> Iterator[Entry]:
         SightlineError: as `import_kdmcse`.
     """
     if not path.is_file():
-        raise SightlineError(f"{path}: no such file")
+        found = "is a folder" if path.is_dir() else "no such file"
+        raise SightlineError(f"{path}: {found}; expected KDMCSE's JSON")
     for name, value in _members(path):
         yield _entry(path, name, value)
 

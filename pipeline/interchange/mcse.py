@@ -105,7 +105,8 @@ def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: st
 def _opened(path: Path) -> Iterator[h5py.Dataset]:
     """The array of an HDF5 file that lies in this very file, uncompressed."""
     if not path.is_file():
-        raise SightlineError(f"{path}: no such file")
+        found = "is a folder" if path.is_dir() else "no such file"
+        raise SightlineError(f"{path}: {found}; expected MCSE's HDF5 file")
     try:
         file = h5py.File(path, "r")
     except OSError as error:

@@ -49,6 +49,14 @@ def _plain(**options: Any) -> Callable[[h5py.File, int], None]:
     return fill
 
 
+def _beside(what: Any) -> Callable[[h5py.File, int], None]:
+    def fill(file: h5py.File, rows: int) -> None:
+        file["features"] = zeros(rows)
+        file["more"] = what
+
+    return fill
+
+
 def _huge(file: h5py.File, rows: int) -> None:
     file.create_dataset("features", (1 << 40, 1 << 20), np.float16)
 
@@ -75,21 +83,29 @@ HDF5: Attacks = {
         lambda f: f.hdf5(lambda file, n: _raw(file, n, f.outside)),
         "in another file",
     ),
+    "data beside the rows": (lambda f: f.hdf5(_beside(zeros(3))), "holds more than"),
+    "an external link beside the rows": (
+        lambda f: f.hdf5(_beside(h5py.ExternalLink(str(f.outside), "/features"))),
+        "holds more than",
+    ),
     "a filter": (lambda f: f.hdf5(_plain(compression="gzip")), "chunked or filtered"),
     "a checksum filter": (lambda f: f.hdf5(_plain(fletcher32=True)), "chunked or filtered"),
     "chunks": (lambda f: f.hdf5(_plain(chunks=True)), "chunked or filtered"),
-    "a named type": (lambda f: f.hdf5(_named), "expected float16"),
-    "other floats": (lambda f: f.hdf5(_same(lambda n: np.zeros((n, DIM)))), "expected float16"),
+    "a named type": (lambda f: f.hdf5(_named), "expected plain float16"),
+    "other floats": (
+        lambda f: f.hdf5(_same(lambda n: np.zeros((n, DIM)))),
+        "expected plain float16",
+    ),
     "big-endian floats": (
         lambda f: f.hdf5(_same(lambda n: np.zeros((n, DIM), ">f2"))),
-        "expected float16",
+        "expected plain float16",
     ),
-    "text": (lambda f: f.hdf5(_same(lambda n: ["x"] * n)), "expected float16"),
+    "text": (lambda f: f.hdf5(_same(lambda n: ["x"] * n)), "expected plain float16"),
     "references": (
         lambda f: f.hdf5(
             lambda file, n: file.create_dataset("features", (n, DIM), h5py.ref_dtype).name
         ),
-        "expected float16",
+        "expected plain float16",
     ),
     "a group": (
         lambda f: f.hdf5(lambda file, n: file.create_group("features").name),

@@ -72,6 +72,10 @@ JSON: Attacks = {
         _say(lambda b: b["spec"]["encoder"].update(name="\x1b]0;owned\x07\x1b[2J")),
         "spec.encoder.name",
     ),
+    "a name that turns what follows it around": (
+        _say(lambda b: b["spec"]["encoder"].update(name="good\u202e05tenser")),
+        "spec.encoder.name",
+    ),
     "a source of two lines": (
         _say(lambda b: b["spec"]["encoder"].update(source="good\nrandom:0")),
         "spec.encoder.source",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import h5py
 import numpy as np
@@ -117,8 +118,19 @@ def test_repair_takes_out_exactly_the_damaged_shards_and_a_run_brings_back_the_f
 
 
 def test_nothing_to_repair_changes_nothing(folder):
-    before = files(folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert repair(folder).lines() == []
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_a_file_without_permission_is_no_damage(folder, monkeypatch):
+    """Through `os.access`, because permissions do not bind the superuser that tests may run as."""
+    shard = next(folder.glob("shard-*"))
+    before = files(folder)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != shard and access(path, mode))
+    with pytest.raises(CacheError, match=f"{shard}: may not be read"):
+        repair(folder)
     assert files(folder) == before
 
 

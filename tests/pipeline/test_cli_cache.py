@@ -162,6 +162,84 @@ def test_without_inputs_it_says_what_to_name(monkeypatch, capsys, world):
     assert "--inputs" in capsys.readouterr().err
 
 
+def test_an_encoder_of_ones_own_is_asked_for(monkeypatch, capsys, world):
+    words = ["--recompute", 2, "--inputs", world / "photos"]
+    assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
+    said = capsys.readouterr().err
+    assert "was made from a model config of one's own; name that file with --encoder" in said
+
+
+def test_inputs_without_recompute_are_a_mistake(monkeypatch, capsys, world):
+    words = ["--inputs", world / "photos", "--weights", "random:0"]
+    assert run(monkeypatch, "cache", "verify", world / "image", *words) == 2
+    assert "--inputs, --weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "list"])
+def test_a_set_that_lost_its_commit_file_is_a_fault(monkeypatch, capsys, world, command):
+    monkeypatch.setenv("COLUMNS", "300")
+    (world / "image/feature_set.json").unlink()
+    assert run(monkeypatch, "cache", command, world) == 1
+    said = capsys.readouterr()
+    assert f"{world / 'image'}: no feature set here (no feature_set.json)" in said.out + said.err
+    assert "text" in said.out  # the other is there all the same
+
+
+def test_a_damaged_commit_file_keeps_no_other_set_from_repair(monkeypatch, capsys, world):
+    (world / "image/feature_set.json").write_text("{")
+    damage(world / "text")
+    assert run(monkeypatch, "cache", "repair", world) == 1
+    assert str(world / "image/feature_set.json") in capsys.readouterr().err
+    assert verify(world / "text") == []
+
+
+def test_markup_in_a_name_is_shown_as_it_stands(monkeypatch, capsys, world):
+    monkeypatch.setenv("COLUMNS", "300")
+    shutil.copytree(world / "image", world / "[red]clip[" / "]")
+    assert run(monkeypatch, "cache", "list", world) == 0
+    assert "[red]clip[/]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "repair", "compact", "gc"])
+def test_a_path_that_is_no_folder_is_named(monkeypatch, capsys, world, command):
+    assert run(monkeypatch, "cache", command, world / "nowhere") == 1
+    assert "nowhere: no such folder; expected a feature set" in capsys.readouterr().err
+    assert run(monkeypatch, "cache", command, world / "clip.json") == 1
+    assert "clip.json: a file; expected a feature set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["image/feature_set.json", "image/more.tar", "photos"])
+def test_an_export_spoils_nothing(monkeypatch, capsys, world, name):
+    assert run(monkeypatch, "cache", "export", world / "image", "--out", world / name) == 1
+    assert f"{world / name}: " in capsys.readouterr().err
+    assert verify(world / "image") == []
+
+
+def test_an_import_that_is_refused_leaves_nothing(monkeypatch, capsys, world):
+    before = sorted(world.rglob("*"))
+    for archive in ("clip.json", "photos", "nowhere.tar"):
+        words = [world / archive, "--out", world / "new"]
+        assert run(monkeypatch, "cache", "import", *words) == 1
+        assert archive in capsys.readouterr().err
+    assert sorted(world.rglob("*")) == before
+
+
+def test_features_of_another_kind_are_not_replaced(monkeypatch, capsys, world):
+    encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
+    words = ["--texts", world / "texts.txt", "--out", world / "image"]
+    assert run(monkeypatch, "extract", "text", *words, *encoder) == 1
+    assert "holds image features, and these are text features" in capsys.readouterr().err
+    assert verify(world / "image") == []
+
+
+def test_a_folder_to_copy_from_must_be_there(monkeypatch, capsys, world):
+    encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
+    words = ["--texts", world / "texts.txt", "--out", world / "new", "--copy-from", world / "no"]
+    assert run(monkeypatch, "extract", "text", *words, *encoder) == 2
+    assert "--copy-from" in capsys.readouterr().err
+    assert not (world / "new").exists()
+
+
 def test_gc_says_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
     (world / "image" / f"shard-{'0' * 32}.h5").write_bytes(b"x" * 3_000_000)
     assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run") == 0

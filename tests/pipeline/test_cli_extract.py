@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -92,6 +93,19 @@ def test_a_second_run_computes_nothing_and_a_new_image_computes_one(
         assert sightline(monkeypatch, *words) == 0
         computed.append(json.loads(capsys.readouterr().out)["computed"])
     assert computed == [7, 0, 1]
+
+
+def test_what_cannot_be_opened_costs_a_row_and_pipes_are_no_images(
+    monkeypatch, capsys, photos, clip, tmp_path
+):
+    (photos / "nowhere.png").symlink_to(tmp_path / "gone.png")
+    os.mkfifo(photos / "pipe.png")
+    words = image_words(photos, clip, tmp_path / "out", max_failed=0.5)
+    assert sightline(monkeypatch, *words) == 0
+    assert "1 failed" in capsys.readouterr().out
+    (line,) = (tmp_path / "out.run" / "failures.jsonl").read_text().splitlines()
+    assert "nowhere.png" in line
+    assert "no such file" in line
 
 
 def test_renaming_and_copying_recompute_nothing(monkeypatch, capsys, photos, clip, tmp_path):

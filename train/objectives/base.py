@@ -127,6 +127,17 @@ class Objective(ABC, Generic[P]):
     def features(cls, params: P) -> dict[str, FeatureNeed]:
         """Slot → feature set; a slot is the name under which a batch holds the rows."""
 
+    def check_widths(self, dims: Mapping[str, int]) -> None:
+        """Refuse feature sets that do not fit each other, before anything is loaded.
+
+        Args:
+            dims: slot → width of its feature set.
+
+        Raises:
+            SightlineError: features that a term compares, mixes or projects by one head differ in
+                width.
+        """
+
     @abstractmethod
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         """The heads that this objective trains, and no others.

@@ -125,11 +125,15 @@ class Combined(Objective[CombinedParams]):
                 needs[slot] = replace(need, terms=before + terms)
         return needs
 
+    def check_widths(self, dims: Mapping[str, int]) -> None:
+        for part in self.parts.values():
+            part.check_widths(_widths_of(part, dims))
+
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         heads, owners = nn.ModuleDict(), {}
         for name, part in self.parts.items():
             needs = part.features(part.params)
-            own = part.heads(hidden, {slot: dims[_slot(need)] for slot, need in needs.items()})
+            own = part.heads(hidden, _widths_of(part, dims))
             self._heads[name] = {}
             for kind, module in own.items():
                 of_head = [needs[s].encoder for s in _PROJECTS.get(kind, ()) if s in needs]
@@ -193,6 +197,11 @@ class Combined(Objective[CombinedParams]):
         needs = part.features(part.params)
         features = {slot: batch.features[_slot(need)] for slot, need in needs.items()}
         return replace(batch, features=features)
+
+
+def _widths_of(part: Objective[Any], dims: Mapping[str, int]) -> dict[str, int]:
+    """``dims`` by the slots that ``part`` calls them by."""
+    return {slot: dims[_slot(need)] for slot, need in part.features(part.params).items()}
 
 
 def _slot(need: FeatureNeed) -> str:

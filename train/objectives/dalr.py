@@ -134,12 +134,7 @@ class DALR(GroundedObjective[DALRParams]):
                 needs[slot] = FeatureNeed(teacher.features, teacher.encoder, terms)
         return needs
 
-    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
-        """See `Objective.heads`.
-
-        Raises:
-            SightlineError: teachers whose features have to be mixed differ in width.
-        """
+    def check_widths(self, dims: Mapping[str, int]) -> None:
         teachers = self.params.mixed
         widths = {dims[slot] for slot in teachers if slot in dims}
         if len(widths) > 1 and (terms := self.params.on(_NEEDS_MIXED_FEATURES)):
@@ -148,6 +143,8 @@ class DALR(GroundedObjective[DALRParams]):
                 "objective dalr adds up the features of its teachers, but their widths differ "
                 f"({found}); take teachers of one width, or set {_weights_of(terms)} to 0"
             )
+
+    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         projected = {"image": dims["image"]} if self.params.on(_NEEDS_IMAGES) else {}
         return self.make_heads(hidden, projected, text=bool(self.params.on(_NEEDS_TEXT_HEAD)))
 

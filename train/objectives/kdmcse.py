@@ -138,12 +138,7 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
             if (readers := params.readers(slot))
         }
 
-    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
-        """See `Objective.heads`.
-
-        Raises:
-            SightlineError: image and text features that have to be compared differ in width.
-        """
+    def check_widths(self, dims: Mapping[str, int]) -> None:
         crossed = any(map(self.params.crossed, self.params.terms))
         if crossed and dims["image"] != dims["text"]:
             raise SightlineError(
@@ -151,6 +146,8 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
                 f"features of {self.params.text}, but they are {dims['image']} and {dims['text']} "
                 "wide; both must come from one model, such as CLIP"
             )
+
+    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         projected = {term: dims[_SLOT[term]] for term in self.params.terms}
         return self.make_heads(hidden, projected, text="text" in self.weights)
 

@@ -61,19 +61,15 @@ class MCSEO(GroundedObjective[MCSEOParams]):
         }
         return {slot: need for slot, need in needs.items() if slot in params.term_weights}
 
-    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
-        """See `Objective.heads`.
-
-        Raises:
-            SightlineError: images and objects have features of different width.
-        """
-        widths = set(dims.values())
-        if len(widths) > 1:
+    def check_widths(self, dims: Mapping[str, int]) -> None:
+        if len(set(dims.values())) > 1:
             raise SightlineError(
                 f"objective mcseo: images are {dims['image']} wide and objects {dims['object']}; "
                 f"both must come from one encoder ({self.params.image}), for one head projects them"
             )
-        projected = {"image": widths.pop()} if widths else {}
+
+    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
+        projected = {"image": max(dims.values())} if dims else {}
         return self.make_heads(hidden, projected, text="text" in self.weights)
 
     @property
