@@ -37,8 +37,13 @@ def _bar(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[int
         TimeRemainingColumn,
     )
 
-    rate = TextColumn("{task.fields[rate]}")
-    columns = ["{task.description}", BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn()]
+    columns = (
+        TextColumn("{task.description}", markup=False),  # a path, which may look like markup
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=total, completed=done, rate="")
         start, count = time.monotonic(), 0

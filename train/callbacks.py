@@ -85,12 +85,12 @@ class ProgressReport(TrainerCallback):
         self._started, self._first_step = time.monotonic(), state.global_step
         if self._say is None and self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", markup=False),
                 console=self._console,
             )
             self._bar.add_task(

@@ -144,7 +144,11 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
 
 
 def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBase:
-    """The tokenizer, lower-casing where the folder's sentence_bert_config.json asks for it."""
+    """The tokenizer, lower-casing where the folder's sentence_bert_config.json asks for it.
+
+    Raises:
+        SightlineError: nothing can be loaded from `source`, or its tokenizer knows no word.
+    """
     _check_hub(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -152,6 +156,8 @@ def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBas
         )
     except (OSError, ValueError) as error:
         raise _cannot_load(source, error) from error
+    if not knows_words(tokenizer):
+        raise SightlineError(f"{source}: {NO_WORDS}")
     if recipe.do_lower_case:
         backend = tokenizer.backend_tokenizer
         # Lower-casing twice changes nothing, so an uncased tokenizer is safe here.
@@ -159,6 +165,21 @@ def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBas
             [Lowercase()] if backend.normalizer is None else [Lowercase(), backend.normalizer]
         )
     return tokenizer
+
+
+NO_WORDS = (
+    "its tokenizer knows no word, only special tokens, for its vocabulary is missing; expected "
+    "tokenizer.json, or vocab.txt (BERT), or vocab.json and merges.txt (RoBERTa); save the "
+    "tokenizer beside the model"
+)
+
+
+def knows_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether there is more to the vocabulary than special tokens.
+
+    transformers makes up a tokenizer for a folder without one, and all its words are unknown.
+    """
+    return len(tokenizer) > len(set(tokenizer.all_special_tokens))
 
 
 def own_max_length(

@@ -51,10 +51,13 @@ def load_teacher(config: EncoderConfig, pooling: str) -> TeacherModel:
     """Load configuration, tokenizer and weights; nothing that a repository ships as code is run.
 
     Raises:
-        EncoderError: no such folder and the hub cannot be reached; not an encoder; weights that
-            are missing, incomplete or of another shape; pooling ``pooler`` without a pooler.
+        EncoderError: no such folder and the hub cannot be reached; not an encoder; a tokenizer
+            without words; weights that are missing, incomplete or of another shape; pooling
+            ``pooler`` without a pooler.
     """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    from train.encoder_folder import NO_WORDS, knows_words
 
     spec = config.weights_spec
     folder = Path(config.model) if Path(config.model).is_dir() else None
@@ -79,6 +82,8 @@ def load_teacher(config: EncoderConfig, pooling: str) -> TeacherModel:
             )
         with loading(config.model, folder, "tokenizer"):
             tokenizer: Any = AutoTokenizer.from_pretrained(config.model, **where)
+        if not knows_words(tokenizer):
+            raise EncoderError(f"{config.model}: {NO_WORDS}")
         if spec.kind == "pretrained":
             with loading(config.model, folder, "weights"):
                 model, report = AutoModel.from_pretrained(

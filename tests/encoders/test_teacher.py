@@ -146,6 +146,9 @@ def test_mistakes_are_one_error_each(folder: Path, tmp_path: Path) -> None:
     (bare / "model.safetensors").unlink()
     cut = shutil.copytree(folder, tmp_path / "cut")
     (cut / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:900])
+    mute = shutil.copytree(folder, tmp_path / "mute")
+    for file in {*mute.iterdir()} - {mute / "config.json", mute / "model.safetensors"}:
+        file.unlink()
     save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
     cases = [
         (tmp_path / "empty", {}, "empty: .*expected config.json, a tokenizer and model"),
@@ -154,6 +157,7 @@ def test_mistakes_are_one_error_each(folder: Path, tmp_path: Path) -> None:
         (code, {}, "code from its own repository, which Sightline never"),
         (bare, {}, "no usable weights in this folder"),
         (cut, {}, "weights"),
+        (mute, {}, "mute: its tokenizer knows no word"),
         (folder, {"max_length": 41}, "beyond the 40 positions"),
         (folder, {"weights": "pretrained:main"}, "a folder has no revision 'main'"),
         (folder, {"weights": f"file:{tmp_path / 'x.safetensors'}"}, "x.safetensors does not fit"),

@@ -147,6 +147,15 @@ def test_a_folder_without_config_or_safetensors_is_refused(tmp_path, encoder_fol
         Embedder.load(tmp_path / "pickled", "cls")
 
 
+@pytest.mark.parametrize("kind", ["encoder_folder", "roberta_folder"])
+def test_a_tokenizer_without_words_is_refused(tmp_path, kind, request):
+    """transformers makes up one where the folder has none, and every word is unknown to it."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(request.getfixturevalue(kind) / name, tmp_path)
+    with pytest.raises(SightlineError, match=f"{tmp_path}: its tokenizer knows no word"):
+        Embedder.load(tmp_path, "cls")
+
+
 def test_a_plain_folder_must_be_told_how_to_pool(encoder_folder):
     with pytest.raises(SightlineError, match="does not say how to pool"):
         Embedder.load(encoder_folder)

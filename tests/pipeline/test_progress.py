@@ -50,10 +50,10 @@ def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch):
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    with progress("features", 8, "images") as advance:
+    with progress("[fp16]/features", 8, "images") as advance:
         advance(8)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert re.search(r"features .*8/8 [\d,.]+ images/s \d:\d\d:\d\d", shown)
+    assert re.search(r"\[fp16\]/features .*8/8 [\d,.]+ images/s \d:\d\d:\d\d", shown)
 
 
 def test_each_phase_counts_for_itself(clock, capsys):
