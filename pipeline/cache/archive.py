@@ -1,7 +1,7 @@
 """A feature set as one tar file, for those without DVC: export, and an import that trusts nothing.
 
-The tar is plain POSIX (ustar): `feature_set.json` first, `SHA256SUMS` for `sha256sum --check`, then
-the index and the shards. The same set gives the same bytes.
+The tar is plain POSIX (ustar): `feature_set.json` first, then the index and the shards, and last
+`SHA256SUMS` for `sha256sum --check`. The same set gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from blake3 import blake3
 
 from pipeline.cache.atomic import fsync_file, fsync_folder, replacing
 from pipeline.cache.errors import CacheError
@@ -51,15 +53,17 @@ def export_set(folder: Path, archive: Path, progress: Progress = lambda _: None)
     if folder.resolve() in archive.resolve().parents:
         raise CacheError(f"{archive}: lies in the feature set itself; write it somewhere else")
     with replacing(archive) as part, part.open("xb") as out:
-        for name, data in ((FILE_NAME, to_bytes(record)), (SUMS, _sums(record))):
-            out.write(_header(name, len(data)) + data + bytes(-len(data) % _BLOCK))
+        head = to_bytes(record)
+        out.write(_member(FILE_NAME, head))
+        sums = [_sum(FILE_NAME, hashlib.sha256(head).hexdigest())]
         for file in (record.index, *record.shards):
             if file.bytes >= _MOST_PER_FILE:
                 raise CacheError(f"{folder / file.name}: too large for a tar; run `cache compact`")
             out.write(_header(file.name, file.bytes))
             with check_file(folder, file).open("rb") as source:
-                _copy(source, out, file, f"{folder / file.name}", progress)
+                sums.append(_copy(source, out, file, f"{folder / file.name}", progress))
             out.write(bytes(-file.bytes % _BLOCK))
+        out.write(_member(SUMS, b"".join(sums)))
         out.write(bytes(2 * _BLOCK))
     return archive.stat().st_size
 
@@ -70,7 +74,7 @@ def import_set(
     """Unpack the tar ``archive`` of `export_set` into the new feature set ``folder``.
 
     Nothing is written but the plain files that the archive's own `feature_set.json` names, each
-    with the size and SHA-256 that it says; the folder appears when all of them are there.
+    with the size and BLAKE3 that it says; the folder appears when all of them are there.
 
     Raises:
         BusyError: a run is writing there.
@@ -86,16 +90,19 @@ def import_set(
             first = _next(archive, source)
             if first is None or first[0] != FILE_NAME or first[1] > MAX_BYTES:
                 raise CacheError(f"{archive}: does not begin with {FILE_NAME}; not an export")
-            (part / FILE_NAME).write_bytes(_exactly(archive, source, first[1]))
+            head = _exactly(archive, source, first[1])
+            (part / FILE_NAME).write_bytes(head)
             fsync_file(part / FILE_NAME)
             record = read_record(part)
-            sums = _sums(record)
+            sums = [_sum(FILE_NAME, hashlib.sha256(head).hexdigest())]
             expected = {file.name: file for file in (record.index, *record.shards)}
-            while (member := _next(archive, source)) is not None:
+            ended = False
+            while not ended and (member := _next(archive, source)) is not None:
                 name, size = member
-                if name == SUMS and size == len(sums):
-                    if _exactly(archive, source, size) != sums:
-                        raise CacheError(f"{archive}: {SUMS} and {FILE_NAME} disagree")
+                if name == SUMS and not expected and size == sum(map(len, sums)):
+                    if _exactly(archive, source, size) != b"".join(sums):
+                        raise CacheError(f"{archive}: damaged: {SUMS} and the files disagree")
+                    ended = True
                     continue
                 file = expected.pop(name, None)
                 if file is None or size != file.bytes:
@@ -104,13 +111,13 @@ def import_set(
                         "does not name; nothing was imported"
                     )
                 with (part / name).open("xb") as out:
-                    _copy(source, out, file, f"{archive}: {name}", progress)
+                    sums.append(_copy(source, out, file, f"{archive}: {name}", progress))
                 fsync_file(part / name)
                 _skip(archive, source, -size % _BLOCK)
-            if expected:
+            if not ended:
                 raise CacheError(
-                    f"{archive}: cut short: {len(expected)} files are missing, such as "
-                    f"{min(expected)}; nothing was imported"
+                    f"{archive}: cut short: {len(expected) + 1} files are missing, such as "
+                    f"{min(expected, default=SUMS)}; nothing was imported"
                 )
             FeatureSet.open(part)
         return record
@@ -130,10 +137,12 @@ def _unpacking(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _sums(record: FeatureSetRecord) -> bytes:
-    own = hashlib.sha256(to_bytes(record)).hexdigest()
-    files = [(own, FILE_NAME), *((f.sha256, f.name) for f in (record.index, *record.shards))]
-    return "".join(f"{sha256}  {name}\n" for sha256, name in files).encode()
+def _sum(name: str, sha256: str) -> bytes:
+    return f"{sha256}  {name}\n".encode()
+
+
+def _member(name: str, data: bytes) -> bytes:
+    return _header(name, len(data)) + data + bytes(-len(data) % _BLOCK)
 
 
 def _header(name: str, size: int) -> bytes:
@@ -178,18 +187,20 @@ def _skip(archive: Path, source: BinaryIO, count: int) -> None:
 
 def _copy(
     source: BinaryIO, out: BinaryIO, file: FileRecord, where: str, progress: Progress
-) -> None:
-    """Copy ``file.bytes`` bytes and check their SHA-256."""
-    digest, left = hashlib.sha256(), file.bytes
+) -> bytes:
+    """Copy ``file.bytes`` bytes and check their BLAKE3; their line in `SUMS`."""
+    digest, sha256, left = blake3(), hashlib.sha256(), file.bytes
     while left:
         block = source.read(min(left, _COPY_BYTES))
         if not block:
             raise CacheError(f"{where}: cut short by {left} bytes")
         digest.update(block)
+        sha256.update(block)
         out.write(block)
         left -= len(block)
         progress(len(block))
-    if digest.hexdigest() != file.sha256:
+    if digest.hexdigest() != file.blake3:
         raise CacheError(
-            f"{where}: SHA-256 {digest.hexdigest()[:16]}, expected {file.sha256[:16]}: damaged"
+            f"{where}: BLAKE3 {digest.hexdigest()[:16]}, expected {file.blake3[:16]}: damaged"
         )
+    return _sum(file.name, sha256.hexdigest())

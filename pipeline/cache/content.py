@@ -24,9 +24,6 @@ def content_digest(
 ) -> str:
     """BLAKE3 (hex) of the fingerprint, every live key and its row, by key, and every failed key.
 
-    BLAKE3 because `verify` and every publishing hash all rows once more than their files are: it is
-    an order of magnitude faster than SHA-256, which names the files so that anybody can check them.
-
     Equal for two sets of one fingerprint exactly when they hold the same rows, whatever the
     history of adding, removing and killing that led to their shards. ``progress`` is told the
     bytes of the rows that were read.

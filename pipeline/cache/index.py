@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from pipeline.cache.atomic import write_bytes
@@ -71,10 +71,10 @@ def write_index(folder: Path, index: Index) -> FileRecord:
         write_statistics=False,
     )
     data = memoryview(sink.getvalue())
-    sha256 = hashlib.sha256(data).hexdigest()
-    name = f"index-{sha256[:32]}.parquet"
+    digest = blake3(data).hexdigest()
+    name = f"index-{digest[:32]}.parquet"
     write_bytes(folder / name, data)
-    return FileRecord(name=name, sha256=sha256, bytes=data.nbytes)
+    return FileRecord(name=name, blake3=digest, bytes=data.nbytes)
 
 
 def _table(index: Index) -> pa.Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from blake3 import blake3
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
@@ -18,7 +18,7 @@ from pipeline.cache.atomic import write_all
 from pipeline.cache.keys import KEY_BYTES, Keys
 
 _MAGIC = b"SLJRNL01"
-_HEAD = struct.Struct("<8sQ32s")  # magic, payload length, SHA-256 of the payload
+_HEAD = struct.Struct("<8sQ32s")  # magic, payload length, BLAKE3 of the payload
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Journal:
         os.close(self._file)
 
     def _write(self, payload: bytes) -> None:
-        head = _HEAD.pack(_MAGIC, len(payload), hashlib.sha256(payload).digest())
+        head = _HEAD.pack(_MAGIC, len(payload), blake3(payload).digest())
         try:
             write_all(self._file, head + payload, self._end)
             os.fsync(self._file)
@@ -132,7 +132,7 @@ class Journal:
             if magic != _MAGIC or at > len(data):
                 break
             payload = data[start:at]
-            if hashlib.sha256(payload.data).digest() != checksum:
+            if blake3(payload.data).digest() != checksum:
                 break
             if end == 0 and payload.tobytes() != self._head:
                 return [], 0  # a journal of another encoder: nothing of it can be used

@@ -96,10 +96,10 @@ class FeatureSpec(_Strict):
 
 
 class FileRecord(_Strict):
-    """One file of the set: its name inside the folder, its SHA-256 and its size in bytes."""
+    """One file of the set: its name inside the folder, its BLAKE3 and its size in bytes."""
 
     name: str
-    sha256: _Digest
+    blake3: _Digest
     bytes: _Count
 
 

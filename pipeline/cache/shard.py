@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from pipeline.cache.atomic import write_bytes
@@ -40,14 +40,14 @@ def write_shard(
         computed: device, library versions and batch size, for the record.
     """
     features = np.ascontiguousarray(features, dtype=features.dtype.newbyteorder("<"))
-    content = hashlib.sha256(np.ascontiguousarray(keys).data)
-    content.update(features.data)
+    content = blake3(np.ascontiguousarray(keys).data)
+    content.update(features.view(np.uint8).data)
     data = _image(keys, features)
     path = folder / f"shard-{content.hexdigest()[:32]}.h5"
     write_bytes(path, data)
     return ShardRecord(
         name=path.name,
-        sha256=hashlib.sha256(data).hexdigest(),
+        blake3=blake3(data).hexdigest(),
         bytes=len(data),
         rows=len(keys),
         computed=computed,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from pipeline.cache.errors import CacheError
@@ -62,16 +62,16 @@ def shard_faults(
 def file_fault(
     folder: Path,
     file: FileRecord,
-    progress: Progress,
+    progress: Progress = lambda _: None,
     look: Callable[[int, memoryview], None] = lambda start, block: None,
 ) -> str | None:
-    """What is wrong with a file's size and SHA-256; ``look`` is shown each block and its start."""
+    """What is wrong with a file's size and BLAKE3; ``look`` is shown each block and its start."""
     try:
         path = check_file(folder, file)
     except CacheError as error:
         progress(file.bytes)
         return str(error)
-    digest = hashlib.sha256()
+    digest = blake3()
     try:
         with path.open("rb", buffering=0) as handle:
             buffer, start = memoryview(bytearray(_READ_BYTES)), 0
@@ -83,9 +83,9 @@ def file_fault(
                 progress(count)
     except OSError as error:
         return f"{path}: cannot be read ({error.strerror})"
-    if digest.hexdigest() != file.sha256:
+    if digest.hexdigest() != file.blake3:
         found = digest.hexdigest()[:16]
-        return f"{path}: SHA-256 {found}, the record says {file.sha256[:16]}: damaged"
+        return f"{path}: BLAKE3 {found}, the record says {file.blake3[:16]}: damaged"
     return None
 
 
@@ -120,8 +120,8 @@ class _Finite:
 
 def _what_changed(shard: ShardRecord, keys: NDArray[np.uint8], features: NDArray) -> str:
     """A shard's name is a digest of its keys and rows, which tells where the damage is."""
-    content = hashlib.sha256(np.ascontiguousarray(keys).data)
-    content.update(np.ascontiguousarray(features).data)
+    content = blake3(np.ascontiguousarray(keys).data)
+    content.update(np.ascontiguousarray(features).view(np.uint8).data)
     if shard.name == f"shard-{content.hexdigest()[:32]}.h5":
         return "its keys and rows are as they were, the bytes around them changed"
     return "its keys or rows changed"

@@ -12,10 +12,11 @@ from pipeline.cache.assemble import Computed, Placed
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.journal import Journal
-from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, key_of_file, unique_sorted
+from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, unique_sorted
 from pipeline.cache.record import FILE_NAME, FeatureSpec, read_record
 from pipeline.cache.rows import RowView
 from pipeline.cache.shard import map_keys
+from pipeline.cache.shard_check import file_fault
 
 
 class PlacedRows:
@@ -89,12 +90,10 @@ def dropped_rows(features: FeatureSet) -> Placed:
 def only_sound(folder: Path, placed: Placed) -> Placed:
     """``placed`` without the rows of shards whose bytes are not those of their record.
 
-    Rows that go into a new shard get a new, valid SHA-256; what was damaged would be so for ever.
+    Rows that go into a new shard get a new, valid digest; what was damaged would be so for ever.
     """
-    sound = np.array(
-        [key_of_file(folder / record.name).hex() == record.sha256 for record in placed.records],
-        dtype=bool,
-    )
+    faults = [file_fault(folder, record) for record in placed.records]
+    sound = np.array([fault is None for fault in faults], dtype=bool)
     return placed.only(sound[placed.shards]) if len(placed.keys) else Placed.nothing()
 
 

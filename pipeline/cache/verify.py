@@ -18,7 +18,7 @@ from pipeline.cache.shard_check import Progress, file_fault, shard_faults
 def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]:
     """Every fault of the feature set in ``folder``, one line each; empty when it is sound.
 
-    Checks the commit file's own digest and exact bytes, sizes and SHA-256 of all files, layout and
+    Checks the commit file's own digest and exact bytes, sizes and BLAKE3 of all files, layout and
     dtype of the shards, the order of keys, that index and shards agree on every key, that no value
     is NaN or infinite, and the content digest.
 

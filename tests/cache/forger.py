@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pyarrow.parquet as pq
+from blake3 import blake3
 
 from pipeline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, keys_of_texts
 from pipeline.cache.record import FILE_NAME, digest
@@ -66,13 +67,12 @@ class Forger:
 
     def refit(self) -> None:
         """Sizes and hashes in the commit file become those of the files."""
-        from pipeline.cache import key_of_file
-
         body = self.body()
         for file in (body["index"], *body["shards"]):
             path = self.folder / file["name"]
             if path.is_file():
-                file["bytes"], file["sha256"] = path.stat().st_size, key_of_file(path).hex()
+                file["bytes"] = path.stat().st_size
+                file["blake3"] = blake3(path.read_bytes()).hexdigest()
         self.commit(body)
 
     def hdf5(self, fill: Callable[[h5py.File, int], None]) -> None:
