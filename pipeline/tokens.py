@@ -58,10 +58,12 @@ def tokenize(texts: Sequence[str], student: str, max_length: int, out: Path) -> 
 
 
 def weights_identity(student: str) -> str:
-    """What the student starts from: SHA-256 of a folder's weights, or a hub commit."""
+    """What the student starts from: SHA-256 of its folder's files, or a hub commit."""
+    from train.encoder_folder import files_of
+
     folder = Path(student)
     if folder.is_dir():
-        files = sorted(folder.rglob("*.safetensors"))
+        files = files_of(folder)
         return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
     from transformers import AutoConfig
 

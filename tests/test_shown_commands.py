@@ -86,7 +86,11 @@ MISTAKES = [
         "not a readable Parquet",
     ),
     ("tokens --texts captions.csv --student ./nobody --out x", "./nobody: there is no such"),
-    ("train --objective mcs --tokens x --student student --out x", "pairs, text, or both"),
+    ("train --objective mcs --tokens x --student student --out x", "found neither"),
+    (
+        "train --objective mcse --set weight=1 --set weight=2 --tokens x --student y --out x",
+        "weight is given twice",
+    ),
     ("train --objective mcs --sentences x --tokens x --student student --out x", "mean 'mcse'?"),
     ("train --objective simcse --sentences x --tokens x --student y --out x", "no such manifest"),
     ("train --objective mcse --set image=[ --tokens x --student y --out x", "is not YAML"),

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from pipeline.cache import SightlineError
 from pipeline.cache.atomic import fsync_file, fsync_folder, write_bytes
 
 PROGRESS_FILE = "sightline.json"
+_MARK = "sightline.txt"
 _PREFIX = "checkpoint-"
 _PART = ".part"
 
@@ -37,6 +40,9 @@ class Progress:
     stopped_early: bool = False
 
 
+_FIELDS = fields(Progress)
+
+
 class Checkpoints:
     """The folder of one run's checkpoints: the newest whole one is kept."""
 
@@ -51,7 +57,9 @@ class Checkpoints:
     def publish(self, step: int, progress: Progress) -> Path:
         """Give the checkpoint written under `part` its name, durably; drop the older ones."""
         made = self.part / f"{_PREFIX}{step}"
-        write_bytes(made / PROGRESS_FILE, json.dumps(asdict(progress)).encode())
+        files = {path.name: _digest(path) for path in sorted(made.iterdir())}
+        body = {"progress": asdict(progress), "blake3": files}
+        write_bytes(made / PROGRESS_FILE, json.dumps(body, indent=1).encode())
         for path in made.iterdir():
             fsync_file(path)
         fsync_folder(made)
@@ -65,20 +73,57 @@ class Checkpoints:
         return final
 
     def newest(self) -> tuple[Path, Progress] | None:
-        """The last whole checkpoint and its progress, or None."""
-        found = []
-        for path in self.folder.glob(f"{_PREFIX}*"):
-            progress = _read_progress(path / PROGRESS_FILE)
-            if progress is not None and (path / "trainer_state.json").is_file():
-                found.append((int(path.name.removeprefix(_PREFIX)), path, progress))
+        """The last checkpoint and its progress, or None.
+
+        Raises:
+            SightlineError: a file of it is missing or damaged.
+        """
+        found = [
+            (int(path.name.removeprefix(_PREFIX)), path)
+            for path in self.folder.glob(f"{_PREFIX}*")
+            if path.name.removeprefix(_PREFIX).isdecimal()
+        ]
         if not found:
             return None
-        _, path, progress = max(found, key=lambda entry: entry[0])
-        return path, progress
+        path = max(found)[1]
+        return path, self._read(path)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run has begun in this folder and not ended."""
+        return (self.folder / _MARK).is_file()
+
+    def begin(self) -> None:
+        """Forget the checkpoints of another run, and mark the folder as this one's."""
+        self.clear()
+        write_bytes(self.folder / _MARK, b"checkpoints of a training run that is not finished\n")
 
     def clear(self) -> None:
-        """Remove every checkpoint."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove every checkpoint; killed halfway, none of them seems to be there."""
+        gone = self.folder.with_name(f".{self.folder.name}.gone")
+        shutil.rmtree(gone, ignore_errors=True)
+        if self.folder.exists():
+            self.folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def _read(self, path: Path) -> Progress:
+        try:
+            body = json.loads((path / PROGRESS_FILE).read_bytes())
+            progress = Progress(**{each.name: body["progress"][each.name] for each in _FIELDS})
+            files = dict(body["blake3"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(path / PROGRESS_FILE) from error
+        for name, digest in files.items():
+            file = path / name
+            if not file.is_file() or _digest(file) != digest:
+                raise self._damaged(file)
+        return progress
+
+    def _damaged(self, file: Path) -> SightlineError:
+        return SightlineError(
+            f"{file}: missing, or not as it was written, so this checkpoint cannot be gone on "
+            f"from; put it back, or delete {self.folder} to train anew"
+        )
 
 
 @dataclass(frozen=True)
@@ -124,9 +169,5 @@ def restore_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _read_progress(path: Path) -> Progress | None:
-    try:
-        body = json.loads(path.read_bytes())
-        return Progress(**{field.name: body[field.name] for field in fields(Progress)})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _digest(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()

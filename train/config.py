@@ -63,12 +63,12 @@ class TrainConfig(_Strict):
     """
 
     batch_size: int = Field(default=64, ge=2)
-    learning_rate: float = Field(default=3e-5, gt=0)
+    learning_rate: float = Field(default=3e-5, gt=0, allow_inf_nan=False)
     epochs: int | None = Field(default=None, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
     precision: Precision = "fp32"
     gradient_accumulation: int = Field(default=1, ge=1)
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     warmup: float = Field(default=0.0, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     eval_steps: int = Field(default=125, ge=1)
@@ -135,7 +135,9 @@ class RunSpec(_Strict):
     @model_validator(mode="after")
     def _some_stream(self) -> RunSpec:
         if self.pairs is None and self.text is None:
-            raise ValueError("a run needs pairs, text, or both; found neither")
+            raise ValueError(
+                "a run needs captions with images, plain sentences, or both; found neither"
+            )
         if self.text is not None and not self.train.text_stream:
             raise ValueError("train.text_stream is off, but a stream of sentences is given")
         return self

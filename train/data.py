@@ -66,6 +66,7 @@ class TrainingData(Dataset[Batch]):
         feature_sets: slot → feature set.
         dropped_pairs: pairs left out because their image could not be extracted.
         dropped_phrases: phrases left out because their object could not be extracted.
+        phrases_file: the file of the phrase tokens, where the objective reads any.
         source: what the streams were read from, for the model card.
         samples: stream → a few texts with their token ids, to check the student's tokenizer by.
     """
@@ -86,6 +87,7 @@ class TrainingData(Dataset[Batch]):
         self.feature_sets = {slot: _open(spec, slot, need) for slot, need in needs.items()}
         objective.check_widths(self.dims)
         self.dropped_pairs = self.dropped_phrases = 0
+        self.phrases_file: Path | None = None
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
         self._streams: dict[Stream, _Rows] = {}
@@ -205,9 +207,16 @@ class TrainingData(Dataset[Batch]):
             raise SightlineError(
                 f"objective {spec.objective} reads features of objects ({', '.join(sets)}), so it "
                 "needs phrase tokens; make them with `sightline phrase-tokens` and give "
-                "`pairs.phrases`"
+                "`--phrases` (in a RunSpec `pairs.phrases`)"
             )
-        objects = ObjectRows.find(spec.pairs.phrases, pairs, sets, tokens)
+        objects = ObjectRows.find(
+            spec.pairs.phrases,
+            pairs,
+            sets,
+            tokens,
+            lambda slot, keys: _rows(sets[slot], keys, slot, needs[slot]),
+        )
+        self.phrases_file = objects.path
         self.dropped_phrases = objects.dropped
         return objects.exchanged() if exchanged else objects
 
@@ -224,7 +233,7 @@ class TrainingData(Dataset[Batch]):
         if needs and spec.pairs is None:
             wanted = ", ".join(f"{slot} ({need})" for slot, need in needs.items())
             raise SightlineError(
-                f"objective {spec.objective} needs pairs, for {wanted}; give `pairs`"
+                f"objective {spec.objective} needs pairs, for {wanted}; give captions and images"
             )
         missing = [
             f"{slot} ({need}; made by `{need.command}`)"
@@ -304,7 +313,7 @@ def _rows(
     except MissingKeys as error:
         raise MissingKeys(
             f"{error}\n  They belong to pairs to train on, for slot {slot!r}: {need}. "
-            "Features and captions must come from one data set."
+            f"Features and captions must come from one data set; `{need.command}` makes them."
         ) from error
 
 

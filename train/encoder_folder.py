@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 from transformers import (
@@ -127,7 +128,7 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise _cannot_load(source, error) from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
@@ -188,17 +189,14 @@ def own_max_length(
     """The longest input of an encoder in tokens, special tokens included; never the training 32.
 
     sentence_bert_config.json's `max_seq_length` where there is one; else the smaller of the
-    tokenizer's `model_max_length` and the number of usable positions. RoBERTa-like models number
-    their positions from `pad_token_id + 1`, so 514 positions hold 512 tokens.
+    tokenizer's `model_max_length` and the number of usable `positions`.
     """
     if recipe is not None and recipe.max_length is not None:
         return int(recipe.max_length)
     limits = [int(tokenizer.model_max_length)] if tokenizer.model_max_length < _NO_LIMIT else []
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > 0:
-        if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-            positions -= int(config.pad_token_id or 0) + 1
-        limits.append(positions)
+    usable = positions(config)
+    if usable is not None:
+        limits.append(usable)
     if not limits:
         raise SightlineError(
             f"the maximum length of this {config.model_type} encoder is not known: neither "
@@ -206,6 +204,23 @@ def own_max_length(
             "(max_position_embeddings) gives it; add one of them"
         )
     return min(limits)
+
+
+def positions(config: PretrainedConfig) -> int | None:
+    """Tokens that an encoder has position embeddings for; None where its config does not say.
+
+    RoBERTa-like models number their positions from `pad_token_id + 1`, so 514 hold 512 tokens.
+    """
+    found = getattr(config, "max_position_embeddings", None)
+    if not isinstance(found, int) or found <= 0:
+        return None
+    from_padding = config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet")
+    return found - (int(config.pad_token_id or 0) + 1 if from_padding else 0)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of an encoder's folder that decide what it computes: weights and configuration."""
+    return sorted(file for file in folder.rglob("*") if file.suffix in (".safetensors", ".json"))
 
 
 def _read_pooling(source: str | Path, name: str, config: dict[str, Any]) -> Pooling:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pipeline.cache import SightlineError
 from train.batch import Batch
 from train.config import StudentConfig
-from train.encoder_folder import load_model, load_tokenizer, read_recipe
+from train.encoder_folder import load_model, load_tokenizer, positions, read_recipe
 from train.length_groups import group_overhead, length_groups
 from train.objectives.base import Objective, Views
 from train.pooling import Pooling, needs_hidden_states, pool
@@ -159,8 +159,15 @@ def check_tokenizer(
     """Refuse token sets that another tokenizer made, by tokenising a few of their texts again.
 
     Raises:
-        SightlineError: ids differ, or the token sets hold ids that the encoder has no row for.
+        SightlineError: ids differ, the token sets hold ids that the encoder has no row for, or
+            rows longer than it has positions.
     """
+    limit = positions(encoder.config)
+    if limit is not None and max_length > limit:
+        raise SightlineError(
+            f"max_length is {max_length}, but the student has positions for {limit} tokens; run "
+            f"`sightline tokens` with a max_length of at most {limit}, and train with the same"
+        )
     rows = int(encoder.config.vocab_size)
     if vocabulary_size > rows:
         raise SightlineError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,12 +28,14 @@ class ObjectRows:
     """The phrases of every pair, and where the features of their objects lie.
 
     Attributes:
+        path: the file of the phrase tokens.
         offsets: int64 [n + 1]; phrases of pair i are offsets[i] … offsets[i + 1] − 1.
         starts, ends: int64 [m] token spans.
         features: slot → feature set, and its row for each phrase, int64 [m].
         dropped: phrases left out because their object could not be extracted.
     """
 
+    path: Path
     offsets: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -42,9 +44,17 @@ class ObjectRows:
 
     @classmethod
     def find(
-        cls, path: Path, pairs: Pairs, sets: Mapping[str, FeatureSet], tokens: TokenSet
+        cls,
+        path: Path,
+        pairs: Pairs,
+        sets: Mapping[str, FeatureSet],
+        tokens: TokenSet,
+        rows_of: Callable[[str, NDArray[np.uint8]], NDArray[np.int64]],
     ) -> ObjectRows:
         """The objects of ``pairs``, in slots as ``sets`` has them.
+
+        Args:
+            rows_of: finds the rows of keys in the set of a slot, or says what is missing.
 
         Raises:
             SightlineError: the phrase tokens are missing, damaged or of another tokenizer, no pair
@@ -71,9 +81,10 @@ class ObjectRows:
         failed = {key for features in sets.values() for key in features.failed}
         bad = np.array([key.tobytes() in failed for key in found.cutouts], dtype=bool)
         found = _without(found, bad)
-        features = {slot: (each, each.rows(found.cutouts)) for slot, each in sets.items()}
+        features = {slot: (each, rows_of(slot, found.cutouts)) for slot, each in sets.items()}
         starts, ends = found.starts.astype(np.int64), found.ends.astype(np.int64)
-        return cls(found.offsets, starts, ends, features, int(bad.sum()))
+        file = phrase_tokens.path
+        return cls(file, found.offsets, starts, ends, features, int(bad.sum()))
 
     def exchanged(self) -> ObjectRows:
         """Every phrase with the object of the next of its caption, the last with the first's.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerState, set_seed
 
 from pipeline.cache import SightlineError
-from pipeline.cache.atomic import remove_leftovers
 from pipeline.cache.keys import key_of_file
 from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
@@ -20,14 +18,17 @@ from train.config import RunSpec
 from train.data import TrainingData, first_paired
 from train.device import pick_device
 from train.embed import Embedder
+from train.encoder_folder import files_of
+from train.evaluate.similarity import GradedPairs
 from train.export import HEADS_FILE, MODEL_FOLDER, check_exportable, export_heads, export_model
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import Objective, make_objective
 from train.provenance import FeatureUse
 from train.quiet import quiet_transformers
+from train.run_folder import LIVE_FOLDER, RunFolder
 from train.selection import dev_score, load_dev_set
 from train.stop import StopAtStep
-from train.summary import FILE_NAME, RunSummary
+from train.summary import RunSummary
 from train.trainer import SightlineTrainer, micro_batches
 
 
@@ -43,16 +44,26 @@ def train_run(
     On SIGINT or SIGTERM the step is finished and a checkpoint saved before the signal takes effect.
     A run that was stopped goes on from its checkpoint, with the weights that an unbroken run would
     have (bit for bit on a CPU). A finished run of the same specification and inputs is returned as
-    it is; one of another is replaced.
+    it is; one of another is replaced, once everything that the new one needs is loaded.
 
     Args:
         say: takes lines of progress; without it they go to stderr, or a bar on a terminal.
         callbacks: further callbacks for transformers' Trainer.
 
     Raises:
-        SightlineError: an input is missing or does not fit; said before the model is loaded.
+        SightlineError: an input is missing or does not fit, said before the model is loaded; the
+            folder is not a run's, or its checkpoint is damaged.
+        BusyError: another run writes to the same folder.
         NonFiniteLoss: a loss or gradient became NaN or infinite.
     """
+    folder = RunFolder(spec.out)
+    with folder.claimed():
+        return _run(spec, folder, say, callbacks or [])
+
+
+def _run(
+    spec: RunSpec, folder: RunFolder, say: Say | None, callbacks: list[TrainerCallback]
+) -> RunSummary:
     tell = say or to_stderr
     objective = make_objective(spec.objective, spec.parameters)
     check_exportable(spec.student.pooling)
@@ -61,16 +72,16 @@ def train_run(
         raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
     data = TrainingData(spec, objective)
     dev = None if spec.dev is None else load_dev_set(spec.dev)
-    digest = spec_digest(spec, objective, data)
-    finished = RunSummary.load(spec.out)
-    if finished is not None and finished.spec_digest == digest and _exported(spec.out):
+    digest = spec_digest(spec, objective, data, dev)
+    finished = folder.finished(digest)
+    if finished is not None:
+        folder.end()
         tell(f"{spec.run}: already trained, nothing to do ({spec.out})")
         return finished
-    checkpoints, best = Checkpoints(spec.out / "checkpoints"), Best(spec.out / "best.safetensors")
-    remove_leftovers(spec.out)
+    checkpoints, best = folder.checkpoints, folder.best
     resume, progress = _checkpoint_to_resume(checkpoints, digest, spec.run, tell)
-    if resume is None:
-        _clear(spec.out, checkpoints, best)
+    if resume is not None and dev is not None:
+        _require_best(resume, best)
     if data.dropped_pairs:
         tell(f"{spec.run}: {data.dropped_pairs} pairs left out: their images were not extracted")
     for line in objective.warnings(first_paired(data, micro_batches(spec.train, data))):
@@ -82,8 +93,10 @@ def train_run(
     check_tokenizer(tokenizer, encoder, data.samples, spec.student.max_length, data.vocabulary_size)
     model = GroundedModel(encoder, objective, spec.student.pooling, data.dims)
     embedder = Embedder(encoder, tokenizer, spec.student.pooling)
+    if resume is None and folder.begin():
+        tell(f"{spec.run}: {spec.out} held a run of other parameters or inputs; it is replaced")
     size = spec.train.eval_batch_size
-    report, live = ProgressReport(spec.run, say), DVCLiveCallback(spec.out / "dvclive")
+    report, live = ProgressReport(spec.run, say), DVCLiveCallback(spec.out / LIVE_FOLDER)
     stop = StopAtStep()
     trainer = SightlineTrainer(
         model,
@@ -95,7 +108,7 @@ def train_run(
         best=best,
         progress=progress,
         dev_score=None if dev is None else lambda: dev_score(embedder, dev, size),
-        callbacks=[live, report, stop, *(callbacks or [])],
+        callbacks=[live, report, stop, *callbacks],
     )
     try:
         with stop:
@@ -116,12 +129,13 @@ def train_run(
         export_model(spec.out / MODEL_FOLDER, encoder, tokenizer, spec.student.pooling, card)
     export_heads(spec.out / HEADS_FILE, model.heads)
     summary.save(spec.out)
-    checkpoints.clear()
-    best.clear()
+    folder.end()
     return summary
 
 
-def spec_digest(spec: RunSpec, objective: Objective, data: TrainingData) -> str:
+def spec_digest(
+    spec: RunSpec, objective: Objective, data: TrainingData, dev: GradedPairs | None
+) -> str:
     """SHA-256 (hex) over what decides the result: parameters and the content of every input.
 
     Where the inputs lie, where the result goes and what is logged how often leave it as it is.
@@ -138,12 +152,13 @@ def spec_digest(spec: RunSpec, objective: Objective, data: TrainingData) -> str:
     if spec.text is not None:
         files["sentences"] = spec.text.sentences
     files |= {f"tokens of {name}": path for name, path in data.token_files.items()}
-    if spec.dev is not None and spec.dev.is_file():
-        files["dev"] = spec.dev
+    if data.phrases_file is not None:
+        files["tokens of phrases"] = data.phrases_file
     student = Path(spec.student.model)
     if student.is_dir():
-        files |= {f"student {path.name}": path for path in sorted(student.rglob("*.safetensors"))}
+        files |= {f"student {path.relative_to(student)}": path for path in files_of(student)}
     body["files"] = {name: key_of_file(path).hex() for name, path in files.items()}
+    body["dev"] = None if dev is None else dev.sha256
     body["features"] = {
         slot: [features.fingerprint, features.record.content_digest]
         for slot, features in data.feature_sets.items()
@@ -165,6 +180,15 @@ def _checkpoint_to_resume(
     return path, progress
 
 
+def _require_best(resume: Path, best: Best) -> None:
+    state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
+    if state.best_metric is not None and best.load() is None:
+        raise SightlineError(
+            f"{best.path}: missing or damaged, and {resume.name} was made after it; delete "
+            f"{resume.parent} to train anew"
+        )
+
+
 def _train(trainer: SightlineTrainer, resume: Path | None) -> TrainerState:
     if resume is not None and trainer.progress.stopped_early:
         # killed between the early stop and the export: there is no step left to do
@@ -184,24 +208,10 @@ def _kept(run: str, checkpoints: Checkpoints, steps: int) -> str:
 def _load_best(model: GroundedModel, best: Best) -> int:
     found = best.load()
     if found is None:
-        raise SightlineError(f"{best.path}: the best weights are gone; train anew")
+        raise SightlineError(f"{best.path}: the best weights are gone; run it again")
     weights, step = found
     model.load_state_dict(weights)
     return step
-
-
-def _exported(out: Path) -> bool:
-    return (out / MODEL_FOLDER / "modules.json").is_file() and (out / HEADS_FILE).is_file()
-
-
-def _clear(out: Path, checkpoints: Checkpoints, best: Best) -> None:
-    """Take away what another run left, so that nothing stale can be read beside the new."""
-    checkpoints.clear()
-    best.clear()
-    for name in (FILE_NAME, HEADS_FILE, "failure.json"):
-        (out / name).unlink(missing_ok=True)
-    for name in (MODEL_FOLDER, "dvclive"):
-        shutil.rmtree(out / name, ignore_errors=True)
 
 
 def _summarise(

@@ -32,6 +32,7 @@ from train.checkpoints import Best, Checkpoints, Progress, random_state, restore
 from train.config import TrainConfig
 from train.data import TrainingData
 from train.model import TOTAL, GroundedModel
+from train.run_folder import FAILURE_FILE
 
 
 class NonFiniteLoss(SightlineError):
@@ -186,6 +187,9 @@ class SightlineTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         with self._paused():
             super()._save_checkpoint(model, trial)
+            made = self.checkpoints.part / f"checkpoint-{self.state.global_step}"
+            self.state.best_model_checkpoint = None  # a name under `part`; the best are in `best`
+            self.state.save_to_json(str(made / "trainer_state.json"))
             self.checkpoints.publish(self.state.global_step, self.progress)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -204,13 +208,18 @@ class SightlineTrainer(Trainer):
         names = [name for name, value in values.items() if not math.isfinite(value)]
         culprits = [name for name in names if name != TOTAL] or names
         kept = f"step {step} is the state to start from"
-        if step:  # a run that has done no step begins anew by itself
+        if step and not self._finite():
+            before = self.checkpoints.newest()
+            kept = f"the weights of step {step} are not finite either; " + (
+                f"the last checkpoint is {before[0]}" if before else "there is no checkpoint before"
+            )
+        elif step:  # a run that has done no step begins anew by itself
             self.progress.sentences = self._step_start["sentences"]
             restore_random_state(self._step_start)
             self._save_checkpoint(self.model)
             kept = f"the weights of step {step} are kept in {self.checkpoints.folder}"
         keys = [key.tobytes().hex() for key in batch.keys]
-        path = self.checkpoints.folder.parent / "failure.json"
+        path = self.checkpoints.folder.parent / FAILURE_FILE
         report = {
             "step": step + 1,
             "micro_batch": batch.k,
@@ -223,8 +232,19 @@ class SightlineTrainer(Trainer):
             f"step {step + 1} (micro-batch {batch.k}, {batch.stream}): "
             f"{', '.join(f'{name} is {values[name]}' for name in culprits)}. {kept}, and "
             f"{path} lists the {len(keys)} texts of the batch by key ({keys[0][:16]} …). "
-            "Lower the learning rate, or train in fp32"
+            f"{self._advice(step)}; other parameters begin anew, and in the "
+            "same folder they replace what is kept"
         )
+
+    def _advice(self, step: int) -> str:
+        if step or not self.data.feature_sets:
+            return "Lower the learning rate, or train in fp32"
+        folders = ", ".join(str(features.path) for features in self.data.feature_sets.values())
+        return f"It was the first step, so look at the features: `sightline cache verify` {folders}"
+
+    def _finite(self) -> bool:
+        assert self.model is not None
+        return all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters())
 
     def note_step_start(self) -> None:
         """Remember the random state, for a step that has to be undone."""

@@ -153,8 +153,9 @@ def raise_missing(path: Path, keys: Keys, rows: NDArray[np.int64], remedy: str) 
     missing = np.flatnonzero(rows < 0)
     if not len(missing):
         return
-    named = ", ".join(keys[i].tobytes().hex()[:16] for i in missing[:3])
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    lost = list(dict.fromkeys(keys[i].tobytes() for i in missing))
+    named = ", ".join(key.hex()[:16] for key in lost[:3])
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     raise MissingKeys(
         f"{path}: {len(missing)} of {len(keys)} keys are missing: {named}{more}; {remedy}"
     )

@@ -41,9 +41,12 @@ class WriterLock:
             raise SightlineError(f"{self.path}: this system has no file locks; use Linux or macOS")
         while self._handle is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(
-                self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
-            )
+            try:
+                handle = os.open(
+                    self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
+                )
+            except FileNotFoundError:  # the folder, removed by a run that has just ended
+                continue
             self._identity = _identity(os.fstat(handle))
             if self._identity in _held:
                 # closing the file would drop the lock that this process has, so it stays open
@@ -118,19 +121,19 @@ def _refusal(path: Path, error: OSError, holder: str) -> SightlineError:
 
 
 @contextmanager
-def locked(feature_set: Path) -> Iterator[None]:
-    """Hold the writer's lock of a feature set while its files are changed.
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the writer's lock of a folder, ``<folder>.run/lock``, while its files are changed.
 
-    Where there is no set in the end, nothing is left beside it either.
+    Where nothing else is beside the folder in the end, the lock is not left there either.
 
     Raises:
         BusyError: a run is writing there.
     """
-    lock = WriterLock(feature_set.with_name(feature_set.name + ".run"))
+    lock = WriterLock(folder.with_name(folder.name + ".run"))
     with lock:
         try:
             yield
         finally:
-            if not feature_set.exists() and list(lock.path.parent.iterdir()) == [lock.path]:
+            if list(lock.path.parent.iterdir()) == [lock.path]:
                 lock.path.unlink()
                 lock.path.parent.rmdir()

@@ -39,6 +39,8 @@ def pairs_of(given: list[str], option: str) -> dict[str, str]:
         name, equals, value = each.partition("=")
         if not (name and equals and value):
             raise typer.BadParameter(f"found {each!r}, expected NAME=VALUE", param_hint=option)
+        if name in pairs:
+            raise typer.BadParameter(f"{name} is given twice", param_hint=option)
         pairs[name] = value
     return pairs
 

@@ -35,7 +35,7 @@ def train(
     max_length: Annotated[int, typer.Option(min=3, help="Tokens of a training text.")] = 32,
     layers: Annotated[int | None, typer.Option(min=1, help="Keep the first N layers.")] = None,
     batch_size: Annotated[int, typer.Option(min=2, help="Rows that are compared.")] = 64,
-    learning_rate: Annotated[float, typer.Option(min=0, help="AdamW's, at its peak.")] = 3e-5,
+    learning_rate: Annotated[float, typer.Option(help="AdamW's, at its peak.")] = 3e-5,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes; default: 3, unless --max-steps is given.")
     ] = None,

@@ -325,8 +325,9 @@ def test_markdown_escapes_names():
 def test_latex_escapes_names_and_is_well_formed():
     rows = select_published(["MCSE-BERT:wiki+flickr"], published_rows())
     text = to_text(
-        compared("simcse", "mcse", published=rows, mcse=NASTY, simcse="[2] *x*\nb"), "latex"
+        compared("simcse", "mcse", published=rows, mcse=NASTY, simcse="[2] *x*\nb\x1b[2J"), "latex"
     )
+    assert all(line.isprintable() for line in text.splitlines())
     assert text.startswith("% needs \\usepackage{booktabs}\n")
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     body = "\n".join(lines)

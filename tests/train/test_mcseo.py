@@ -289,6 +289,18 @@ def test_a_missing_feature_set_names_term_set_and_command(world, features, objec
         case.build()
 
 
+def test_objects_that_a_set_lacks_are_told_with_term_and_command(world, features, objects):
+    features.write("few", "object", dict(list(objects.rows.items())[2:]))
+    del features.rows["few"]
+    case = case_of(world, features, objects)
+    case.slots["object"] = "few"
+    expected = (
+        r"(?s)few: \d of .*slot 'object': .* for term object.*`sightline extract object` makes"
+    )
+    with pytest.raises(SightlineError, match=expected):
+        case.build()
+
+
 def test_captions_with_one_phrase_each_are_warned_of(world, features, objects):
     objective = make_objective("mcseo", {"image": "clip"})
     _, data = case_of(world, features, objects).build()

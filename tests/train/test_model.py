@@ -141,6 +141,8 @@ def test_tokens_of_another_tokenizer_are_refused(world: World, tmp_path: Path) -
         check_tokenizer(tokenizer, encoder, data.samples, 16, data.vocabulary_size)
     with pytest.raises(SightlineError, match="vocabulary of 999"):
         check_tokenizer(tokenizer, encoder, {}, 16, 999)
+    with pytest.raises(SightlineError, match="max_length is 99, but the student has positions for"):
+        check_tokenizer(tokenizer, encoder, {}, 99, data.vocabulary_size)
 
 
 def test_a_student_that_is_nowhere_is_one_error() -> None:

@@ -67,7 +67,7 @@ def to_latex(grids: Sequence[Grid], lines: Sequence[str]) -> str:
     For pdfLaTeX, XeLaTeX and LuaLaTeX with ``\usepackage{booktabs}``; whatever the names are, the
     tabulars are ASCII.
     """
-    head = [r"% needs \usepackage{booktabs}", *(f"% {line}" for line in lines)]
+    head = [r"% needs \usepackage{booktabs}", *(f"% {_visible(line)}" for line in lines)]
     return "\n".join([*head, "", *map(_tabular, grids)])
 
 
@@ -99,7 +99,7 @@ def _escaped(character: str) -> str:
 def _tabular(grid: Grid) -> str:
     columns = "l" * grid.left + "r" * (len(grid.header) - grid.left)
     rows = [
-        rf"% {grid.title}",
+        rf"% {_visible(grid.title)}",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         _joined([escape_latex(name) for name in grid.header]),
@@ -127,3 +127,8 @@ def _cell(cell: GridCell) -> str:
 
 def _joined(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
+
+
+def _visible(text: str) -> str:
+    """``text`` for a comment, without line ends and escape sequences."""
+    return "".join(char for char in text if char.isprintable())

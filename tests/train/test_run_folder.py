@@ -1,0 +1,245 @@
+"""The folder of a run: nobody else's is touched, one run at a time, nothing stale, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import World
+from feature_sets import Features
+from phrase_world import Objects
+from transformers import TrainerCallback
+
+from pipeline.cache import BusyError, SightlineError
+from train.checkpoints import Checkpoints, Progress
+from train.run import train_run
+from train.summary import RunSummary
+from train.trainer import NonFiniteLoss
+
+
+class Killed(Exception):
+    """Stands for the process being killed."""
+
+
+class At(TrainerCallback):
+    """Does something at the end of a step."""
+
+    def __init__(self, step: int, act: Any) -> None:
+        self.step, self.act = step, act
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            self.act()
+
+
+def silent(line: str) -> None:
+    """Swallows progress lines."""
+
+
+def kill() -> None:
+    raise Killed
+
+
+def broken_off(world: World, out: Path) -> Path:
+    """A run of six steps that was killed in the sixth; its checkpoint of the fourth."""
+    with pytest.raises(Killed):
+        train_run(world.spec(out), say=silent, callbacks=[At(5, kill)])
+    return out / "checkpoints" / "checkpoint-4"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model/weights.bin", "dvclive/a.tsv", "checkpoints/checkpoint-7/model.pt", "run.json"],
+)
+def test_a_folder_of_something_else_is_not_touched(world: World, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "theirs" / name
+    file.parent.mkdir(parents=True)
+    file.write_text('{"mine": true}')
+    with pytest.raises(SightlineError, match=rf"theirs: holds {Path(name).parts[0]}, which no"):
+        train_run(world.spec(tmp_path / "theirs"), say=silent)
+    assert content(tmp_path) == {f"theirs/{name}": b'{"mine": true}'}
+
+
+def test_notes_beside_a_run_stay(world: World, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("why")
+    for seed in (0, 1):
+        train_run(world.spec(tmp_path, seed=seed, train={"max_steps": 1}), say=silent)
+    assert (tmp_path / "notes.txt").read_text() == "why"
+
+
+def test_a_file_cannot_be_the_folder(world: World, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(SightlineError, match="out: is a file; name a folder for the run"):
+        train_run(world.spec(tmp_path / "out"), say=silent)
+
+
+def test_one_run_at_a_time(world: World, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def another() -> None:
+        with pytest.raises(BusyError) as caught:
+            train_run(world.spec(tmp_path / "out", seed=1), say=silent)
+        refused.append(str(caught.value))
+
+    expected = train_run(world.spec(tmp_path / "alone"), say=silent)
+    found = train_run(world.spec(tmp_path / "out"), say=silent, callbacks=[At(3, another)])
+    assert len(refused) == 1
+    assert found.dev_history == expected.dev_history
+    assert {path.name for path in tmp_path.iterdir()} == {"alone", "out"}  # and no lock
+
+
+def test_a_slip_leaves_a_finished_run_as_it_is(world: World, tmp_path: Path) -> None:
+    train_run(world.spec(tmp_path / "out"), say=silent)
+    before = content(tmp_path)
+    shutil.copytree(world.student, tmp_path / "mute")
+    for file in (tmp_path / "mute").glob("*tok*"):
+        file.unlink()
+    (tmp_path / "mute" / "vocab.txt").unlink(missing_ok=True)
+    for student in ("nowhere", str(tmp_path / "mute")):
+        with pytest.raises(SightlineError):
+            train_run(world.spec(tmp_path / "out", student={"model": student}), say=silent)
+    shutil.rmtree(tmp_path / "mute")
+    assert content(tmp_path) == before
+
+
+def test_who_replaces_a_finished_run_is_told(world: World, tmp_path: Path) -> None:
+    train_run(world.spec(tmp_path), say=silent)
+    lines: list[str] = []
+    train_run(world.spec(tmp_path, seed=1), say=lines.append)
+    assert f"{tmp_path} held a run of other parameters or inputs; it is replaced" in lines[0]
+
+
+@pytest.mark.parametrize("name", ["model/model.safetensors", "heads.safetensors"])
+def test_a_run_that_lost_its_weights_is_not_finished(
+    world: World, tmp_path: Path, name: str
+) -> None:
+    first = train_run(world.spec(tmp_path), say=silent)
+    before = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    assert train_run(world.spec(tmp_path), say=silent).dev_history == first.dev_history
+    assert (tmp_path / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "trainer_state.json",
+        "sightline.json",
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_left_alone(
+    world: World, tmp_path: Path, name: str, damage: str
+) -> None:
+    file = broken_off(world, tmp_path) / name
+    data = file.read_bytes()
+    file.unlink()
+    if damage == "cut":
+        file.write_bytes(data[: len(data) // 2])
+    before = content(tmp_path)
+    with pytest.raises(SightlineError, match=f"{file}: missing, or not as it was written"):
+        train_run(world.spec(tmp_path), say=silent)
+    assert content(tmp_path) == before
+    file.write_bytes(data)
+    assert train_run(world.spec(tmp_path), say=silent).steps == 6
+
+
+def test_the_best_weights_belong_to_a_checkpoint(world: World, tmp_path: Path) -> None:
+    broken_off(world, tmp_path)
+    best = tmp_path / "best.safetensors"
+    best.write_bytes(best.read_bytes()[:100])
+    with pytest.raises(SightlineError, match=f"{best}: missing or damaged, and checkpoint-4"):
+        train_run(world.spec(tmp_path), say=silent)
+
+
+def test_checkpoints_go_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.begin()
+    for name in ("model.safetensors", "optimizer.pt"):
+        (checkpoints.part / "checkpoint-2").mkdir(parents=True, exist_ok=True)
+        (checkpoints.part / "checkpoint-2" / name).write_bytes(b"x")
+    checkpoints.publish(2, Progress("digest"))
+    assert checkpoints.newest() is not None
+
+    def half(folder: Path, ignore_errors: bool = False) -> None:
+        for file in Path(folder).rglob("optimizer.pt"):
+            file.unlink()
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(Killed):
+            checkpoints.clear()
+    assert checkpoints.newest() is None
+    assert not checkpoints.begun
+    checkpoints.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_are_not_finite_are_not_kept(world: World, tmp_path: Path) -> None:
+    spec = world.spec(tmp_path, dev=None, train={"learning_rate": 1e38, "save_steps": 1})
+    with pytest.raises(NonFiniteLoss) as caught:
+        train_run(spec, say=silent)
+    found = Checkpoints(tmp_path / "checkpoints").newest()
+    said = str(caught.value)
+    assert "the weights of step" in said
+    assert "are not finite either" in said
+    assert found is None or str(found[0]) in said
+    assert json.loads((tmp_path / "failure.json").read_text())["keys"]
+
+
+def test_other_phrase_tokens_are_another_run(world: World, tmp_path: Path) -> None:
+    features = Features(world, tmp_path)
+    features.add("clip", "image", dim=7)
+    objects = Objects(world, features, "clip-objects", dim=7)
+    spec = world.spec(
+        tmp_path / "out",
+        "mcseo",
+        parameters={"image": "clip"},
+        features={"image": tmp_path / "clip", "object": tmp_path / "clip-objects"},
+        pairs={
+            "captions": world.root / "captions.parquet",
+            "images": world.root / "images.parquet",
+            "tokens": world.root / "tokens",
+            "phrases": objects.path,
+        },
+    )
+    first = train_run(spec, say=silent)
+    file = objects.path / "phrase_tokens.parquet"
+    pq.write_table(pq.read_table(file).slice(3), file)
+    second = train_run(spec, say=silent)
+    assert first.spec_digest != second.spec_digest
+    assert RunSummary.load(tmp_path / "out") == second
+
+
+def test_another_configuration_of_the_student_is_another_run(world: World, tmp_path: Path) -> None:
+    student = Path(shutil.copytree(world.student, tmp_path / "student"))
+    spec = world.spec(tmp_path / "out", student={"model": str(student)})
+    first = train_run(spec, say=silent)
+    config = json.loads((student / "config.json").read_text())
+    (student / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.5}))
+    assert train_run(spec, say=silent).spec_digest != first.spec_digest
+
+
+def test_truncated_weights_of_the_student_are_named(world: World, tmp_path: Path) -> None:
+    student = Path(shutil.copytree(world.student, tmp_path / "student"))
+    weights = student / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+    with pytest.raises(SightlineError, match=f"{student}: "):
+        train_run(world.spec(tmp_path / "out", student={"model": str(student)}), say=silent)
