@@ -5,7 +5,7 @@
 One run writes a set of 400,000 × 512 float16 (423 MB) and then takes turns: reading every file,
 hashing every file by `hashlib` and by the command `sha256sum`, and `verify`; once from the disk
 (the system is asked to forget the files before each) and once from memory. `verify` hashes every
-file, and every row once more for the content digest, on all cores.
+file by BLAKE3, and every row once more for the content digest, on all cores.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pipeline.cache.index import Index
 from pipeline.cache.record import FeatureSpec, ShardRecord
 from pipeline.cache.rows import RowView
 
-_BLOCK = 8192
+_BLOCK = 1024
 
 
 def content_digest(

@@ -35,7 +35,7 @@ def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]
         faults.append(f"{folder / FILE_NAME}: says the right things in other bytes: changed")
     index, index_faults = check_index(folder, record, progress)
     faults += index_faults
-    with ThreadPoolExecutor(max_workers=1) as pool:  # hashing is the slow part: two at a time
+    with ThreadPoolExecutor(max_workers=1) as pool:
         content = pool.submit(_content, folder, record, index, progress)
         for found in check_shards(folder, record, index, progress):
             faults += found
@@ -91,7 +91,8 @@ def check_shards(
     order = list(range(count))
     if places is not None:  # that of the content digest, so that both read a shard at one time
         order.sort(key=lambda number: places[number][0] if len(places[number]) else -1)
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+    cores = (os.cpu_count() or 1) - 1  # the content digest has one
+    with ThreadPoolExecutor(max_workers=max(1, min(4, cores))) as pool:
         found = dict(zip(order, pool.map(check, order), strict=True))
     return [found[number] for number in range(count)]
 
