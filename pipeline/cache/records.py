@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -200,14 +200,19 @@ def read_shard_set(folder: Path, commit: str) -> ShardSet:
     return found
 
 
-def remove_unnamed(folder: Path, shards: Sequence[Shard]) -> None:
+def remove_unnamed(folder: Path, kinds: Collection[str], shards: Sequence[Shard]) -> None:
     """Remove tables that no shard names: superseded ones, and those of a run that was killed.
 
     A reader that opened the set before must open it again.
+
+    Args:
+        kinds: of the tables that the set is made of. Those of other kinds belong to another set,
+            for records and cut-outs may share a folder.
     """
     named = {file.name for shard in shards for file in shard.values()}
     for path in folder.glob("*.parquet"):
-        if _NAME.fullmatch(path.name) and path.name not in named:
+        match = _NAME.fullmatch(path.name)
+        if match and match[1] in kinds and path.name not in named:
             path.unlink()
     fsync_folder(folder)
 

@@ -97,7 +97,7 @@ def write_cutouts(
             "phrases": [block.notes for block in blocks],  # SHA-256 of each shard's source
         }
         write_shard_set(out, CUTOUT_SET, ShardSet(description, shards, {"cutouts": count}))
-        remove_unnamed(out, shards)
+        remove_unnamed(out, ("cutouts",), shards)
         journal.clear()
     return count
 

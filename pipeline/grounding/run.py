@@ -231,7 +231,7 @@ def _publish(
     }
     computed = tuple(block.notes["computed"] for block in blocks)
     write_shard_set(out, GROUNDING, ShardSet(description, shards, counts, computed))
-    remove_unnamed(out, shards)
+    remove_unnamed(out, ("images", "phrases", "drops"), shards)
     return counts
 
 

@@ -74,6 +74,27 @@ def test_cutouts_made_again_are_the_same_bytes_and_only_new_ones_are_made(data, 
     assert keys[0] == keys[1]
 
 
+def test_records_and_cutouts_may_share_a_folder(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    records = files_of(tmp_path / "out")
+    cut(data, tmp_path / "out", tmp_path / "out")
+    cut(data, tmp_path / "out", tmp_path / "cut")
+    assert files_of(tmp_path / "out") == records | files_of(tmp_path / "cut")
+    del data.captions["0.png"]  # which supersedes tables of both kinds
+    run_ground(data, tmp_path / "out")
+    cut(data, tmp_path / "out", tmp_path / "out")
+    files = files_of(tmp_path / "out")
+    run_ground(data, tmp_path / "clean")
+    cut(data, tmp_path / "clean", tmp_path / "clean")
+    assert sorted(files) != sorted(records)
+    keys = [
+        sorted(read_tables(tmp_path / name, "cutouts", CUTOUT_SET)["key"].to_pylist())
+        for name in ("out", "clean")
+    ]
+    assert keys[0] == keys[1]
+    assert read_phrases(tmp_path / "out").num_rows == read_phrases(tmp_path / "clean").num_rows
+
+
 def test_a_killed_run_goes_on_to_the_same_bytes(data, tmp_path, monkeypatch):
     run_ground(data, tmp_path / "out")
     cut(data, tmp_path / "out", tmp_path / "whole")
