@@ -94,7 +94,8 @@ def _run(
     model = GroundedModel(encoder, objective, spec.student.pooling, data.dims)
     embedder = Embedder(encoder, tokenizer, spec.student.pooling)
     if resume is None and folder.begin():
-        tell(f"{spec.run}: {spec.out} held a run of other parameters or inputs; it is replaced")
+        why = "it is of other parameters or inputs, or lost its model"
+        tell(f"{spec.run}: the finished run in {spec.out} is replaced ({why})")
     size = spec.train.eval_batch_size
     report, live = ProgressReport(spec.run, say), DVCLiveCallback(spec.out / LIVE_FOLDER)
     stop = StopAtStep()
