@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerState, set_seed
 
 from pipeline.cache import SightlineError
@@ -56,28 +58,48 @@ def train_run(
         BusyError: another run writes to the same folder.
         NonFiniteLoss: a loss or gradient became NaN or infinite.
     """
+    inputs = _Inputs.open(spec)
     folder = RunFolder(spec.out)
     with folder.claimed():
-        return _run(spec, folder, say, callbacks or [])
+        finished = folder.finished(inputs.digest)
+        if finished is None:
+            return _run(spec, inputs, folder, say, callbacks or [])
+        folder.end()
+        (say or to_stderr)(f"{spec.run}: already trained, nothing to do ({spec.out})")
+        return finished
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a run reads, checked against each other, and the digest of all of it."""
+
+    objective: Objective
+    device: torch.device
+    data: TrainingData
+    dev: GradedPairs | None
+    digest: str
+
+    @classmethod
+    def open(cls, spec: RunSpec) -> _Inputs:
+        objective = make_objective(spec.objective, spec.parameters)
+        check_exportable(spec.student.pooling)
+        device = pick_device(spec.train.device)
+        if spec.train.precision == "fp16" and device.type == "cpu":
+            raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
+        data = TrainingData(spec, objective)
+        dev = None if spec.dev is None else load_dev_set(spec.dev)
+        return cls(objective, device, data, dev, spec_digest(spec, objective, data, dev))
 
 
 def _run(
-    spec: RunSpec, folder: RunFolder, say: Say | None, callbacks: list[TrainerCallback]
+    spec: RunSpec,
+    inputs: _Inputs,
+    folder: RunFolder,
+    say: Say | None,
+    callbacks: list[TrainerCallback],
 ) -> RunSummary:
     tell = say or to_stderr
-    objective = make_objective(spec.objective, spec.parameters)
-    check_exportable(spec.student.pooling)
-    device = pick_device(spec.train.device)
-    if spec.train.precision == "fp16" and device.type == "cpu":
-        raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
-    data = TrainingData(spec, objective)
-    dev = None if spec.dev is None else load_dev_set(spec.dev)
-    digest = spec_digest(spec, objective, data, dev)
-    finished = folder.finished(digest)
-    if finished is not None:
-        folder.end()
-        tell(f"{spec.run}: already trained, nothing to do ({spec.out})")
-        return finished
+    objective, data, dev, digest = inputs.objective, inputs.data, inputs.dev, inputs.digest
     checkpoints, best = folder.checkpoints, folder.best
     resume, progress = _checkpoint_to_resume(checkpoints, digest, spec.run, tell)
     if resume is not None and dev is not None:
@@ -104,7 +126,7 @@ def _run(
         data,
         spec.train,
         seed=spec.seed,
-        device=device,
+        device=inputs.device,
         checkpoints=checkpoints,
         best=best,
         progress=progress,

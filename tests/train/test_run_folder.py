@@ -85,6 +85,13 @@ def test_a_file_cannot_be_the_folder(world: World, tmp_path: Path) -> None:
         train_run(world.spec(tmp_path / "out"), say=silent)
 
 
+def test_a_mistake_makes_no_folder(world: World, tmp_path: Path) -> None:
+    for changes in ({"objective": "simce"}, {"dev": tmp_path / "nowhere.tsv"}):
+        with pytest.raises(SightlineError):
+            train_run(world.spec(tmp_path / "a" / "b", **changes), say=silent)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_run_at_a_time(world: World, tmp_path: Path) -> None:
     refused: list[str] = []
 
