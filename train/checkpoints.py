@@ -54,9 +54,13 @@ class Checkpoints:
         """Where the next checkpoint is written before it gets its name."""
         return self.folder / _PART
 
+    def made(self, step: int) -> Path:
+        """Where transformers' Trainer writes the checkpoint of a step, under `part`."""
+        return self.part / f"{_PREFIX}{step}"
+
     def publish(self, step: int, progress: Progress) -> Path:
         """Give the checkpoint written under `part` its name, durably; drop the older ones."""
-        made = self.part / f"{_PREFIX}{step}"
+        made = self.made(step)
         files = {path.name: _digest(path) for path in sorted(made.iterdir())}
         body = {"progress": asdict(progress), "blake3": files}
         write_bytes(made / PROGRESS_FILE, json.dumps(body, indent=1).encode())
@@ -72,21 +76,10 @@ class Checkpoints:
                 shutil.rmtree(other, ignore_errors=True)
         return final
 
-    def newest(self) -> tuple[Path, Progress] | None:
-        """The last checkpoint and its progress, or None.
-
-        Raises:
-            SightlineError: a file of it is missing or damaged.
-        """
-        found = [
-            (int(path.name.removeprefix(_PREFIX)), path)
-            for path in self.folder.glob(f"{_PREFIX}*")
-            if path.name.removeprefix(_PREFIX).isdecimal()
-        ]
-        if not found:
-            return None
-        path = max(found)[1]
-        return path, self._read(path)
+    def newest(self) -> Path | None:
+        """The last checkpoint, or None."""
+        steps = {step_of(path): path for path in self.folder.glob(f"{_PREFIX}*")}
+        return steps[max(steps)] if steps else None
 
     @property
     def begun(self) -> bool:
@@ -106,7 +99,12 @@ class Checkpoints:
             self.folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def _read(self, path: Path) -> Progress:
+    def read(self, path: Path) -> Progress:
+        """The progress of a checkpoint, all of whose files are as they were written.
+
+        Raises:
+            SightlineError: a file of it is missing or damaged.
+        """
         try:
             body = json.loads((path / PROGRESS_FILE).read_bytes())
             progress = Progress(**{each.name: body["progress"][each.name] for each in _FIELDS})
@@ -167,6 +165,12 @@ def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was made; -1 for a name that none has."""
+    number = checkpoint.name.removeprefix(_PREFIX)
+    return int(number) if number.isdecimal() else -1
 
 
 def _digest(path: Path) -> str:

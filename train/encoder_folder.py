@@ -29,6 +29,14 @@ from train.pooling import Pooling
 
 # A tokenizer without a limit of its own says 1e30; no position table is longer than this.
 _NO_LIMIT = 1_000_000
+_POSITIONS_FROM_PADDING = {
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "longformer",
+    "data2vec-text",
+}
 
 _LEGACY_POOLING = {
     "pooling_mode_cls_token": "cls",
@@ -214,7 +222,7 @@ def positions(config: PretrainedConfig) -> int | None:
     found = getattr(config, "max_position_embeddings", None)
     if not isinstance(found, int) or found <= 0:
         return None
-    from_padding = config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet")
+    from_padding = config.model_type in _POSITIONS_FROM_PADDING
     return found - (int(config.pad_token_id or 0) + 1 if from_padding else 0)
 
 

@@ -15,7 +15,7 @@ from pipeline.cache import SightlineError
 from pipeline.cache.keys import key_of_file
 from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
-from train.checkpoints import Best, Checkpoints, Progress
+from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.config import RunSpec
 from train.data import TrainingData, first_paired
 from train.device import pick_device
@@ -192,10 +192,10 @@ def spec_digest(
 def _checkpoint_to_resume(
     checkpoints: Checkpoints, digest: str, run: str, tell: Say
 ) -> tuple[Path | None, Progress]:
-    found = checkpoints.newest()
-    if found is None:
+    path = checkpoints.newest()
+    if path is None:
         return None, Progress(digest)
-    path, progress = found
+    progress = checkpoints.read(path)
     if progress.digest != digest:
         tell(f"{run}: {path} is of other parameters or inputs; starting anew")
         return None, Progress(digest)
@@ -224,7 +224,7 @@ def _kept(run: str, checkpoints: Checkpoints, steps: int) -> str:
     found = checkpoints.newest()
     if found is None:
         return f"{run}: no step was finished; run the same command again"
-    step = int(found[0].name.rpartition("-")[2])
+    step = step_of(found)
     return f"{run}: step {step:,} of {steps:,} is kept; run the same command again to go on"
 
 

@@ -187,7 +187,7 @@ class SightlineTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         with self._paused():
             super()._save_checkpoint(model, trial)
-            made = self.checkpoints.part / f"checkpoint-{self.state.global_step}"
+            made = self.checkpoints.made(self.state.global_step)
             self.state.best_model_checkpoint = None  # a name under `part`; the best are in `best`
             self.state.save_to_json(str(made / "trainer_state.json"))
             self.checkpoints.publish(self.state.global_step, self.progress)
@@ -211,7 +211,7 @@ class SightlineTrainer(Trainer):
         if step and not self._finite():
             before = self.checkpoints.newest()
             kept = f"the weights of step {step} are not finite either; " + (
-                f"the last checkpoint is {before[0]}" if before else "there is no checkpoint before"
+                f"the last checkpoint is {before}" if before else "there is no checkpoint before"
             )
         elif step:  # a run that has done no step begins anew by itself
             self.progress.sentences = self._step_start["sentences"]

@@ -14,6 +14,8 @@ from pipeline.cache.index import Index, read_index
 from pipeline.cache.record import FILE_NAME, FeatureSetRecord, read_record, to_bytes
 from pipeline.cache.shard_check import Progress, file_fault, shard_faults
 
+_CORES = os.cpu_count() or 1
+
 
 def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]:
     """Every fault of the feature set in ``folder``, one line each; empty when it is sound.
@@ -35,9 +37,9 @@ def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]
         faults.append(f"{folder / FILE_NAME}: says the right things in other bytes: changed")
     index, index_faults = check_index(folder, record, progress)
     faults += index_faults
-    with ThreadPoolExecutor(max_workers=1) as pool:
+    with ThreadPoolExecutor(max_workers=1) as pool:  # a core for the content, the others for files
         content = pool.submit(_content, folder, record, index, progress)
-        for found in check_shards(folder, record, index, progress):
+        for found in check_shards(folder, record, index, progress, threads=_CORES - 1):
             faults += found
     found = content.result()
     if not faults and found != record.content_digest:
@@ -79,6 +81,7 @@ def check_shards(
     record: FeatureSetRecord,
     index: Index | None,
     progress: Progress = lambda _: None,
+    threads: int = _CORES,
 ) -> list[list[str]]:
     """The faults of each shard, in the record's order; several are read at a time."""
     count = len(record.shards)
@@ -91,8 +94,7 @@ def check_shards(
     order = list(range(count))
     if places is not None:  # that of the content digest, so that both read a shard at one time
         order.sort(key=lambda number: places[number][0] if len(places[number]) else -1)
-    cores = (os.cpu_count() or 1) - 1  # the content digest has one
-    with ThreadPoolExecutor(max_workers=max(1, min(4, cores))) as pool:
+    with ThreadPoolExecutor(max_workers=max(1, min(4, threads))) as pool:
         found = dict(zip(order, pool.map(check, order), strict=True))
     return [found[number] for number in range(count)]
 

@@ -57,7 +57,7 @@ def load_teacher(config: EncoderConfig, pooling: str) -> TeacherModel:
     """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-    from train.encoder_folder import NO_WORDS, knows_words
+    from train.encoder_folder import NO_WORDS, knows_words, positions
 
     spec = config.weights_spec
     folder = Path(config.model) if Path(config.model).is_dir() else None
@@ -117,7 +117,7 @@ def load_teacher(config: EncoderConfig, pooling: str) -> TeacherModel:
     if config.max_length is None:
         with reaching(config.model, f"{_SENTENCE_CONFIG} (or give max_length)"):
             sentence_config = _sentence_config(config.model, folder, revision, commit)
-    return TeacherModel(model, tokenizer, identity, _positions(settings), sentence_config)
+    return TeacherModel(model, tokenizer, identity, positions(settings), sentence_config)
 
 
 @contextmanager
@@ -226,17 +226,6 @@ def _always_mask(model: Any) -> None:
     AttentionInterface.register(MASKED_ATTENTION, sdpa_attention_forward)
     AttentionMaskInterface.register(MASKED_ATTENTION, masked)
     model.set_attn_implementation(MASKED_ATTENTION)
-
-
-def _positions(settings: Any) -> int | None:
-    """Tokens that fit: RoBERTa's positions begin after its padding index."""
-    positions = getattr(settings, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions < 1:
-        return None
-    offset_types = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "data2vec-text")
-    if settings.model_type in offset_types:
-        return positions - int(settings.pad_token_id or 0) - 1
-    return positions
 
 
 def _sentence_config(model: str, folder: Path | None, revision: str, commit: str) -> str | None:

@@ -80,6 +80,10 @@ class World:
         return RunSpec.model_validate({**body, **changes})
 
 
+def silent(line: str) -> None:
+    """Swallows progress lines."""
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     torch.set_num_threads(1)

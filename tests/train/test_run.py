@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import World
+from conftest import World, silent
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer, TrainerCallback
@@ -38,10 +38,6 @@ class KillAfter(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.step:
             raise Killed
-
-
-def silent(line: str) -> None:
-    """Swallows progress lines."""
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import World
+from conftest import World, silent
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
@@ -31,10 +31,6 @@ class SignalAt(TrainerCallback):
         if state.global_step == self.step:
             for _ in range(self.times):
                 signal.raise_signal(self.number)
-
-
-def silent(line: str) -> None:
-    """Swallows progress lines."""
 
 
 @pytest.fixture
