@@ -52,7 +52,7 @@ class Graph(_Strict):
     teachers: list[str] = []
     grounded: list[str] = []
     phrases: Path | None = None
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(min_length=1)]
     demo_seed: int = 0
 
 

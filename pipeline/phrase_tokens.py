@@ -20,12 +20,14 @@ from pipeline.cache import (
     read_manifest,
     write_phrase_tokens,
 )
+from pipeline.cache.output import Output, json_record
 from pipeline.cache.records import read_phrases
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from pipeline.progress import progress
 
 TRUNCATED = "truncated"
 NO_TOKEN = "no_token"
+RECORD, SCHEMA = "phrase_tokens.json", "sightline.phrase_tokens/1"
 _CHUNK = 10_000
 
 
@@ -45,8 +47,21 @@ def tokenize_phrases(
 
     Raises:
         SightlineError: a manifest is missing, a phrase is of a caption that is not there or lies
-            outside its text, or the tokenizer cannot be loaded or has no character offsets.
+            outside its text, the tokenizer cannot be loaded or has no character offsets, or
+            ``out`` is no place to write to (`pipeline.cache.output`).
     """
+    inputs = [phrases, captions, Path(student)]
+    with Output(out, RECORD, json_record(SCHEMA), inputs) as output:
+        output.check(["phrase_tokens.parquet"])
+        with output.scratch() as made:
+            header = _write(phrases, captions, student, max_length, made)
+            output.publish(made, {"schema": SCHEMA, "student": header.student})
+    return header
+
+
+def _write(
+    phrases: Path, captions: Path, student: str, max_length: int, folder: Path
+) -> PhraseTokenHeader:
     from train.encoder_folder import load_tokenizer, read_recipe
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
@@ -91,7 +106,7 @@ def tokenize_phrases(
         Path(student).name, digest, max_length, len(texts), dict(sorted(dropped.items()))
     )
     write_phrase_tokens(
-        out,
+        folder,
         header,
         pair_keys(keys["image_key"][kept], keys["caption_key"][kept]),
         key_column(table.column("cutout_key"))[kept],

@@ -21,8 +21,8 @@ def licence_note(folder: Path) -> str:
     """What is known of the rights in the data behind a feature set of the graph's layout."""
     try:
         dataset = folder.resolve().relative_to(layout.FEATURES.resolve()).parts[0]
-        report = layout.dataset_folder(dataset) / "report.json"
-        kind = json.loads(report.read_text(encoding="utf-8"))["kind"]
+        record = layout.dataset_folder(dataset) / "dataset.json"
+        kind = json.loads(record.read_text(encoding="utf-8"))["kind"]
     except (ValueError, IndexError, OSError, KeyError, TypeError):
         return UNKNOWN
     return LICENCES.get(kind, UNKNOWN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -46,7 +47,7 @@ def image_features(
     entries = entries_of_manifest(
         layout.dataset_folder(dataset) / "images.parquet", layout.image_root(dataset, source)
     )
-    settings, device = settings_of(params, retry_failed)
+    settings, device = settings_of(params, retry_failed, [layout.image_root(dataset, source)])
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
     out = layout.features_folder(dataset, "image", encoder)
     return extract_images(entries, model, out, settings)
@@ -80,13 +81,12 @@ def ground(params: Params, dataset: str, retry_failed: bool = False) -> GroundSu
 
 def ground_stats(dataset: str) -> GroundStats:
     """Figures of one data set's grounding, as JSON and as points for DVC's plots."""
-    from pipeline.grounding.stats import ground_stats, write_plots, write_stats
+    from pipeline.grounding.stats import ground_stats, write_stats
 
     captions = layout.dataset_folder(dataset) / "captions.parquet"
-    found = ground_stats(layout.grounding_folder(dataset), captions)
-    folder = layout.ground_stats_folder(dataset)
-    write_stats(found, folder / "stats.json")
-    write_plots(found, folder)
+    phrases = layout.grounding_folder(dataset)
+    found = ground_stats(phrases, captions)
+    write_stats(found, layout.ground_stats_folder(dataset), [phrases, captions])
     return found
 
 
@@ -102,7 +102,7 @@ def object_features(
         layout.dataset_folder(dataset) / "images.parquet",
         layout.image_root(dataset, source),
     )
-    settings, device = settings_of(params, retry_failed)
+    settings, device = settings_of(params, retry_failed, [layout.image_root(dataset, source)])
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
     out = layout.features_folder(dataset, "object", encoder)
     return extract_objects(entries, model, params.extract.cutouts, out, settings)
@@ -131,10 +131,13 @@ def tokens(params: Params) -> str:
     from pipeline.tokens import tokenize
 
     student, graph = params.student, params.graph
-    texts = texts_in(layout.dataset_folder(graph.pairs) / "captions.parquet")
-    texts += texts_in(layout.dataset_folder(graph.text) / "sentences.parquet")
+    sources = [
+        layout.dataset_folder(graph.pairs) / "captions.parquet",
+        layout.dataset_folder(graph.text) / "sentences.parquet",
+    ]
+    texts = [text for path in sources for text in texts_in(path)]
     out = layout.tokens_folder(student.name)
-    count = tokenize(texts, student.model, student.max_length, out)
+    count = tokenize(texts, student.model, student.max_length, out, sources)
     return f"{out}: {count:,} distinct texts"
 
 
@@ -230,13 +233,14 @@ def report(params: Params, seed: int | None, out: Path, quiet: bool = False) -> 
     compared = params.runs if seed is None or not about.shown else about.shown
     labels = {name: params.runs[name].label or name for name in compared}
     seeds = params.graph.seeds if seed is None else [seed]
-    found = load_results(layout.result_file(run, each) for run in labels for each in seeds)
+    files = [layout.result_file(run, each) for run in labels for each in seeds]
+    found = load_results(files)
     results = [each.model_copy(update={"run": labels[each.run]}) for each in found]
     comparisons = []
     if about.gain is not None:
         control = None if about.control is None else labels[about.control]
         comparisons = [Comparison(labels[about.baseline], labels[about.gain], control)]
-    write_report(results, out, about.title, comparisons=comparisons)
+    write_report(results, out, about.title, comparisons=comparisons, inputs=files)
     if quiet:
         return
     table = make_table(results)
@@ -247,8 +251,10 @@ def report(params: Params, seed: int | None, out: Path, quiet: bool = False) -> 
     console.print(f"Plots and provenance: {out / 'report.html'}", highlight=False)
 
 
-def settings_of(params: Params, retry_failed: bool = False) -> tuple[ExtractSettings, torch.device]:
-    """Settings of an extraction, and the device it runs on.
+def settings_of(
+    params: Params, retry_failed: bool = False, inputs: Sequence[Path] = ()
+) -> tuple[ExtractSettings, torch.device]:
+    """Settings of an extraction that reads ``inputs``, and the device it runs on.
 
     Raises:
         SightlineError: the device is not there.
@@ -258,5 +264,6 @@ def settings_of(params: Params, retry_failed: bool = False) -> tuple[ExtractSett
     given = params.extract
     device = pick_device(given.device)
     own = {"device": str(device), "retry_failed": retry_failed, "copy_from": layout.FEATURES}
+    own |= {"inputs": tuple(inputs)}
     settings = ExtractSettings(**{**given.model_dump(exclude={"cutouts"}), **own})
     return settings, device

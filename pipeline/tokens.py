@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cache import SightlineError, TokenHeader, keys_of_texts, write_tokens
-from pipeline.cache.atomic import write_bytes
 from pipeline.cache.keys import key_of_file
+from pipeline.cache.output import Output, json_record
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from pipeline.progress import progress
 
+RECORD, SCHEMA = "student.json", "sightline.tokens/1"
 _CHUNK = 10_000
 
 
-def tokenize(texts: Sequence[str], student: str, max_length: int, out: Path) -> int:
+def tokenize(
+    texts: Sequence[str], student: str, max_length: int, out: Path, inputs: Sequence[Path] = ()
+) -> int:
     """Write the token set of ``texts`` for ``student`` to ``out``; repeated texts count once.
 
     Args:
         student: folder of a Hugging Face encoder or its name on the hub.
         max_length: tokens of a row at most, special tokens included; longer texts are cut.
+        inputs: files that the texts come from.
 
     Returns:
         The number of distinct texts.
 
     Raises:
-        SightlineError: the tokenizer cannot be loaded, or has no padding token.
+        SightlineError: the tokenizer cannot be loaded, has no padding token, or ``out`` is no
+            place to write to (`pipeline.cache.output`).
     """
+    with Output(out, RECORD, json_record(SCHEMA), [*inputs, Path(student)]) as output:
+        output.check(["tokens.parquet"])
+        with output.scratch() as made:
+            count, about = _write(texts, student, max_length, made)
+            output.publish(made, {"schema": SCHEMA, **about})
+    return count
+
+
+def _write(
+    texts: Sequence[str], student: str, max_length: int, folder: Path
+) -> tuple[int, dict[str, str]]:
     from train.encoder_folder import load_tokenizer, read_recipe
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
@@ -50,11 +65,9 @@ def tokenize(texts: Sequence[str], student: str, max_length: int, out: Path) -> 
         pad_token_id=pad,
         vocabulary_size=len(tokenizer),
     )
-    count = write_tokens(out, header, keys_of_texts(texts), input_ids)
+    count = write_tokens(folder, header, keys_of_texts(texts), input_ids)
     # a training run depends on this folder, so other weights under the same name reach it
-    about = {"student": Path(student).name, "weights": weights_identity(student)}
-    write_bytes(out / "student.json", (json.dumps(about, indent=1) + "\n").encode())
-    return count
+    return count, {"student": Path(student).name, "weights": weights_identity(student)}
 
 
 def weights_identity(student: str) -> str:

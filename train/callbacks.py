@@ -28,8 +28,9 @@ class DVCLiveCallback(TrainerCallback):
     was trained twice appears once.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, claim: Callable[[Path], None] = lambda _: None) -> None:
         self.folder = folder
+        self._claim = claim  # told each file before it is first written
         self._live: Any = None
 
     def on_train_begin(
@@ -37,7 +38,9 @@ class DVCLiveCallback(TrainerCallback):
     ) -> None:
         from dvclive.live import Live  # imports DVC, which takes a second
 
-        self._live = Live(dir=str(self.folder), save_dvc_exp=False, dvcyaml=False)
+        self._claim(self.folder / "metrics.json")
+        # without `resume` it would empty the folder, whoever's the files are
+        self._live = Live(dir=str(self.folder), resume=True, save_dvc_exp=False, dvcyaml=False)
         for entry in state.log_history:
             self._write(int(entry["step"]), entry)
 
@@ -64,6 +67,7 @@ class DVCLiveCallback(TrainerCallback):
             return
         self._live.step = step
         for name, value in values.items():
+            self._claim(self.folder / "plots" / "metrics" / f"{name}.tsv")
             self._live.log_metric(name, float(value))
         self._live.make_summary()
 

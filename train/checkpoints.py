@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from pipeline.cache import SightlineError
 from pipeline.cache.atomic import fsync_file, fsync_folder, write_bytes
+from pipeline.cache.output import Output
 
 PROGRESS_FILE = "sightline.json"
 _MARK = "sightline.txt"
 _PREFIX = "checkpoint-"
-_PART = ".part"
+_NAME = re.compile(rf"{_PREFIX}(\d+)(?:-(\d+))?")
+CHECKPOINTS_FOLDER = "checkpoints"
 
 
 @dataclass
@@ -44,15 +46,17 @@ _FIELDS = fields(Progress)
 
 
 class Checkpoints:
-    """The folder of one run's checkpoints: the newest whole one is kept."""
+    """The checkpoints of one run, in its output folder: the newest whole one is kept.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Attributes:
+        folder: where they are.
+        part: where the next one is written before it gets its name; a folder of this process.
+    """
 
-    @property
-    def part(self) -> Path:
-        """Where the next checkpoint is written before it gets its name."""
-        return self.folder / _PART
+    def __init__(self, output: Output) -> None:
+        self.folder = output.given / CHECKPOINTS_FOLDER
+        self.part = self.folder
+        self._output = output
 
     def made(self, step: int) -> Path:
         """Where transformers' Trainer writes the checkpoint of a step, under `part`."""
@@ -67,37 +71,59 @@ class Checkpoints:
         for path in made.iterdir():
             fsync_file(path)
         fsync_folder(made)
-        final = self.folder / made.name
-        shutil.rmtree(final, ignore_errors=True)
+        older = self._all()
+        final, again = self.folder / made.name, 1
+        while final.exists():  # the same step once more, after a resume
+            again += 1
+            final = self.folder / f"{made.name}-{again}"
+        self._output.claim([self._name(final / name) for name in (*files, PROGRESS_FILE)])
+        self.folder.mkdir(exist_ok=True)
         made.rename(final)
         fsync_folder(self.folder)
-        for other in self.folder.glob(f"{_PREFIX}*"):
-            if other != final:
-                shutil.rmtree(other, ignore_errors=True)
+        for other in older:
+            self._output.remove(self._below(other))
         return final
 
     def newest(self) -> Path | None:
         """The last checkpoint, or None."""
-        steps = {step_of(path): path for path in self.folder.glob(f"{_PREFIX}*")}
-        return steps[max(steps)] if steps else None
+        return max(self._all(), key=_step_and_number, default=None) if self.begun else None
 
     @property
     def begun(self) -> bool:
         """Whether a run has begun in this folder and not ended."""
         return (self.folder / _MARK).is_file()
 
+    def listed(self) -> set[str]:
+        """Files of checkpoints by what the checkpoints themselves say, in names of the output."""
+        names = {self._name(self.folder / _MARK)} if self.begun else set()
+        for path in self._all():
+            try:
+                files = json.loads((path / PROGRESS_FILE).read_bytes())["blake3"]
+                names |= {self._name(path / Path(name).name) for name in (*files, PROGRESS_FILE)}
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return names
+
     def begin(self) -> None:
         """Forget the checkpoints of another run, and mark the folder as this one's."""
         self.clear()
-        write_bytes(self.folder / _MARK, b"checkpoints of a training run that is not finished\n")
+        mark = self._name(self.folder / _MARK)
+        self._output.write(mark, b"checkpoints of a training run that is not finished\n")
 
     def clear(self) -> None:
         """Remove every checkpoint; killed halfway, none of them seems to be there."""
-        gone = self.folder.with_name(f".{self.folder.name}.gone")
-        shutil.rmtree(gone, ignore_errors=True)
-        if self.folder.exists():
-            self.folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+        self._output.remove([self._name(self.folder / _MARK)])
+        self._output.remove(self._below(self.folder))
+
+    def _all(self) -> list[Path]:
+        return [path for path in self.folder.glob(f"{_PREFIX}*") if step_of(path) >= 0]
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._output.given).as_posix()
+
+    def _below(self, folder: Path) -> list[str]:
+        prefix = self._name(folder) + "/"
+        return [name for name in self._output.owned if name.startswith(prefix)]
 
     def read(self, path: Path) -> Progress:
         """The progress of a checkpoint, all of whose files are as they were written.
@@ -169,8 +195,12 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 def step_of(checkpoint: Path) -> int:
     """The step after which a checkpoint was made; -1 for a name that none has."""
-    number = checkpoint.name.removeprefix(_PREFIX)
-    return int(number) if number.isdecimal() else -1
+    return _step_and_number(checkpoint)[0]
+
+
+def _step_and_number(checkpoint: Path) -> tuple[int, int]:
+    found = _NAME.fullmatch(checkpoint.name)
+    return (int(found[1]), int(found[2] or 1)) if found else (-1, 0)
 
 
 def _digest(path: Path) -> str:

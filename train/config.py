@@ -125,7 +125,7 @@ class RunSpec(_Strict):
     train: TrainConfig
     objective: str
     parameters: dict[str, Any] = {}
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=1 << 32)
     pairs: PairSource | None = None
     text: TextSource | None = None
     features: dict[str, Path] = {}

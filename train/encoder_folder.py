@@ -6,11 +6,13 @@ Nothing is unpickled and no code of the folder is run: safetensors only, no remo
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
@@ -37,6 +39,12 @@ _POSITIONS_FROM_PADDING = {
     "longformer",
     "data2vec-text",
 }
+
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError),
+    *(SafetensorError, StrictDataclassError, pickle.UnpicklingError),
+)
+"""What transformers raises for files that are not those of an encoder."""
 
 _LEGACY_POOLING = {
     "pooling_mode_cls_token": "cls",
@@ -136,7 +144,7 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except UNREADABLE as error:
         raise _cannot_load(source, error) from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
@@ -163,7 +171,7 @@ def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBas
         tokenizer = AutoTokenizer.from_pretrained(
             str(source), subfolder=recipe.subfolder, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise _cannot_load(source, error) from error
     if not knows_words(tokenizer):
         raise SightlineError(f"{source}: {NO_WORDS}")

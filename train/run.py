@@ -59,12 +59,12 @@ def train_run(
         NonFiniteLoss: a loss or gradient became NaN or infinite.
     """
     inputs = _Inputs.open(spec)
-    folder = RunFolder(spec.out)
-    with folder.claimed():
+    folder = RunFolder(spec.out, _paths(spec))
+    with folder.claimed() as made:
         finished = folder.finished(inputs.digest)
         if finished is None:
-            return _run(spec, inputs, folder, say, callbacks or [])
-        folder.end()
+            return _run(spec, inputs, folder, made, say, callbacks or [])
+        folder.tidy(finished)
         (say or to_stderr)(f"{spec.run}: already trained, nothing to do ({spec.out})")
         return finished
 
@@ -95,6 +95,7 @@ def _run(
     spec: RunSpec,
     inputs: _Inputs,
     folder: RunFolder,
+    made: Path,
     say: Say | None,
     callbacks: list[TrainerCallback],
 ) -> RunSummary:
@@ -119,7 +120,11 @@ def _run(
         why = "it is of other parameters or inputs, or lost its model"
         tell(f"{spec.run}: the finished run in {spec.out} is replaced ({why})")
     size = spec.train.eval_batch_size
-    report, live = ProgressReport(spec.run, say), DVCLiveCallback(spec.out / LIVE_FOLDER)
+    folder.drop_curves()
+    report, live = (
+        ProgressReport(spec.run, say),
+        DVCLiveCallback(spec.out / LIVE_FOLDER, folder.claim),
+    )
     stop = StopAtStep()
     trainer = SightlineTrainer(
         model,
@@ -148,12 +153,22 @@ def _run(
         spec, objective, data, dev.name if dev else None, state, progress, best_step, digest
     )
     card = model_card(summary, objective.source, spec.student.pooling)
+    results = made / "results"
+    results.mkdir()
     with quiet_transformers():
-        export_model(spec.out / MODEL_FOLDER, encoder, tokenizer, spec.student.pooling, card)
-    export_heads(spec.out / HEADS_FILE, model.heads)
-    summary.save(spec.out)
-    folder.end()
-    return summary
+        export_model(results / MODEL_FOLDER, encoder, tokenizer, spec.student.pooling, card)
+    export_heads(results / HEADS_FILE, model.heads)
+    return folder.finish(summary, results)
+
+
+def _paths(spec: RunSpec) -> list[Path]:
+    """Files and folders that the run reads."""
+    paths: list[Path | None] = [Path(spec.student.model), spec.dev, *spec.features.values()]
+    if spec.pairs is not None:
+        paths += [spec.pairs.captions, spec.pairs.images, spec.pairs.tokens, spec.pairs.phrases]
+    if spec.text is not None:
+        paths += [spec.text.sentences, spec.text.tokens]
+    return [path for path in paths if path is not None]
 
 
 def spec_digest(

@@ -2,48 +2,65 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.cache import SightlineError
 from pipeline.cache.atomic import remove_leftovers
-from pipeline.cache.lock import locked
-from train.checkpoints import Best, Checkpoints
-from train.export import HEADS_FILE, MODEL_FOLDER
-from train.summary import FILE_NAME, RunSummary
+from pipeline.cache.output import Output, json_record
+from train.checkpoints import CHECKPOINTS_FOLDER, Best, Checkpoints
+from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
+from train.summary import FILE_NAME, SCHEMA, RunSummary
 
 LIVE_FOLDER = "dvclive"
 FAILURE_FILE = "failure.json"
 _BEST_FILE = "best.safetensors"
-_CHECKPOINTS_FOLDER = "checkpoints"
 _OF_AN_EXPORT = ("modules.json", "config.json", "model.safetensors", "tokenizer_config.json")
+_WHILE_IT_RUNS = (_BEST_FILE, FAILURE_FILE)
 
 
 class RunFolder:
-    """Where a run writes: results that stay, and what a stopped run needs to go on."""
+    """Where a run writes: results that stay, and what a stopped run needs to go on.
 
-    def __init__(self, path: Path) -> None:
+    Only files that ``run.json``, the checkpoints or an unfinished run have listed are replaced or
+    removed (`pipeline.cache.output`); notes beside or below them stay.
+
+    Args:
+        inputs: files and folders that the run reads.
+    """
+
+    def __init__(self, path: Path, inputs: Iterable[Path] = ()) -> None:
         self.path = path
-        self.checkpoints = Checkpoints(path / _CHECKPOINTS_FOLDER)
+        self.output = Output(path, FILE_NAME, json_record(SCHEMA), inputs)
+        self.checkpoints = Checkpoints(self.output)
         self.best = Best(path / _BEST_FILE)
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def claimed(self) -> Iterator[Path]:
         """Hold the folder, so that no other run writes there at the same time.
+
+        Yields:
+            A new folder for what is being made, removed at the end.
 
         Raises:
             BusyError: another run does.
-            SightlineError: the folder is a file, or holds what no run of ours has left.
+            SightlineError: the folder is a file, holds what no run of ours has left, or holds an
+                input.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise SightlineError(f"{self.path}: is a file; name a folder for the run")
         self._require_ours()
-        with locked(self.path):
-            remove_leftovers(self.path)
-            yield
+        with self.output as output:
+            remove_leftovers(self.checkpoints.folder, output.abandoned)
+            output.owned |= self.checkpoints.listed()
+            if self.checkpoints.begun:
+                there = (name for name in _WHILE_IT_RUNS if (self.path / name).is_file())
+                output.owned.update(there)
+            of_a_model = (f"{MODEL_FOLDER}/{name}" for name in EXPORTED_FILES)
+            output.check([HEADS_FILE, *_WHILE_IT_RUNS, *of_a_model])
+            self.path.mkdir(parents=True, exist_ok=True)
+            with output.scratch() as made:
+                self.checkpoints.part = made / CHECKPOINTS_FOLDER
+                yield made
 
     def finished(self, digest: str) -> RunSummary | None:
         """The finished run of this specification, or None; one without its model is none."""
@@ -57,38 +74,45 @@ class RunFolder:
     def begin(self) -> bool:
         """Take away what another run left, so that nothing stale can be read beside the new.
 
-        What tells that the folder is ours goes last, so that a kill in between changes nothing.
         Returns whether a finished run was replaced.
         """
         replaced = (self.path / FILE_NAME).is_file()
-        for name in (MODEL_FOLDER, LIVE_FOLDER):
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in (HEADS_FILE, FAILURE_FILE, _BEST_FILE, FILE_NAME):
-            (self.path / name).unlink(missing_ok=True)
+        self.output.remember(self.output.owned)
+        self.output.remove(self.output.owned - {FILE_NAME})
+        self.output.remove([FILE_NAME])
+        self.output.claim(_WHILE_IT_RUNS)
         self.checkpoints.begin()
         return replaced
 
-    def end(self) -> None:
-        """Take away what only an unfinished run needs."""
-        self.checkpoints.clear()
-        self.best.clear()
-        (self.path / FAILURE_FILE).unlink(missing_ok=True)
+    def claim(self, path: Path) -> None:
+        """Make a file of the folder ours before it is written."""
+        self.output.claim([path.relative_to(self.path).as_posix()])
+
+    def drop_curves(self) -> None:
+        """Take away what dvclive wrote before; a resumed run writes its curves anew."""
+        self.output.remove(self._below(LIVE_FOLDER))
+
+    def finish(self, summary: RunSummary, made: Path) -> RunSummary:
+        """Publish the files of ``made`` and ``run.json``, and take away what is needed no more."""
+        names = [*self.output.move_in(made), *self._below(LIVE_FOLDER)]
+        names = sorted(name for name in set(names) if (self.path / name).is_file())
+        summary = summary.model_copy(update={"files": tuple(names)})
+        self.output.replace_record(summary.to_bytes(), names)
+        return summary
+
+    def tidy(self, summary: RunSummary) -> None:
+        """Take away what a run that was killed as it ended left beside its results."""
+        self.output.drop_stale(summary.files)
+
+    def _below(self, folder: str) -> list[str]:
+        return [name for name in self.output.owned if name.startswith(f"{folder}/")]
 
     def _require_ours(self) -> None:
-        names = (MODEL_FOLDER, _CHECKPOINTS_FOLDER, LIVE_FOLDER, HEADS_FILE, FAILURE_FILE)
-        names += (_BEST_FILE, FILE_NAME)
+        names = (MODEL_FOLDER, CHECKPOINTS_FOLDER, LIVE_FOLDER, HEADS_FILE, *_WHILE_IT_RUNS)
         there = [name for name in names if (self.path / name).exists()]
-        if there and not self.checkpoints.begun and not _of_a_run(self.path / FILE_NAME):
+        ours = (self.path / FILE_NAME).exists() or self.checkpoints.begun or self.output.claims()
+        if there and not ours:
             raise SightlineError(
                 f"{self.path}: holds {', '.join(there)}, which no training run of Sightline left "
-                "and which this one would replace; name another folder, or move them away"
+                "and which this one would write to; name another folder, or move them away"
             )
-
-
-def _of_a_run(path: Path) -> bool:
-    """Whether ``path`` is the summary of a run, be it of another version."""
-    try:
-        body = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(body, dict) and "spec_digest" in body

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.cache import SightlineError
-from pipeline.cache.atomic import write_bytes
 from train.provenance import FeatureUse
 
 FILE_NAME = "run.json"
+SCHEMA = "sightline.run/1"
 
 
 class RunSummary(BaseModel):
@@ -27,9 +27,12 @@ class RunSummary(BaseModel):
         steps: optimiser steps done; fewer than planned after an early stop.
         sentences, seconds: rows trained on, and the time of the training steps alone.
         sentences_per_second: their ratio.
+        files: what the run left beside this file, by name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    schema_: Literal["sightline.run/1"] = Field(default=SCHEMA, alias="schema")
 
     run: str
     objective: str
@@ -49,10 +52,11 @@ class RunSummary(BaseModel):
     seconds: float
     sentences_per_second: float
     spec_digest: str
+    files: tuple[str, ...] = ()
 
-    def save(self, folder: Path) -> None:
-        """Write ``folder/run.json``, at once."""
-        write_bytes(folder / FILE_NAME, (self.model_dump_json(indent=2) + "\n").encode())
+    def to_bytes(self) -> bytes:
+        """The content of ``run.json``."""
+        return (self.model_dump_json(indent=2, by_alias=True) + "\n").encode()
 
     @classmethod
     def load(cls, folder: Path) -> RunSummary | None:

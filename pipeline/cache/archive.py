@@ -7,31 +7,31 @@ The tar is plain POSIX (ustar): `feature_set.json` first, then the index and the
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import tarfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from blake3 import blake3
 
-from pipeline.cache.atomic import fsync_file, fsync_folder, replacing
+from pipeline.cache.atomic import fsync_file
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.lock import locked
+from pipeline.cache.output import replacing_file
 from pipeline.cache.record import (
     FILE_NAME,
     MAX_BYTES,
     FeatureSetRecord,
     FileRecord,
+    feature_output,
     read_record,
     to_bytes,
+    write_record,
 )
 from pipeline.cache.shard import check_file
 
 SUMS = "SHA256SUMS"
+_FIRST_NAME = FILE_NAME.encode() + b"\0"  # what every such tar begins with
 _BLOCK = tarfile.BLOCKSIZE
 _COPY_BYTES = 8 << 20
 _MOST_PER_FILE = 8 << 30  # what eleven octal digits can say
@@ -44,15 +44,13 @@ def export_set(folder: Path, archive: Path, progress: Progress = lambda _: None)
     Every file is hashed on the way, so that no damaged set is passed on.
 
     Raises:
-        CacheError: no feature set there, a file that is not as its record says, or no place for
-            an archive.
+        CacheError: no feature set there, or a file that is not as its record says.
+        SightlineError: ``archive`` is a folder, or a file that no export has written.
     """
     record = FeatureSet.open(folder).record
-    if archive.is_dir():
-        raise CacheError(f"{archive}: is a folder; name the tar file to write")
     if folder.resolve() in archive.resolve().parents:
         raise CacheError(f"{archive}: lies in the feature set itself; write it somewhere else")
-    with replacing(archive) as part, part.open("xb") as out:
+    with replacing_file(archive, _FIRST_NAME) as part, part.open("xb") as out:
         head = to_bytes(record)
         out.write(_member(FILE_NAME, head))
         sums = [_sum(FILE_NAME, hashlib.sha256(head).hexdigest())]
@@ -74,7 +72,7 @@ def import_set(
     """Unpack the tar ``archive`` of `export_set` into the new feature set ``folder``.
 
     Nothing is written but the plain files that the archive's own `feature_set.json` names, each
-    with the size and BLAKE3 that it says; the folder appears when all of them are there.
+    with the size and BLAKE3 that it says; that file comes last, when all others are there.
 
     Raises:
         BusyError: a run is writing there.
@@ -83,10 +81,12 @@ def import_set(
     if not archive.is_file():
         found = "is a folder" if archive.is_dir() else "no such file"
         raise CacheError(f"{archive}: {found}; expected a tar that `sightline cache export` made")
-    with locked(folder), archive.open("rb") as source:
-        if folder.is_symlink() or folder.exists():
-            raise CacheError(f"{folder}: is there already; import elsewhere, or move it away")
-        with _unpacking(folder) as part:
+    if (folder / FILE_NAME).exists():
+        raise CacheError(
+            f"{folder}: there is a feature set already; import elsewhere, or move it away"
+        )
+    with feature_output(folder, [archive]) as output, archive.open("rb") as source:
+        with output.scratch() as part:
             first = _next(archive, source)
             if first is None or first[0] != FILE_NAME or first[1] > MAX_BYTES:
                 raise CacheError(f"{archive}: does not begin with {FILE_NAME}; not an export")
@@ -120,21 +120,11 @@ def import_set(
                     f"{min(expected, default=SUMS)}; nothing was imported"
                 )
             FeatureSet.open(part)
+            (part / FILE_NAME).unlink()
+            folder.mkdir(parents=True, exist_ok=True)
+            output.move_in(part)
+            write_record(output, record)
         return record
-
-
-@contextmanager
-def _unpacking(folder: Path) -> Iterator[Path]:
-    """A folder beside ``folder`` that takes its name when the block ends without an error."""
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    part.mkdir(parents=True)
-    try:
-        yield part
-        fsync_folder(part)
-        part.rename(folder)
-        fsync_folder(folder.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _sum(name: str, sha256: str) -> bytes:

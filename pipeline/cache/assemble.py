@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +13,13 @@ from pipeline.cache.content import content_digest
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, write_index
 from pipeline.cache.keys import KEY_BYTES, Keys, increasing, picked, sort_order
-from pipeline.cache.record import FeatureSetRecord, FeatureSpec, ShardRecord, write_record
+from pipeline.cache.output import Output
+from pipeline.cache.record import (
+    FeatureSetRecord,
+    FeatureSpec,
+    ShardRecord,
+    write_record,
+)
 from pipeline.cache.shard import write_shard
 
 Computed = dict[str, str | int]
@@ -75,7 +80,7 @@ class Placed:
 
 
 def write_shards(
-    folder: Path,
+    output: Output,
     spec: FeatureSpec,
     keys: Keys,
     shard_rows: int,
@@ -102,7 +107,7 @@ def write_shards(
         record = reuse(live)
         if record is None:
             features, computed = _gather([rows[here] for rows in found], sources, spec)
-            record = write_shard(folder, live, features, computed)
+            record = write_shard(output, live, features, computed)
         parts.append(live)
         shards.append(np.full(len(live), len(records), dtype=np.int32))
         rows.append(np.arange(len(live), dtype=np.int32))
@@ -131,7 +136,7 @@ def _gather(
 
 
 def publish(
-    folder: Path, spec: FeatureSpec, placed: Sequence[Placed], failed: dict[bytes, str]
+    output: Output, spec: FeatureSpec, placed: Sequence[Placed], failed: dict[bytes, str]
 ) -> FeatureSetRecord:
     """Write the index over ``placed`` rows and replace the commit point.
 
@@ -139,6 +144,7 @@ def publish(
         placed: rows and their shards; no key twice.
         failed: key → error code of rows that could not be computed.
     """
+    folder = output.folder
     every = [record for part in placed for record in part.records]
     records = tuple(record for _, record in sorted({shard.name: shard for shard in every}.items()))
     number = {record.name: i for i, record in enumerate(records)}
@@ -157,16 +163,18 @@ def publish(
     )
     rows = np.concatenate([part.rows for part in placed])
     index = Index(keys, shards[order], rows[order], failed)
+    digest = content_digest(folder, spec, index, records)
+    index_file = write_index(output, index)
     record = FeatureSetRecord(
         spec=spec,
         fingerprint=spec.fingerprint,
-        content_digest=content_digest(folder, spec, index, records),
+        content_digest=digest,
         rows=len(index.keys),
         failed=len(failed),
-        index=write_index(folder, index),
+        index=index_file,
         shards=records,
     )
-    write_record(folder, record)
+    write_record(output, record)
     return record
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import secrets
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
+_tokens: dict[int, str] = {}
+
+
+def token() -> str:
+    """Stands in the name of every temporary file of this process, which is known by it later."""
+    return _tokens.setdefault(os.getpid(), secrets.token_hex(8))
 
 
 def fsync_folder(folder: Path) -> None:
@@ -48,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
     The file is made beside its target, so the rename never crosses a file system.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    part = path.with_name(f".{path.name}.{token()}.tmp")
     try:
         part.unlink(missing_ok=True)  # whatever lies there, it is not followed
         yield part
@@ -74,12 +80,10 @@ def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:
             os.close(handle)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files that killed runs left in ``folder``.
-
-    Only for the one that holds the folder's lock: a running writer's file looks the same.
-    """
-    if folder.is_dir():
+def remove_leftovers(folder: Path, tokens: Collection[str]) -> None:
+    """Remove the temporary files of killed processes in ``folder``, known by their tokens."""
+    if tokens and folder.is_dir():
+        pattern = re.compile(rf"\..+\.({'|'.join(map(re.escape, tokens))})\.tmp")
         for path in folder.iterdir():
-            if _LEFTOVER.fullmatch(path.name):
+            if pattern.fullmatch(path.name):
                 path.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,16 @@ from pipeline.cache.assemble import Placed, publish, write_shards
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import Keys, as_keys, sort_order
-from pipeline.cache.lock import locked
-from pipeline.cache.record import FeatureSetRecord, ShardRecord, read_record
+from pipeline.cache.output import Output, read_claims
+from pipeline.cache.record import (
+    FILE_NAME,
+    FeatureSetRecord,
+    ShardRecord,
+    feature_output,
+    read_record,
+)
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
 from pipeline.cache.sources import PlacedRows, live_rows, only_sound
-
-_OURS = re.compile(r"(index-[0-9a-f]{32}\.parquet|shard-[0-9a-f]{32}\.h5)")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Garbage:
     """What `collect` removes, or would remove.
 
     Attributes:
-        files: name → bytes of files that the set no longer names.
+        files: name → bytes of superseded files, and of those that a killed run left.
         rows: rows of shards still in use that the index no longer names.
         bytes: what is freed in all, the rows included.
     """
@@ -46,13 +49,13 @@ def compact(folder: Path, shard_bytes: int = TARGET_BYTES) -> FeatureSetRecord:
         BusyError: a run is writing there.
         CacheError: the set is damaged.
     """
-    with locked(folder):
+    with feature_output(folder) as output:
         features = FeatureSet.open(folder)
         every = np.concatenate([features.keys, as_keys(list(features.failed))])
         spec = features.record.spec
         row_bytes = np.dtype(spec.dtype).itemsize
         cut = rows_per_shard(spec.dim, row_bytes, shard_bytes)
-        return _rewrite(features, [every[sort_order(every)]], cut)
+        return _rewrite(output, features, [every[sort_order(every)]], cut)
 
 
 def garbage(folder: Path) -> Garbage:
@@ -62,12 +65,10 @@ def garbage(folder: Path) -> Garbage:
         CacheError: no feature set there, or a damaged one.
     """
     record = read_record(folder)
-    named = {record.index.name, *(shard.name for shard in record.shards)}
-    files = {
-        path.name: path.lstat().st_size
-        for path in sorted(folder.iterdir())
-        if _OURS.fullmatch(path.name) and path.name not in named
-    }
+    named = {file.name for file in record.files}
+    ours = read_claims(folder, FILE_NAME) - named
+    paths = {name: folder / name for name in sorted(ours) if "/" not in name}
+    files = {name: path.lstat().st_size for name, path in paths.items() if path.is_file()}
     rows = sum(shard.rows for shard in record.shards) - record.rows
     row_bytes = record.spec.dim * np.dtype(record.spec.dtype).itemsize + 32
     return Garbage(files, rows, sum(files.values()) + rows * row_bytes)
@@ -82,20 +83,22 @@ def collect(folder: Path) -> Garbage:
         BusyError: a run is writing there.
         CacheError: the set is damaged.
     """
-    with locked(folder):
+    with feature_output(folder) as output:
         before = garbage(folder)
         if before.rows:
             features = FeatureSet.open(folder)
             shards = features.index.by_shard(len(features.record.shards))
             parts = [features.keys[entries] for entries in shards if len(entries)]
-            _rewrite(features, parts, max(shard.rows for shard in features.record.shards))
+            _rewrite(output, features, parts, max(shard.rows for shard in features.record.shards))
         removed = garbage(folder).files
-        for name in removed:
-            (folder / name).unlink()
+        output.remove(removed)
+        output.settle(file.name for file in read_record(folder).files)
         return Garbage(removed, before.rows, before.bytes)
 
 
-def _rewrite(features: FeatureSet, parts: Sequence[Keys], shard_rows: int) -> FeatureSetRecord:
+def _rewrite(
+    output: Output, features: FeatureSet, parts: Sequence[Keys], shard_rows: int
+) -> FeatureSetRecord:
     """Publish the rows of a set anew: every part (sorted keys) is cut into shards of its own."""
     folder, spec, live = features.path, features.record.spec, live_rows(features)
     sound = only_sound(folder, live)
@@ -113,5 +116,5 @@ def _rewrite(features: FeatureSet, parts: Sequence[Keys], shard_rows: int) -> Fe
         return shard if here else None
 
     source = PlacedRows(folder, spec, sound)
-    placed = [write_shards(folder, spec, part, shard_rows, [source], same) for part in parts]
-    return publish(folder, spec, placed or [Placed.nothing()], features.failed)
+    placed = [write_shards(output, spec, part, shard_rows, [source], same) for part in parts]
+    return publish(output, spec, placed or [Placed.nothing()], features.failed)

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from pipeline.cache.atomic import write_bytes
 from pipeline.cache.errors import CacheError
 from pipeline.cache.keys import KEY_BYTES, Keys, as_keys, increasing, picked, sort_order
 from pipeline.cache.manifest import key_array, key_column
+from pipeline.cache.output import Output
 from pipeline.cache.record import FeatureSetRecord, FileRecord
 from pipeline.cache.shard import check_file
 
@@ -59,7 +59,7 @@ class Index:
         return [order[start:end] for start, end in pairwise(edges)]
 
 
-def write_index(folder: Path, index: Index) -> FileRecord:
+def write_index(output: Output, index: Index) -> FileRecord:
     """Write the index, named by its content."""
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -73,7 +73,7 @@ def write_index(folder: Path, index: Index) -> FileRecord:
     data = memoryview(sink.getvalue())
     digest = blake3(data).hexdigest()
     name = f"index-{digest[:32]}.parquet"
-    write_bytes(folder / name, data)
+    output.write(name, data)
     return FileRecord(name=name, blake3=digest, bytes=data.nbytes)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from pipeline.cache.atomic import token
 from pipeline.cache.errors import BusyError, SightlineError
 
 try:
@@ -21,6 +21,8 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}  # options of nfs(5)
 _held: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process, which the kernel lets it take again and again."""
+_FIRST = b"process "  # what a lock of ours begins with
+_TOKEN_LINE = re.compile(r"temporary files ([0-9a-f]{16})")
 
 
 class WriterLock:
@@ -28,11 +30,20 @@ class WriterLock:
 
     A POSIX record lock: the kernel drops it when the process dies, however it dies, and decode
     workers that outlive a killed parent do not inherit it. A run whose own parent was killed (DVC,
-    a shell) goes on and keeps it. The process and host inside the file are for the message only.
+    a shell) goes on and keeps it. The process and host inside the file are for the message; the
+    tokens tell the next run which temporary files a killed one left.
+
+    Attributes:
+        abandoned: tokens of processes that were killed while they held this lock.
+
+    Raises:
+        BusyError: another run holds it.
+        SightlineError: ``lock`` is somebody else's file, or the file system has no locks.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lock"
+        self.abandoned: tuple[str, ...] = ()
         self._handle: int | None = None
         self._identity = (0, 0)
 
@@ -54,9 +65,9 @@ class WriterLock:
             try:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
+                holder = os.pread(handle, 200, 0).decode(errors="replace").split("\n")[0]
                 os.close(handle)
-                raise _refusal(self.path, error, holder) from error
+                raise _refusal(self.path, error, holder or "unknown") from error
             if _seen_by_this_machine_only(self._identity[0]):
                 os.close(handle)
                 raise SightlineError(
@@ -68,10 +79,18 @@ class WriterLock:
                 self._handle = handle
             else:  # removed with its folder while we waited for it
                 os.close(handle)
+        found = os.pread(self._handle, 1 << 16, 0)
+        if found and not found.startswith(_FIRST):
+            os.close(self._handle)
+            self._handle = None
+            raise SightlineError(
+                f"{self.path}: not a lock of Sightline, so {self.path.parent} is somebody else's; "
+                "name another output, or move it away"
+            )
         _held.add(self._identity)
-        text = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-        os.truncate(self._handle, 0)
-        os.pwrite(self._handle, text, 0)
+        tokens = _TOKEN_LINE.findall(found.decode(errors="replace"))
+        self.abandoned = tuple(each for each in tokens if each != token())
+        self._write((token(), *self.abandoned))
         return self
 
     def __exit__(
@@ -81,9 +100,19 @@ class WriterLock:
         traceback: TracebackType | None,
     ) -> None:
         if self._handle is not None:
+            if kind is None or issubclass(kind, Exception):
+                self._write(())  # every temporary file is gone
             _held.discard(self._identity)
             os.close(self._handle)  # which releases it
             self._handle = None
+
+    def _write(self, tokens: tuple[str, ...]) -> None:
+        assert self._handle is not None
+        lines = [f"process {os.getpid()} on {socket.gethostname()}"]
+        lines += [f"temporary files {token}" for token in tokens]
+        text = "".join(f"{line}\n" for line in lines).encode()
+        os.pwrite(self._handle, text, 0)  # first, so that a kill in between loses no token
+        os.truncate(self._handle, len(text))
 
     def _in_place(self) -> bool:
         try:
@@ -118,22 +147,3 @@ def _refusal(path: Path, error: OSError, holder: str) -> SightlineError:
         f"{path}: this file system has no locks ({error.strerror}); two runs could damage each "
         "other. Put the output on a local disk."
     )
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the writer's lock of a folder, ``<folder>.run/lock``, while its files are changed.
-
-    Where nothing else is beside the folder in the end, the lock is not left there either.
-
-    Raises:
-        BusyError: a run is writing there.
-    """
-    lock = WriterLock(folder.with_name(folder.name + ".run"))
-    with lock:
-        try:
-            yield
-        finally:
-            if list(lock.path.parent.iterdir()) == [lock.path]:
-                lock.path.unlink()
-                lock.path.parent.rmdir()

@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.cache.atomic import write_bytes
-from pipeline.cache.errors import CacheError
+from pipeline.cache.errors import CacheError, SightlineError
+from pipeline.cache.output import Output
 
 FILE_NAME = "feature_set.json"
 SCHEMA = "sightline.feature_set/1"
@@ -20,6 +21,10 @@ MAX_BYTES = 8 << 20
 """A commit file above this size is refused unread. It has room for 20,000 shards, more than a
 terabyte of features; JSON of this size can be made to take thirty times its bytes in memory."""
 
+_MARK = b"sightline.feature_set/"
+_HEAD_BYTES = 4096
+_INDEX_NAME, _SHARD_NAME = r"index-[0-9a-f]{32}\.parquet", r"shard-[0-9a-f]{32}\.h5"
+_NAMES = re.compile(f"{_INDEX_NAME}|{_SHARD_NAME}".encode())
 _UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
@@ -123,6 +128,11 @@ class FeatureSetRecord(_Strict):
     shards: tuple[ShardRecord, ...]
 
     @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """The index and every shard."""
+        return (self.index, *self.shards)
+
+    @property
     def size(self) -> int:
         """Bytes of the index and every shard."""
         return self.index.bytes + sum(shard.bytes for shard in self.shards)
@@ -134,9 +144,30 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_record(folder: Path, record: FeatureSetRecord) -> None:
-    """Publish: replace ``folder/feature_set.json`` by ``record``, with a digest of itself last."""
-    write_bytes(folder / FILE_NAME, to_bytes(record))
+def feature_output(folder: Path, inputs: Iterable[Path] = ()) -> Output:
+    """The folder of a feature set, for one that writes there; ``inputs`` as of `Output`."""
+    return Output(folder, FILE_NAME, _listed, inputs)
+
+
+def _listed(data: bytes) -> set[str]:
+    """What a commit file names, be it damaged, so that what was damaged can be replaced."""
+    if _MARK not in data[:_HEAD_BYTES]:
+        raise SightlineError(
+            "not a record of Sightline's, so this folder is somebody else's; name another output, "
+            "or move it away"
+        )
+    return {name.decode() for name in _NAMES.findall(data)}
+
+
+def write_record(output: Output, record: FeatureSetRecord) -> None:
+    """Publish: replace ``feature_set.json`` by ``record``, with a digest of itself last.
+
+    What it supersedes stays among the claims, and on the disk, until `cache gc`.
+    """
+    names = {FILE_NAME, *(file.name for file in record.files)}
+    output.remember(output.owned - names)
+    output.write(FILE_NAME, to_bytes(record))
+    output.settle(file.name for file in record.files)
 
 
 def to_bytes(record: FeatureSetRecord) -> bytes:
@@ -203,7 +234,7 @@ def _no_number(name: str) -> None:
 
 def _check_names(path: Path, record: FeatureSetRecord) -> None:
     names = [record.index.name, *(shard.name for shard in record.shards)]
-    patterns = [r"index-[0-9a-f]{32}\.parquet", *[r"shard-[0-9a-f]{32}\.h5"] * len(record.shards)]
+    patterns = [_INDEX_NAME, *[_SHARD_NAME] * len(record.shards)]
     for name, pattern in zip(names, patterns, strict=True):
         if not re.fullmatch(pattern, name):
             raise CacheError(f"{path}: file name {name[:80]!r} is not allowed in a feature set")

@@ -11,17 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache.atomic import fsync_folder, write_bytes
-from pipeline.cache.errors import CacheError
+from pipeline.cache.atomic import fsync_folder, token
+from pipeline.cache.errors import CacheError, SightlineError
 from pipeline.cache.keys import key_of_file
 from pipeline.cache.manifest import PHRASES, read_manifest, write_manifest
+from pipeline.cache.output import Output
 
 GROUNDING = "grounding.json"
 CUTOUT_SET = "cutouts.json"
@@ -63,7 +64,10 @@ CUTOUTS = pa.schema(
 
 TABLES = {"images": GROUNDED_IMAGES, "phrases": PHRASES, "drops": DROPS, "cutouts": CUTOUTS}
 
+_SCHEMAS = {GROUNDING: "sightline.grounding/1", CUTOUT_SET: "sightline.cutouts/1"}
+_HEAD_BYTES = 4096
 _NAME = re.compile(r"(images|phrases|drops|cutouts)-[0-9a-f]{16}\.parquet")
+_NAME_IN_TEXT = re.compile(r"(?:images|phrases|drops|cutouts)-[0-9a-f]{16}\.parquet")
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def fingerprint_of(description: Mapping[str, Any]) -> str:
 
 def write_table(folder: Path, kind: str, table: pa.Table) -> TableFile:
     """Write one table under a name of its content; the same rows give the same file."""
-    part = folder / f"{kind}.part"
+    part = folder / f".{kind}.{token()}.tmp"
     write_manifest(part, table, TABLES[kind])
     digest = key_of_file(part).hex()
     path = folder / f"{kind}-{digest[:16]}.parquet"
@@ -164,9 +168,29 @@ def read_phrases(path: Path | str) -> pa.Table:
     return read_tables(path, "phrases") if path.is_dir() else read_manifest(path, PHRASES)
 
 
-def write_shard_set(folder: Path, commit: str, content: ShardSet) -> None:
-    """Replace the commit point, durably and at once; its files must lie in the folder already."""
+def shard_set_output(folder: Path, commit: str, inputs: Iterable[Path] = ()) -> Output:
+    """The folder of a grounding or of cut-outs, for one that writes there."""
+    schema = _SCHEMAS[commit]
+
+    def listed(data: bytes) -> set[str]:
+        if f'"{schema}"'.encode() not in data[:_HEAD_BYTES]:
+            raise SightlineError(
+                f"not a record of Sightline's (no schema {schema} in it), so this folder is "
+                "somebody else's; name another output, or move it away"
+            )
+        return set(_NAME_IN_TEXT.findall(data.decode(errors="replace")))
+
+    return Output(folder, commit, listed, inputs)
+
+
+def write_shard_set(output: Output, commit: str, content: ShardSet) -> None:
+    """Replace the commit point, and remove what it no longer names.
+
+    A reader that opened the set before must open it again.
+    """
+    names = [file.name for shard in content.shards for file in shard.values()]
     body = {
+        "schema": _SCHEMAS[commit],
         "description": content.description,
         "fingerprint": content.fingerprint,
         "counts": content.counts,
@@ -175,7 +199,9 @@ def write_shard_set(folder: Path, commit: str, content: ShardSet) -> None:
     if content.computed:
         body["computed"] = list(content.computed)
     body["digest"] = _digest(body)
-    write_bytes(folder / commit, (json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode())
+    output.claim(names)
+    text = json.dumps(body, indent=1, ensure_ascii=False)
+    output.replace_record((text + "\n").encode(), names)
 
 
 def read_shard_set(folder: Path, commit: str) -> ShardSet:
@@ -198,23 +224,6 @@ def read_shard_set(folder: Path, commit: str) -> ShardSet:
     if digest != _digest(body):
         raise CacheError(f"{path}: its digest does not fit its content; ground anew")
     return found
-
-
-def remove_unnamed(folder: Path, kinds: Collection[str], shards: Sequence[Shard]) -> None:
-    """Remove tables that no shard names: superseded ones, and those of a run that was killed.
-
-    A reader that opened the set before must open it again.
-
-    Args:
-        kinds: of the tables that the set is made of. Those of other kinds belong to another set,
-            for records and cut-outs may share a folder.
-    """
-    named = {file.name for shard in shards for file in shard.values()}
-    for path in folder.glob("*.parquet"):
-        match = _NAME.fullmatch(path.name)
-        if match and match[1] in kinds and path.name not in named:
-            path.unlink()
-    fsync_folder(folder)
 
 
 def shard_from_json(shard: dict[str, dict[str, Any]]) -> Shard:

@@ -12,8 +12,8 @@ from pipeline.cache.assemble import Placed, publish
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, read_index
 from pipeline.cache.keys import unique_sorted
-from pipeline.cache.lock import locked
-from pipeline.cache.record import FeatureSetRecord, read_record
+from pipeline.cache.output import Output
+from pipeline.cache.record import FeatureSetRecord, feature_output, read_record
 from pipeline.cache.shard import check_file, map_features, map_keys
 from pipeline.cache.verify import Progress, check_index, check_shards, is_true
 
@@ -64,17 +64,16 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
         CacheError: ``feature_set.json`` itself is damaged and nothing can be told without it, or a
             file may not be read.
     """
-    with locked(folder):
+    with feature_output(folder) as output:
         record = read_record(folder)
         _require_readable(folder, record)
         index, index_faults = check_index(folder, record, progress)
         faults = check_shards(folder, record, index, progress)
         if index is not None and not any(faults) and is_true(folder, record, index):
             return RepairReport((), "", record)
-        report = _take_out(folder, record, index, "; ".join(index_faults), faults)
-        for each in report.dropped:
-            (folder / each.name).unlink(missing_ok=True)
-        return report
+        damaged = [shard.name for shard, found in zip(record.shards, faults, strict=True) if found]
+        output.remove(damaged)
+        return _take_out(output, folder, record, index, "; ".join(index_faults), faults)
 
 
 def _require_readable(folder: Path, record: FeatureSetRecord) -> None:
@@ -85,8 +84,8 @@ def _require_readable(folder: Path, record: FeatureSetRecord) -> None:
             raise CacheError(f"{path}: may not be read (no permission); nothing was repaired")
 
 
-def drop_unreadable(folder: Path, record: FeatureSetRecord) -> RepairReport:
-    """`repair` by the cheap checks of opening alone; the caller holds the lock.
+def drop_unreadable(output: Output, folder: Path, record: FeatureSetRecord) -> RepairReport:
+    """`repair` by the cheap checks of opening alone, in an output that the caller has entered.
 
     No file is deleted: what cannot be read now may be readable again.
 
@@ -109,10 +108,11 @@ def drop_unreadable(folder: Path, record: FeatureSetRecord) -> RepairReport:
             faults.append([])
         except CacheError as error:
             faults.append([str(error)])
-    return _take_out(folder, record, index, index_fault, faults)
+    return _take_out(output, folder, record, index, index_fault, faults)
 
 
 def _take_out(
+    output: Output,
     folder: Path,
     record: FeatureSetRecord,
     index: Index | None,
@@ -132,7 +132,7 @@ def _take_out(
         for i, shard in enumerate(record.shards)
         if faults[i]
     )
-    now = publish(folder, record.spec, [placed], failed)
+    now = publish(output, record.spec, [placed], failed)
     return RepairReport(dropped, index_fault, now)
 
 

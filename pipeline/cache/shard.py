@@ -13,9 +13,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from pipeline.cache.atomic import write_bytes
 from pipeline.cache.errors import CacheError
 from pipeline.cache.keys import KEY_BYTES, Keys
+from pipeline.cache.output import Output
 from pipeline.cache.record import FileRecord, ShardRecord
 
 FEATURES, KEYS = "features", "keys"
@@ -30,7 +30,7 @@ def rows_per_shard(dim: int, itemsize: int, target_bytes: int = TARGET_BYTES) ->
 
 
 def write_shard(
-    folder: Path, keys: Keys, features: NDArray, computed: dict[str, str | int]
+    output: Output, keys: Keys, features: NDArray, computed: dict[str, str | int]
 ) -> ShardRecord:
     """Write one shard, named by its keys and payload; the same rows give the same bytes.
 
@@ -43,10 +43,10 @@ def write_shard(
     content = blake3(np.ascontiguousarray(keys).data)
     content.update(features.view(np.uint8).data)
     data = _image(keys, features)
-    path = folder / f"shard-{content.hexdigest()[:32]}.h5"
-    write_bytes(path, data)
+    name = f"shard-{content.hexdigest()[:32]}.h5"
+    output.write(name, data)
     return ShardRecord(
-        name=path.name,
+        name=name,
         blake3=blake3(data).hexdigest(),
         bytes=len(data),
         rows=len(keys),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -12,18 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.assemble import Placed, RowSource, publish, write_shards
-from pipeline.cache.atomic import remove_leftovers
 from pipeline.cache.errors import CacheError, SightlineError
 from pipeline.cache.failures import FailureList
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.journal import Block, Journal
 from pipeline.cache.keys import Keys, KeyTable, as_keys, picked, sort_order, unique_sorted
-from pipeline.cache.lock import WriterLock
 from pipeline.cache.plan import Batch, Plan
 from pipeline.cache.record import (
     FILE_NAME,
     FeatureSetRecord,
     FeatureSpec,
+    feature_output,
     read_record,
 )
 from pipeline.cache.repair import drop_unreadable
@@ -59,24 +58,24 @@ class FeatureSetWriter:
     Args:
         folder: the feature set; the run's own files go to ``<folder>.run`` beside it.
         spec: what decides the value of a row.
+        inputs: files and folders that the rows are computed from.
 
     Raises:
-        CacheError: there is a file in its place, or on entering features of another kind.
+        CacheError: on entering, features of another kind.
+        SightlineError: on entering, as `pipeline.cache.output.Output`.
         BusyError: another process is writing here.
     """
 
-    def __init__(self, folder: Path, spec: FeatureSpec) -> None:
-        if folder.exists() and not folder.is_dir():
-            raise CacheError(f"{folder}: is a file; a feature set is a folder, so name another")
+    def __init__(self, folder: Path, spec: FeatureSpec, inputs: Iterable[Path] = ()) -> None:
         self.folder = folder
-        self.run_folder = folder.with_name(folder.name + ".run")
+        self._output = feature_output(folder, inputs)
+        self.run_folder = self._output.run_folder
         self.spec = spec
         self.dtype = np.dtype(spec.dtype).newbyteorder("<")
         self.replaces: list[str] = []
         """Why nothing of the set that stood here before can be used; empty where it can."""
         self.repaired: list[str] = []
         """What was damaged in the set that stood here, and was taken out of it."""
-        self._lock = WriterLock(self.run_folder)
         self._journal: Journal | None = None
         self.planned_rows = self.copied_rows = 0
         self.durable_rows = 0
@@ -91,17 +90,15 @@ class FeatureSetWriter:
         """Where paths and reasons of failed rows are listed."""
 
     def __enter__(self) -> FeatureSetWriter:
-        self._lock.__enter__()
+        self._output.__enter__()
         try:
-            remove_leftovers(self.folder)
-            remove_leftovers(self.run_folder)
             self._published = self._open_published()
             self._journal = Journal(
                 self.run_folder / "journal.bin", self.spec.fingerprint, self.spec.dim, self.dtype
             )
             self.failures.read()
         except BaseException:
-            self._lock.__exit__(None, None, None)
+            self._output.__exit__(None, None, None)
             raise
         return self
 
@@ -121,7 +118,7 @@ class FeatureSetWriter:
                 finally:
                     self._journal.close()
         finally:
-            self._lock.__exit__(kind, error, traceback)
+            self._output.__exit__(kind, error, traceback)
 
     def plan(
         self,
@@ -267,17 +264,19 @@ class FeatureSetWriter:
         failed = self._newly_failed(rows)
         kept, kept_failed = self._kept()
         if self._unchanged(kept, kept_failed):
-            self._finish()
             assert self._published is not None
-            return self._published.record
+            record = self._published.record
+            self._output.settle(file.name for file in record.files)
+            self._finish()
+            return record
         sources: list[RowSource] = [rows, *self._copies]
         kept, small = self._split_small(kept)
         if len(small.keys):
             sources.append(PlacedRows(self.folder, self.spec, small))
         keys = np.concatenate([self._plan.keys, self._copied_keys, small.keys])
         keys = keys[sort_order(keys)]
-        new = write_shards(self.folder, self.spec, keys, self._plan.shard_rows, sources)
-        record = publish(self.folder, self.spec, [kept, new], {**kept_failed, **failed})
+        new = write_shards(self._output, self.spec, keys, self._plan.shard_rows, sources)
+        record = publish(self._output, self.spec, [kept, new], {**kept_failed, **failed})
         self.failures.keep({*kept_failed, *failed})
         self.failures.write()
         self._finish()
@@ -304,7 +303,7 @@ class FeatureSetWriter:
         try:
             return FeatureSet.open(self.folder)
         except CacheError:
-            self.repaired = drop_unreadable(self.folder, record).lines()
+            self.repaired = drop_unreadable(self._output, self.folder, record).lines()
             return FeatureSet.open(self.folder)
 
     def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:

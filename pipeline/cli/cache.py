@@ -14,7 +14,7 @@ import typer
 
 from pipeline.cli import share
 from pipeline.cli.feature_sets import PATH, feature_sets, info, list_sets, readable_size
-from pipeline.cli.options import DEVICE, JSON, PARAMS, print_json
+from pipeline.cli.options import DEVICE, JSON, MOST_SEED, PARAMS, print_json
 
 app = typer.Typer(help="Look at feature sets; check, mend, share them.", no_args_is_help=True)
 app.command("list")(list_sets)
@@ -49,7 +49,7 @@ def verify(
     phrases: _PHRASES = None,
     encoder: _ENCODER = None,
     weights: _WEIGHTS = None,
-    seed: Annotated[int, typer.Option(min=0, help="Which rows --recompute draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Which rows --recompute draws.")] = 0,
     device: DEVICE = "auto",
     params: PARAMS = Path("params.yaml"),
     as_json: JSON = False,
@@ -96,7 +96,7 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
     Example: sightline cache repair data/features/scenes/image/clip
     """
-    from pipeline.cache import CacheError
+    from pipeline.cache import CacheError, SightlineError
     from pipeline.cache.repair import repair as repair_set
 
     results: dict[str, list[str]] = {}
@@ -105,7 +105,7 @@ def repair(path: PATH, as_json: JSON = False) -> None:
         try:
             with _progress("read", folder) as advance:
                 report = repair_set(folder, advance)
-        except CacheError as error:  # which keeps none of the others from being repaired
+        except SightlineError as error:  # which keeps none of the others from being repaired
             beyond.append(str(error))
             continue
         lines = results[folder.as_posix()] = report.lines()

@@ -44,11 +44,11 @@ def compare(
     from rich.console import Console
 
     from pipeline import layout
-    from pipeline.cache.atomic import write_bytes
+    from pipeline.cache.output import write_file
     from train.report.compare import compare_runs
     from train.report.find_runs import find_runs
     from train.report.published import published_rows, select_published
-    from train.report.side_by_side import draw_subsets, print_comparison, to_text
+    from train.report.side_by_side import MARK, draw_subsets, print_comparison, to_file, to_text
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise typer.BadParameter(
@@ -59,10 +59,12 @@ def compare(
     comparison = compare_runs(found, reference, rows)
     drawn = None if plot is None else draw_subsets(comparison, plot.suffix)
     if out is not None:
-        write_bytes(out, to_text(comparison, format_).encode())
+        write_file(out, to_file(comparison, format_), MARK)
     elif format_ == "terminal":
         print_comparison(comparison, Console(width=None if sys.stdout.isatty() else 100))
     else:
         print(to_text(comparison, format_), end="")
     if plot is not None and drawn is not None:
-        write_bytes(plot, drawn)
+        from train.report.plots import MARK as FIGURE_MARK
+
+        write_file(plot, drawn, FIGURE_MARK)

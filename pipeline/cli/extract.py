@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -83,6 +84,7 @@ def image(
         batch_size,
         retry,
         copy_from,
+        inputs=_inputs(encoder, weights, images, root),
         workers=workers,
         max_failed=max_failed,
     )
@@ -136,6 +138,7 @@ def objects(
         batch_size,
         retry,
         copy_from,
+        inputs=_inputs(encoder, weights, phrases, images_manifest, root),
         workers=workers,
         max_failed=max_failed,
     )
@@ -167,7 +170,15 @@ def text(
     from pipeline.extract.run import extract_texts
 
     config = named_encoder(encoder, weights, "text")
-    settings, where = _settings(device, precision, dtype, batch_size, retry, copy_from)
+    settings, where = _settings(
+        device,
+        precision,
+        dtype,
+        batch_size,
+        retry,
+        copy_from,
+        inputs=_inputs(encoder, weights, texts),
+    )
     entries = texts_in(texts)
     model = build_text_encoder(config, where, precision)
     _print(extract_texts(entries, model, out, settings, "text"), out, as_json)
@@ -205,10 +216,23 @@ def teacher(
     from pipeline.extract.run import extract_texts
 
     config = named_encoder(encoder, weights, "teacher", pooling=pooling, max_length=max_length)
-    settings, where = _settings(device, precision, dtype, batch_size, retry, copy_from)
+    settings, where = _settings(
+        device,
+        precision,
+        dtype,
+        batch_size,
+        retry,
+        copy_from,
+        inputs=_inputs(encoder, weights, texts),
+    )
     entries = texts_in(texts)
     model = build_text_encoder(config, where, precision)
     _print(extract_texts(entries, model, out, settings, "teacher"), out, as_json)
+
+
+def _inputs(encoder: str, weights: str, *paths: Path | None) -> list[Path]:
+    """The files and folders of a command, those that encoder and weights may name among them."""
+    return [Path(encoder), Path(weights.removeprefix("file:")), *filter(None, paths)]
 
 
 def _settings(
@@ -219,6 +243,7 @@ def _settings(
     retry: Retry | None,
     copy_from: Path | None,
     *,
+    inputs: Sequence[Path],
     workers: int = 0,
     max_failed: float = 0.01,
 ) -> tuple[ExtractSettings, torch.device]:
@@ -236,6 +261,7 @@ def _settings(
         copy_from=copy_from,
         workers=workers,
         max_failed=max_failed,
+        inputs=tuple(inputs),
     )
     return settings, where
 

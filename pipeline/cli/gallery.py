@@ -40,9 +40,10 @@ def gallery(
     from pipeline.grounding.gallery.page import write_gallery
     from pipeline.progress import progress
 
+    inputs = [phrases, captions, images_manifest]
     contents = read_contents(phrases, captions, images_manifest, limit)
     with progress("gallery", len(contents.cards), "images") as advance:
-        summary = write_gallery(contents, root, out, title, side, advance)
+        summary = write_gallery(contents, root, out, title, side, advance, inputs)
     if as_json:
         print_json(asdict(summary))
         return

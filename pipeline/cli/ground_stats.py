@@ -19,10 +19,8 @@ def stats(
         Path | None, typer.Option(help="Captions manifest, to measure how much is covered.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", dir_okay=False, help="JSON file to write as well.")
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Folder for the data of DVC's plots.")
+        Path | None,
+        typer.Option("--out", help="Folder for the figures and the data of DVC's plots."),
     ] = None,
     as_json: JSON = False,
 ) -> None:
@@ -31,13 +29,11 @@ def stats(
     Example: sightline ground stats data/datasets/scenes/phrases.parquet
     --captions data/datasets/scenes/captions.parquet
     """
-    from pipeline.grounding.stats import ground_stats, write_plots, write_stats
+    from pipeline.grounding.stats import ground_stats, write_stats
 
     found = ground_stats(phrases, captions)
     if out is not None:
-        write_stats(found, out)
-    if plots is not None:
-        write_plots(found, plots)
+        write_stats(found, out, [phrases, *([captions] if captions else [])])
     if as_json:
         print_json(found.to_json())
         return

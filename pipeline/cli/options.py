@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+MOST_SEED = (1 << 32) - 1  # what NumPy and PyTorch both take
 PARAMS = Annotated[Path, typer.Option("--params", help="Parameter file of the graph.")]
 
 

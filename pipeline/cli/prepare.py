@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.options import JSON, OUT, first_mistake, pairs_of, print_json
+from pipeline.cli.options import JSON, MOST_SEED, OUT, first_mistake, pairs_of, print_json
 
 app = typer.Typer(help="Turn a data set into manifests.", no_args_is_help=True)
 
@@ -103,7 +103,7 @@ def scenes(
         int | None,
         typer.Option("--scenes", min=1, help="Pictures to draw; default: 3,000, as in the demo."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything drawn and trained.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of everything drawn and trained.")] = 0,
     as_json: JSON = False,
 ) -> None:
     """Draw the built-in demo data and train its small encoders on it.
@@ -131,4 +131,4 @@ def _prepare(kind: str, given: dict[str, Any], out: Path, as_json: bool) -> None
         return
     print(f"{out}: {report.summary()}")
     if report.problems:
-        print(f"  each of them is named in {out / 'report.json'}")
+        print(f"  each of them is named in {out / 'dataset.json'}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import PARAMS, RETRY
+from pipeline.cli.options import MOST_SEED, PARAMS, RETRY
 
 if TYPE_CHECKING:
     from pipeline.params import Params
@@ -17,7 +17,7 @@ app = typer.Typer(help="One stage of the graph, as `dvc repro` runs it.", no_arg
 _DATASET = Annotated[str, typer.Argument(help="Name under `datasets`.")]
 _ENCODER = Annotated[str, typer.Argument(help="Name under `encoders`.")]
 _RUN = Annotated[str, typer.Argument(help="Name under `runs`.")]
-_SEED = Annotated[int, typer.Argument(min=0)]
+_SEED = Annotated[int, typer.Argument(min=0, max=MOST_SEED)]
 _FILE: Path = Path("params.yaml")
 
 

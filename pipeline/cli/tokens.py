@@ -31,7 +31,7 @@ def tokens(
     from pipeline.tokens import tokenize
 
     every = [text for path in texts for text in texts_in(path)]
-    count = tokenize(every, student, max_length, out)
+    count = tokenize(every, student, max_length, out, texts)
     if as_json:
         print_json({"out": out.as_posix(), "texts": count})
     else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.options import JSON, OUT, first_mistake, pairs_of, print_json
+from pipeline.cli.options import JSON, MOST_SEED, OUT, first_mistake, pairs_of, print_json
 
 
 def train(
@@ -30,7 +30,7 @@ def train(
     set_: Annotated[
         list[str], typer.Option("--set", help="NAME=VALUE of an objective's parameter; repeat.")
     ] = [],  # noqa: B006
-    seed: Annotated[int, typer.Option(min=0, help="Of heads, dropout and the order of rows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of heads, dropout and the order of rows.")] = 0,
     pooling: Annotated[str, typer.Option(help="cls, pooler, mean or first_last_mean.")] = "cls",
     max_length: Annotated[int, typer.Option(min=3, help="Tokens of a training text.")] = 32,
     layers: Annotated[int | None, typer.Option(min=1, help="Keep the first N layers.")] = None,
@@ -96,7 +96,7 @@ def train(
         raise SightlineError(first_mistake(error)) from error
     summary = train_run(spec)
     if as_json:
-        print_json(summary.model_dump(mode="json"))
+        print_json(summary.model_dump(mode="json", by_alias=True))
     else:
         print(summary)
 

@@ -1,4 +1,4 @@
-"""What every source of data shares: its report, its problems, and how its manifests are written."""
+"""What every source of data shares: its parameters, its report and its problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from pipeline.cache.errors import SightlineError
 
-REPORT = "report.json"
+RECORD = "dataset.json"
+SCHEMA = "sightline.dataset/1"
 MOST_LISTED = 1000  # of one problem; the counts are always exact
 
 Progress: TypeAlias = Callable[[str, int, int, str], None]
@@ -33,6 +34,12 @@ class Source(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def inputs(self) -> list[Path]:
+        """The files and folders that the data set is made from."""
+        values = [getattr(self, name) for name in type(self).model_fields]
+        nested = [list(v.values()) if isinstance(v, dict) else [v] for v in values]
+        return [path for some in nested for path in some if isinstance(path, Path)]
+
 
 def _an_image_folder(value: Any) -> Any:
     if value is None or value == "":
@@ -49,7 +56,7 @@ ImageFolder = Annotated[Path, BeforeValidator(_an_image_folder)]
 
 @dataclass
 class PrepareReport:
-    """What `prepare` found and wrote; ``report.json`` holds the same.
+    """What `prepare` found and wrote; ``dataset.json`` holds the same.
 
     Attributes:
         kind: the kind of source, as in the registry.
@@ -88,15 +95,15 @@ class PrepareReport:
             "  Mend the data, or leave `strict` out to go on without these rows."
         )
 
-    def to_json(self) -> str:
-        """The report as JSON text: no clock, no absolute path."""
-        body = {
+    def body(self) -> dict[str, Any]:
+        """The record but for its list of files: no clock, no absolute path."""
+        return {
+            "schema": SCHEMA,
             "kind": self.kind,
             "counts": self.counts,
             "problem_counts": self.problem_counts,
             "problems": self.problems,
         }
-        return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
     def summary(self) -> str:
         """One line for the terminal."""

@@ -18,7 +18,6 @@ from pipeline.datasets.base import (
     split_name,
 )
 from pipeline.datasets.captions import Captions
-from pipeline.datasets.folder import building
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.match import ImageNames, assign_splits, write_pairs
 
@@ -46,13 +45,14 @@ class CocoSource(Source):
         return value
 
 
-def prepare(source: CocoSource, out: Path, progress: Progress | None = None) -> PrepareReport:
-    """Write the manifests of ``source`` into ``out``; a caption's number is its annotation id.
+def prepare(
+    source: CocoSource, folder: Path, report: PrepareReport, progress: Progress | None = None
+) -> None:
+    """Write the manifests of ``source`` into ``folder``; a caption's number is its annotation id.
 
     Raises:
         DatasetError: the images or a captions file cannot be used; the message says why.
     """
-    report = PrepareReport("coco")
     captions = Captions(", ".join(map(str, source.captions.values())), [], [], numbers=[])
     listed: list[tuple[str, str, str]] = []
     for name, path in source.captions.items():
@@ -62,9 +62,7 @@ def prepare(source: CocoSource, out: Path, progress: Progress | None = None) -> 
     images = scan_images(source.images, report, source.folders, progress)
     names = ImageNames(images.paths)
     splits = assign_splits(listed, names, images, report)
-    with building(out) as folder:
-        write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
-    return report
+    write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
 
 
 def _read_split(path: Path, captions: Captions) -> list[str]:

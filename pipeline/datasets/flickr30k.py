@@ -17,7 +17,6 @@ from pipeline.datasets.base import (
     split_name,
 )
 from pipeline.datasets.captions import Captions, read_captions
-from pipeline.datasets.folder import building
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.match import ImageNames, assign_splits, splits_from_lists, write_pairs
 
@@ -53,13 +52,14 @@ class Flickr30kSource(Source):
         return self
 
 
-def prepare(source: Flickr30kSource, out: Path, progress: Progress | None = None) -> PrepareReport:
-    """Write the manifests of ``source`` into ``out``.
+def prepare(
+    source: Flickr30kSource, folder: Path, report: PrepareReport, progress: Progress | None = None
+) -> None:
+    """Write the manifests of ``source`` into ``folder`` and fill ``report``.
 
     Raises:
         DatasetError: the images, captions or split lists cannot be used; the message says why.
     """
-    report = PrepareReport("flickr30k")
     karpathy = _read_karpathy(source.karpathy) if source.karpathy else []
     if source.captions is not None:
         captions = read_captions(source.captions)
@@ -73,9 +73,7 @@ def prepare(source: Flickr30kSource, out: Path, progress: Progress | None = None
         where = str(source.karpathy)
         rows = ((e["filename"], split_name(e["split"], where), where) for e in karpathy)
         splits = assign_splits(rows, names, images, report)
-    with building(out) as folder:
-        write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
-    return report
+    write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
 
 
 def _read_karpathy(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from pipeline.cache.manifest import CAPTIONS, IMAGES, key_array
 from pipeline.datasets.base import (
-    REPORT,
     DatasetError,
     PrepareReport,
     read_lines,
@@ -114,7 +113,7 @@ def write_pairs(
     strict: bool,
     names: ImageNames | None = None,
 ) -> None:
-    """Write the manifests (`write_captioned`) and ``report.json`` into ``folder``.
+    """Write the manifests (`write_captioned`) into ``folder`` and fill ``report``.
 
     Args:
         splits: the split of each image, object [n]; None takes the column of the captions.
@@ -181,7 +180,6 @@ def write_pairs(
         schema=CAPTIONS,
     ).filter(filled)
     write_captioned(folder, image_table, caption_table)
-    (folder / REPORT).write_text(report.to_json(), encoding="utf-8")
 
 
 def _caption_names(captions: Captions, rows: np.ndarray) -> list[str]:

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from pipeline.datasets.base import DatasetError, ImageFolder, PrepareReport, Progress, Source
 from pipeline.datasets.captions import read_captions
-from pipeline.datasets.folder import building
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.match import ImageNames, splits_from_lists, write_pairs
 
@@ -29,13 +28,14 @@ class PairsSource(Source):
     strict: bool = False
 
 
-def prepare(source: PairsSource, out: Path, progress: Progress | None = None) -> PrepareReport:
-    """Write the manifests of ``source`` into ``out``.
+def prepare(
+    source: PairsSource, folder: Path, report: PrepareReport, progress: Progress | None = None
+) -> None:
+    """Write the manifests of ``source`` into ``folder`` and fill ``report``.
 
     Raises:
         DatasetError: the images or the captions cannot be used; the message says why.
     """
-    report = PrepareReport("pairs")
     captions = read_captions(source.captions)
     if source.splits and captions.splits is not None:
         raise DatasetError(
@@ -47,6 +47,4 @@ def prepare(source: PairsSource, out: Path, progress: Progress | None = None) ->
     splits = None
     if source.splits:
         splits = splits_from_lists(source.splits, names, images, report)
-    with building(out) as folder:
-        write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
-    return report
+    write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)

@@ -7,6 +7,7 @@ import importlib
 from pathlib import Path
 
 from pipeline.datasets.base import DatasetError, PrepareReport, Progress, Source
+from pipeline.datasets.folder import building
 
 KINDS: dict[str, tuple[str, str]] = {
     # kind: (module with a function `prepare`, its parameters)
@@ -31,13 +32,18 @@ def source_type(kind: str) -> type[Source]:
 def prepare(
     kind: str, source: Source, out: Path, progress: Progress | None = None
 ) -> PrepareReport:
-    """Turn ``source`` into manifests in the folder ``out``, which appears whole.
+    """Turn ``source`` into manifests in the folder ``out``; see `pipeline.datasets.folder`.
 
     Raises:
-        DatasetError: there is no such kind, or the source cannot be used.
+        DatasetError: there is no such kind, the source cannot be used, or ``out`` holds another
+            data set.
+        SightlineError: ``out`` holds files of somebody else under the names of manifests, or
+            holds an input.
     """
     module, _ = _entry(kind)
-    return importlib.import_module(module).prepare(source, Path(out), progress)
+    with building(kind, Path(out), source.inputs()) as (folder, report):
+        importlib.import_module(module).prepare(source, folder, report, progress)
+    return report
 
 
 def _entry(kind: str) -> tuple[str, str]:

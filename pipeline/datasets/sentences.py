@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 
 from pipeline.cache.manifest import SENTENCES, write_manifest
 from pipeline.datasets.base import (
-    REPORT,
     DatasetError,
     PrepareReport,
     Progress,
     Source,
     read_lines,
 )
-from pipeline.datasets.folder import building
 
 
 class SentencesSource(Source):
@@ -28,13 +26,14 @@ class SentencesSource(Source):
     path: Path
 
 
-def prepare(source: SentencesSource, out: Path, progress: Progress | None = None) -> PrepareReport:
+def prepare(
+    source: SentencesSource, folder: Path, report: PrepareReport, progress: Progress | None = None
+) -> None:
     """Write ``sentences.parquet``: every line but blank ones, in order, duplicates kept.
 
     Raises:
         DatasetError: the file is missing, not UTF-8, or has no sentence.
     """
-    report = PrepareReport("sentences")
     texts = pc.utf8_trim_whitespace(pa.array(read_lines(source.path), pa.string()))
     filled = texts.filter(pc.greater(pc.binary_length(texts), 0))
     if not len(filled):
@@ -42,11 +41,7 @@ def prepare(source: SentencesSource, out: Path, progress: Progress | None = None
     report.counts["sentences"] = len(filled)
     report.counts["blank_lines"] = len(texts) - len(filled)
     report.counts["distinct_sentences"] = pc.count_distinct(filled).as_py()
-    with building(out) as folder:
-        write_manifest(
-            folder / "sentences.parquet", pa.table({"text": filled}, schema=SENTENCES), SENTENCES
-        )
-        (folder / REPORT).write_text(report.to_json(), encoding="utf-8")
+    table = pa.table({"text": filled}, schema=SENTENCES)
+    write_manifest(folder / "sentences.parquet", table, SENTENCES)
     if progress is not None:
         progress("reading", len(filled), len(filled), "sentences")
-    return report

@@ -125,6 +125,8 @@ def loading(model: str, folder: Path | None, what: str) -> Iterator[None]:
     """Turn what transformers says of a model that it cannot load into one EncoderError."""
     from huggingface_hub.errors import HFValidationError
 
+    from train.encoder_folder import UNREADABLE
+
     if folder is None:
         use_cache_where_silent()
     with reaching(model, what) if folder is None else nullcontext():
@@ -134,7 +136,13 @@ def loading(model: str, folder: Path | None, what: str) -> Iterator[None]:
             raise EncoderError(
                 f"{model}: no such folder here, and no name that a hub could know"
             ) from error
-        except (ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+        except (OSError, SafetensorError) as error:
+            if folder is None and isinstance(error, OSError):
+                raise
+            raise EncoderError(
+                f"{model}: no usable {what} in this folder ({_first_line(error)}); {_EXPECTED}"
+            ) from error
+        except UNREADABLE as error:
             if "trust_remote_code" in str(error):
                 raise EncoderError(
                     f"{model}: it needs code from its own repository, which Sightline never "
@@ -143,17 +151,11 @@ def loading(model: str, folder: Path | None, what: str) -> Iterator[None]:
             raise EncoderError(
                 f"{model}: transformers cannot read its {what} ({_first_line(error)}); {_EXPECTED}"
             ) from error
-        except (OSError, SafetensorError) as error:
-            if folder is None and isinstance(error, OSError):
-                raise
-            raise EncoderError(
-                f"{model}: no usable {what} in this folder ({_first_line(error)}); {_EXPECTED}"
-            ) from error
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(". ") if lines else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[:2]).rstrip(". ") if lines else type(error).__name__
 
 
 def _complete(model: nn.Module, report: Mapping[str, Any], name: str, pooling: str) -> None:

@@ -52,6 +52,7 @@ class ExtractSettings:
         device: where the encoder runs, for the record.
         retry_failed: compute rows in error again.
         copy_from: folder above other feature sets whose rows of the same fingerprint are copied.
+        inputs: files and folders that the run reads, which its output must not touch.
     """
 
     batch_size: int = 64
@@ -63,6 +64,7 @@ class ExtractSettings:
     device: str = "cpu"
     retry_failed: bool = False
     copy_from: Path | None = None
+    inputs: tuple[Path, ...] = ()
 
 
 class ImageEntry(NamedTuple):
@@ -174,7 +176,7 @@ def _extract(
     if not len(keys):
         raise SightlineError(f"{out}: there are no {unit} to encode; look at the manifest")
     start = time.monotonic()
-    writer = FeatureSetWriter(out, spec)
+    writer = FeatureSetWriter(out, spec, settings.inputs)
     with account(writer, unit), writer:
         batches = writer.plan(
             keys,

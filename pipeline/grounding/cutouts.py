@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ import pyarrow as pa
 from PIL import Image
 
 from pipeline.cache import CacheError, SightlineError
-from pipeline.cache.lock import WriterLock
 from pipeline.cache.records import (
     CUTOUT_SET,
     CUTOUTS,
@@ -27,7 +26,7 @@ from pipeline.cache.records import (
     is_whole,
     read_shard_set,
     read_table,
-    remove_unnamed,
+    shard_set_output,
     write_shard_set,
 )
 from pipeline.cache.rle import CROP_RULE, decode_mask
@@ -46,6 +45,7 @@ def write_cutouts(
     *,
     workers: int = 2,
     max_pixels: int = MAX_PIXELS,
+    inputs: Iterable[Path] = (),
 ) -> int:
     """Make ``out`` hold the cut-outs of exactly the records in ``records``; what is there is kept.
 
@@ -54,6 +54,7 @@ def write_cutouts(
         paths: file of each image, by its key.
         out: folder of the cut-outs; the run's own files go to ``<out>.run`` beside it.
         workers: threads that decode images and compress cut-outs.
+        inputs: files and folders that the run reads.
 
     Returns:
         how many cut-outs there are.
@@ -63,9 +64,8 @@ def write_cutouts(
         SightlineError: no grounding, or one of its images is missing or no longer the same.
     """
     grounding = read_shard_set(records, GROUNDING)
-    run_folder = out.with_name(out.name + ".run")
-    with WriterLock(run_folder):
-        journal = BlockJournal(run_folder, out)
+    with shard_set_output(out, CUTOUT_SET, inputs) as output:
+        journal = BlockJournal(output)
         published = _published(out)
         blocks: list[FinishedBlock] = []
         total = sum(shard["phrases"].rows for shard in grounding.shards)
@@ -96,8 +96,7 @@ def write_cutouts(
             "crop_rule": CROP_RULE,
             "phrases": [block.notes for block in blocks],  # SHA-256 of each shard's source
         }
-        write_shard_set(out, CUTOUT_SET, ShardSet(description, shards, {"cutouts": count}))
-        remove_unnamed(out, ("cutouts",), shards)
+        write_shard_set(output, CUTOUT_SET, ShardSet(description, shards, {"cutouts": count}))
         journal.clear()
     return count
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache.atomic import fsync_folder, remove_leftovers, write_bytes
+from pipeline.cache.atomic import remove_leftovers, write_bytes
+from pipeline.cache.output import Output
 from pipeline.cache.records import Shard, shard_from_json, write_table
+
+_OURS = re.compile(
+    r"(rest-)?[0-9a-f]{64}\.json|(images|phrases|drops|cutouts)-[0-9a-f]{16}\.parquet"
+)
 
 
 @dataclass(frozen=True)
@@ -26,18 +32,14 @@ class BlockJournal:
     """Blocks in ``run_folder`` until they are moved to the output; a kill loses one at most.
 
     Args:
-        run_folder: of the run; the caller holds its lock.
-        out: folder that blocks are published in, on the same file system.
+        output: that blocks are published in; the caller has entered it.
     """
 
-    def __init__(self, run_folder: Path, out: Path) -> None:
-        self._folder = run_folder / "blocks"
-        self._out = out
+    def __init__(self, output: Output) -> None:
+        self._folder = output.run_folder / "blocks"
+        self._output = output
         self._folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self._folder, run_folder, out):  # the lock says that nobody writes there
-            remove_leftovers(folder)
-        for torn in self._folder.glob("*.part"):
-            torn.unlink()
+        remove_leftovers(self._folder, output.abandoned)
 
     def finished(self, name: str) -> FinishedBlock | None:
         """The block of that name, if an earlier run finished it and its files are whole."""
@@ -47,7 +49,7 @@ class BlockJournal:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
         for file in block.shard.values():
-            places = (self._folder / file.name, self._out / file.name)
+            places = (self._folder / file.name, self._output.folder / file.name)
             if not any(path.is_file() and path.stat().st_size == file.bytes for path in places):
                 return None
         return block
@@ -61,13 +63,13 @@ class BlockJournal:
 
     def move_files(self, block: FinishedBlock) -> None:
         """Move the tables of a block to the output, where nothing reads them before the commit."""
-        self._out.mkdir(parents=True, exist_ok=True)
-        for file in block.shard.values():
-            if (self._folder / file.name).is_file():
-                (self._folder / file.name).replace(self._out / file.name)
-        fsync_folder(self._out)
+        paths = {file.name: self._folder / file.name for file in block.shard.values()}
+        self._output.move({name: path for name, path in paths.items() if path.is_file()})
 
     def clear(self) -> None:
         """Forget every block: they are published, or of another plan."""
         for path in self._folder.iterdir():
-            path.unlink()
+            if _OURS.fullmatch(path.name):
+                path.unlink()
+        with suppress(OSError):  # it holds something else
+            self._folder.rmdir()

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.cache import CacheError, SightlineError
 from pipeline.cache.failures import FailureList
-from pipeline.cache.lock import WriterLock
+from pipeline.cache.output import Output
 from pipeline.cache.records import (
     GROUNDING,
     ShardSet,
@@ -22,7 +22,7 @@ from pipeline.cache.records import (
     read_shard_set,
     read_table,
     read_tables,
-    remove_unnamed,
+    shard_set_output,
     write_shard_set,
 )
 from pipeline.cache.rle import CROP_RULE
@@ -62,7 +62,6 @@ def ground(
     if not units:
         raise SightlineError(f"{out}: there are no captions to ground; look at the manifest")
     start = time.monotonic()
-    run_folder = out.with_name(out.name + ".run")
     description: dict[str, Any] = {
         "format": _FORMAT,
         "grounder": grounder.describe(),
@@ -71,8 +70,8 @@ def ground(
         "crop_rule": CROP_RULE,
     }
     description = json.loads(json.dumps(description))  # tuples become lists, as they are read back
-    with WriterLock(run_folder):
-        journal = BlockJournal(run_folder, out)
+    with shard_set_output(out, GROUNDING, settings.inputs) as output:
+        journal = BlockJournal(output)
         target = ShardSet(description, (), {})
         wanted = {unit.unit_key: unit for unit in units}
         kept, held = _kept(out, target.fingerprint, set(wanted), journal, settings.retry_failed)
@@ -96,13 +95,13 @@ def ground(
                     }
                     finished[block.name] = journal.finish(block.name, tables.to_arrow(), notes)
         new = [finished[block.name] for block in blocks]
-        failures = FailureList(run_folder / "failures.jsonl")
+        failures = FailureList(output.run_folder / "failures.jsonl")
         failures.read()
         failures.add(
             {bytes.fromhex(each["key"]): each for block in new for each in block.notes["failures"]}
         )
         failures.write()  # before it is published: no kill leaves an error without its reason
-        counts = _publish(out, journal, description, kept, new)
+        counts = _publish(output, out, journal, description, kept, new)
         failures.keep(_failed_images(out))
         failures.write()
         journal.clear()
@@ -207,6 +206,7 @@ def _without(table: pa.Table, image_keys: set[bytes]) -> pa.Table:
 
 
 def _publish(
+    output: Output,
     out: Path,
     journal: BlockJournal,
     description: dict[str, Any],
@@ -230,8 +230,7 @@ def _publish(
         "dropped": dict(sorted(reasons.items())),
     }
     computed = tuple(block.notes["computed"] for block in blocks)
-    write_shard_set(out, GROUNDING, ShardSet(description, shards, counts, computed))
-    remove_unnamed(out, ("images", "phrases", "drops"), shards)
+    write_shard_set(output, GROUNDING, ShardSet(description, shards, counts, computed))
     return counts
 
 

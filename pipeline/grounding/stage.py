@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.cache.output import check_apart
 from pipeline.grounding.config import GroundingSettings
 from pipeline.grounding.cutouts import write_cutouts
 from pipeline.grounding.registry import build_grounder
@@ -54,6 +55,9 @@ def ground_dataset(
     from pipeline.encoders.device import computing
     from train.device import pick_device
 
+    inputs = (paths.images, paths.captions, paths.root)
+    if paths.cutouts is not None:
+        check_apart(paths.cutouts, inputs)
     units = units_of(paths.images, paths.captions, paths.root, settings.captions)
     where = pick_device(device)
     grounder = build_grounder(settings.grounder, where, precision)
@@ -65,11 +69,12 @@ def ground_dataset(
         max_failed=max_failed,
         device=str(where),
         retry_failed=retry_failed,
+        inputs=inputs,
     )
     # the models set global switches for each call; set here, two threads cannot undo each other's
     with computing(where, "fp32"):
         summary = ground(units, grounder, segmenter, settings.rules, paths.out, how)
     if paths.cutouts is not None:
         files = {unit.key: unit.path for unit in units}
-        write_cutouts(paths.out, files, paths.cutouts, workers=workers)
+        write_cutouts(paths.out, files, paths.cutouts, workers=workers, inputs=inputs)
     return summary

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.cache import CAPTIONS, CacheError, key_of_text, read_manifest
-from pipeline.cache.atomic import write_bytes
+from pipeline.cache.output import Output, json_record
 from pipeline.cache.records import read_phrases, read_tables
 
 PUBLISHED_PAIRS = 4.2
 """Pairs per image of Flickr30k, longest caption of each (Zhao et al. 2025, MCSEO)."""
 
+RECORD, SCHEMA = "ground_stats.json", "sightline.ground_stats/1"
 _LEAST_PAIRS = 2  # of a caption that takes part in MCSEO's object term
 
 
@@ -107,21 +109,29 @@ def ground_stats(path: Path, captions: Path | None = None) -> GroundStats:
     )
 
 
-def write_stats(stats: GroundStats, path: Path) -> None:
-    """Write the figures as one JSON object."""
-    write_bytes(path, (json.dumps(stats.to_json(), indent=2) + "\n").encode())
+def write_stats(stats: GroundStats, folder: Path, inputs: Sequence[Path] = ()) -> None:
+    """Write ``stats.json``, the figures, and points as ``dvc plots`` draws them into ``folder``.
 
+    The points are in ``pairs_per_image.json`` and ``drops.json``; `RECORD` lists the three files.
 
-def write_plots(stats: GroundStats, folder: Path) -> None:
-    """Write ``pairs_per_image.json`` and ``drops.json``, lists of points as ``dvc plots`` draws."""
-    points = {
+    Args:
+        inputs: what the figures are of.
+
+    Raises:
+        SightlineError: files of somebody else in ``folder`` (`pipeline.cache.output`).
+    """
+    contents = {
+        "stats": stats.to_json(),
         "pairs_per_image": [
             {"pairs": pairs, "images": count} for pairs, count in stats.images_by_pairs.items()
         ],
         "drops": [{"reason": reason, "dropped": count} for reason, count in stats.drops.items()],
     }
-    for name, rows in points.items():
-        write_bytes(folder / f"{name}.json", (json.dumps(rows, indent=1) + "\n").encode())
+    with Output(folder, RECORD, json_record(SCHEMA), inputs) as output, output.scratch() as made:
+        for name, body in contents.items():
+            text = json.dumps(body, indent=1) + "\n"
+            (made / f"{name}.json").write_text(text, encoding="utf-8")
+        output.publish(made, {"schema": SCHEMA})
 
 
 def _by_count(counts: Counter[str]) -> dict[str, int]:

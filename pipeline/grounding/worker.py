@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class GroundSettings:
         max_pixels: images that declare more are refused.
         device: where the models run, for the record.
         retry_failed: ground images in error again.
+        inputs: files and folders that the run reads.
     """
 
     batch_size: int = 16
@@ -42,6 +44,7 @@ class GroundSettings:
     max_pixels: int = MAX_PIXELS
     device: str = "cpu"
     retry_failed: bool = False
+    inputs: tuple[Path, ...] = ()
 
 
 @dataclass

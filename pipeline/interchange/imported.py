@@ -27,6 +27,7 @@ from pipeline.cache import (
 )
 from pipeline.cache.keys import Keys
 from pipeline.cache.record import Kind
+from pipeline.datasets.base import PrepareReport
 from pipeline.datasets.captioned import write_captioned
 
 _BATCH = 1024
@@ -55,9 +56,10 @@ def write_rows(
     spec: FeatureSpec,
     keys: Sequence[bytes],
     blocks: Iterable[tuple[list[bytes], NDArray[np.float32]]],
+    inputs: Iterable[Path],
 ) -> FeatureSetRecord:
     """Publish the rows of ``blocks`` (keys and [n, dim] each) as the feature set ``out``."""
-    with FeatureSetWriter(out, spec) as writer:
+    with FeatureSetWriter(out, spec, inputs) as writer:
         if writer.plan(as_keys(keys), batch_size=_BATCH):
             for some, rows in blocks:
                 writer.add(as_keys(some), rows)
@@ -65,9 +67,17 @@ def write_rows(
 
 
 def write_manifests(
-    folder: Path, image_ids: Sequence[str], keys: Keys, captions: Sequence[tuple[str, str]]
+    folder: Path,
+    image_ids: Sequence[str],
+    keys: Keys,
+    captions: Sequence[tuple[str, str]],
+    report: PrepareReport,
 ) -> None:
-    """Manifests of images that only their rows stand for, and of (image_id, text) captions."""
+    """Manifests of images that only their rows stand for, and of (image_id, text) captions.
+
+    Args:
+        folder, report: of `pipeline.datasets.folder.building`.
+    """
     count = len(image_ids)
     none = np.zeros(count, dtype=np.int32)
     images = {
@@ -89,4 +99,5 @@ def write_manifests(
         "text": [text for _, text in captions],
         "split": ["train"] * len(captions),
     }
+    report.counts |= {"images": count, "captions": len(captions)}
     write_captioned(folder, pa.table(images, schema=IMAGES), pa.table(table, schema=CAPTIONS))

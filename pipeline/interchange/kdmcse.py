@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache import FeatureSetRecord, SightlineError, as_keys, key_of_text
+from pipeline.datasets.folder import building
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
 
 MAX_ENTRY = 64 << 20
@@ -46,36 +47,41 @@ def import_kdmcse(
         SightlineError: not such a JSON, captions and rows of another number, or rows of other
             lengths; names the image.
     """
-    image_keys: list[bytes] = []
-    names: list[str] = []
-    captions: list[tuple[str, str]] = []
-    dims: set[tuple[int, int]] = set()
-    for entry in read_entries(path):
-        names.append(entry.name)
-        image_keys += keys_of_rows(entry.image[None])
-        captions += [(entry.name, text) for text in entry.captions]
-        dims.add((len(entry.image), entry.texts.shape[1]))
-        if len(dims) > 1:
-            raise SightlineError(f"{path}: image {entry.name!r}: rows of other lengths than before")
-    if not names:
-        raise SightlineError(f"{path}: holds no image")
-    if len(set(names)) != len(names):
-        raise SightlineError(f"{path}: names an image twice")
-    (image_dim, text_dim) = dims.pop()
-    image_record = write_rows(
-        images,
-        spec_of_file(path, "kdmcse", "image", image_dim, source),
-        image_keys,
-        ((keys_of_rows(each.image[None]), each.image[None]) for each in read_entries(path)),
-    )
-    text_record = write_rows(
-        texts,
-        spec_of_file(path, "kdmcse", "text", text_dim, source),
-        [key_of_text(text) for _, text in captions],
-        (([key_of_text(text) for text in e.captions], e.texts) for e in read_entries(path)),
-    )
-    write_manifests(dataset, names, as_keys(image_keys), captions)
-    return image_record, text_record
+    with building("kdmcse", dataset, [path]) as (folder, report):
+        image_keys: list[bytes] = []
+        names: list[str] = []
+        captions: list[tuple[str, str]] = []
+        dims: set[tuple[int, int]] = set()
+        for entry in read_entries(path):
+            names.append(entry.name)
+            image_keys += keys_of_rows(entry.image[None])
+            captions += [(entry.name, text) for text in entry.captions]
+            dims.add((len(entry.image), entry.texts.shape[1]))
+            if len(dims) > 1:
+                raise SightlineError(
+                    f"{path}: image {entry.name!r}: rows of other lengths than before"
+                )
+        if not names:
+            raise SightlineError(f"{path}: holds no image")
+        if len(set(names)) != len(names):
+            raise SightlineError(f"{path}: names an image twice")
+        (image_dim, text_dim) = dims.pop()
+        image_record = write_rows(
+            images,
+            spec_of_file(path, "kdmcse", "image", image_dim, source),
+            image_keys,
+            ((keys_of_rows(each.image[None]), each.image[None]) for each in read_entries(path)),
+            [path],
+        )
+        text_record = write_rows(
+            texts,
+            spec_of_file(path, "kdmcse", "text", text_dim, source),
+            [key_of_text(text) for _, text in captions],
+            (([key_of_text(text) for text in e.captions], e.texts) for e in read_entries(path)),
+            [path],
+        )
+        write_manifests(folder, names, as_keys(image_keys), captions, report)
+        return image_record, text_record
 
 
 def read_entries(path: Path) -> Iterator[Entry]:

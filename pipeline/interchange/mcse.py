@@ -24,8 +24,9 @@ from pipeline.cache import (
     key_column,
     read_manifest,
 )
-from pipeline.cache.atomic import replacing, write_bytes
+from pipeline.cache.output import check_file, replacing_file
 from pipeline.datasets.base import read_lines
+from pipeline.datasets.folder import building
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
 
 FEATURES = "features"
@@ -45,21 +46,22 @@ def import_mcse(
     empty = [number for number, text in enumerate(captions, 1) if not text]
     if empty:
         raise SightlineError(f"{texts}: line {empty[0]} is empty; row {empty[0]} has no caption")
-    with _opened(features) as rows:
-        if len(rows) != len(captions):
-            raise SightlineError(
-                f"{texts}: {len(captions):,} lines, but {features} has {len(rows):,} rows; row i "
-                "belongs to line i, so one of the two is the wrong file or cut short"
-            )
-        keys = [key for block in _blocks(rows) for key in keys_of_rows(block)]
-        first = {key: number for number, key in reversed(list(enumerate(keys, 1)))}
-        names = {key: f"line-{number:07d}" for key, number in first.items()}
-        spec = spec_of_file(features, "mcse", "image", rows.shape[1], source)
-        blocks = ((keys_of_rows(block), block) for block in _blocks(rows))
-        record = write_rows(out, spec, list(names), blocks)
-    pairs = [(names[key], text) for key, text in zip(keys, captions, strict=True)]
-    images = sorted(names, key=lambda key: names[key])
-    write_manifests(dataset, [names[key] for key in images], as_keys(images), pairs)
+    with building("mcse", dataset, [features, texts]) as (folder, report):
+        with _opened(features) as rows:
+            if len(rows) != len(captions):
+                raise SightlineError(
+                    f"{texts}: {len(captions):,} lines, but {features} has {len(rows):,} rows; "
+                    "row i belongs to line i, so one of the two is the wrong file or cut short"
+                )
+            keys = [key for block in _blocks(rows) for key in keys_of_rows(block)]
+            first = {key: number for number, key in reversed(list(enumerate(keys, 1)))}
+            names = {key: f"line-{number:07d}" for key, number in first.items()}
+            spec = spec_of_file(features, "mcse", "image", rows.shape[1], source)
+            blocks = ((keys_of_rows(block), block) for block in _blocks(rows))
+            record = write_rows(out, spec, list(names), blocks, [features, texts])
+        pairs = [(names[key], text) for key, text in zip(keys, captions, strict=True)]
+        images = sorted(names, key=lambda key: names[key])
+        write_manifests(folder, [names[key] for key in images], as_keys(images), pairs, report)
     return record
 
 
@@ -71,6 +73,9 @@ def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: st
     Raises:
         SightlineError: no caption of this split has a row.
     """
+    inputs = [dataset, features]
+    for path in (out, texts):
+        check_file(path, None, inputs)
     feature_set = FeatureSet.open(features)
     images = read_manifest(dataset / "images.parquet", IMAGES)
     captions = read_manifest(dataset / "captions.parquet", CAPTIONS)
@@ -93,11 +98,12 @@ def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: st
             "name another split, or the feature set of this data set's images"
         )
     numbers = np.array([row for _, row in wanted], dtype=np.int64)
-    with replacing(out) as part, h5py.File(part, "w") as file:
+    with replacing_file(out, None, inputs) as part, h5py.File(part, "w") as file:
         data = file.create_dataset(FEATURES, (len(numbers), feature_set.dim), dtype="<f4")
         for start in range(0, len(numbers), _BLOCK):
             data[start : start + _BLOCK] = feature_set.gather(numbers[start : start + _BLOCK])
-    write_bytes(texts, "".join(f"{text}\n" for text, _ in wanted).encode())
+    with replacing_file(texts, None, inputs) as part:
+        part.write_bytes("".join(f"{text}\n" for text, _ in wanted).encode())
     return len(wanted)
 
 

@@ -112,7 +112,7 @@ def test_every_cut_is_noticed(archive, tmp_path):
 
 def test_a_set_that_is_there_is_left_alone(archive, tmp_path):
     before = files(tmp_path / "set")
-    with pytest.raises(CacheError, match="is there already"):
+    with pytest.raises(CacheError, match="there is a feature set already"):
         import_set(archive, tmp_path / "set")
     assert files(tmp_path / "set") == before
 

@@ -28,6 +28,7 @@ from pipeline.cache import (
     read_manifest,
     verify,
 )
+from pipeline.cache.atomic import token
 
 MEMORY = 600 << 20
 """Bytes beyond those of the libraries; an attack asks for gigabytes."""
@@ -121,6 +122,14 @@ def _open_all(root: Path, sound: Path) -> None:
     print(json.dumps(report))
 
 
+def begin(run: Path, name: str, precious: Path) -> None:
+    """A run folder of an earlier run in which one file is a link."""
+    run.mkdir()
+    (run / "lock").touch()
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(precious)
+
+
 class TestAWriterAmongLinks:
     """Links that lie where a run writes lead nowhere."""
 
@@ -133,8 +142,7 @@ class TestAWriterAmongLinks:
 
     @pytest.mark.parametrize("name", ["journal.bin", "lock"])
     def test_for_the_run(self, tmp_path: Path, precious: Path, name: str) -> None:
-        (tmp_path / "set.run").mkdir()
-        (tmp_path / "set.run" / name).symlink_to(precious)
+        begin(tmp_path / "set.run", name, precious)
         with pytest.raises(OSError, match="symbolic links"):
             write_set(tmp_path / "set")
         assert precious.read_text() == "precious"
@@ -142,8 +150,7 @@ class TestAWriterAmongLinks:
     @pytest.mark.parametrize("name", ["plan", "failures.jsonl"])
     def test_for_files_that_are_replaced(self, tmp_path: Path, precious: Path, name: str) -> None:
         precious.write_text("")
-        (tmp_path / "set.run").mkdir()
-        (tmp_path / "set.run" / name).symlink_to(precious)
+        begin(tmp_path / "set.run", name, precious)
         write_set(tmp_path / "set")
         assert precious.read_text() == ""
 
@@ -151,7 +158,7 @@ class TestAWriterAmongLinks:
         folder = tmp_path / "set"
         folder.mkdir()
         for path in sound.iterdir():
-            (folder / f".{path.name}.{os.getpid()}.tmp").symlink_to(precious)
+            (folder / f".{path.name}.{token()}.tmp").symlink_to(precious)
         write_set(folder)
         assert precious.read_text() == "precious"
         assert {path.name for path in folder.iterdir()} == {path.name for path in sound.iterdir()}
@@ -170,6 +177,7 @@ class TestAWriterAmongLinks:
 
 def test_a_damaged_list_of_failures_is_named(tmp_path: Path) -> None:
     (tmp_path / "set.run").mkdir()
+    (tmp_path / "set.run" / "lock").touch()
     (tmp_path / "set.run" / "failures.jsonl").write_text('{"key": 5}\n')
     with pytest.raises(CacheError, match=r"failures.jsonl: not a list of failures .* delete it"):
         write_set(tmp_path / "set")

@@ -96,9 +96,11 @@ def test_gc_removes_what_the_set_no_longer_names_and_nothing_else(tmp_path):
     fill(folder)
     (folder / "notes.txt").write_text("mine")
     planned = garbage(folder)
-    before = sum(len(data) for data in files(folder).values())
+    before = files(folder)
     assert collect(folder) == planned
-    assert before - sum(len(data) for data in files(folder).values()) == planned.bytes
+    gone = before.keys() - files(folder).keys()
+    assert gone == {*planned.files, "feature_set.claims"}
+    assert sum(len(before[name]) for name in planned.files) == planned.bytes
     assert list(planned.files) == [name for name in planned.files if name.startswith("index-")]
     assert (folder / "notes.txt").exists()
     assert verify(folder) == []

@@ -1,38 +1,46 @@
-"""The output folder of prepare: the old one or the new one, whatever happens in between."""
+"""The output folder of prepare: what another data set is, and whose files stay."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from pipeline.datasets import folder as folders
-from pipeline.datasets.base import REPORT, DatasetError
+from pipeline.cache import SightlineError
+from pipeline.datasets.base import RECORD, DatasetError
 from pipeline.datasets.folder import building
+from pipeline.datasets.pairs import PairsSource
+from pipeline.datasets.registry import prepare
+from pipeline.datasets.sentences import SentencesSource
 
 
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def write(out, text):
-    with building(out) as folder:
-        (folder / REPORT).write_text(text, encoding="utf-8")
+def write(out, text, inputs=()):
+    with building("pairs", out, inputs) as (folder, report):
+        (folder / "images.parquet").write_text(text, encoding="utf-8")
+        report.counts["images"] = 1
 
 
 def test_a_second_run_replaces_the_first_and_leaves_nothing_beside_it(tmp_path):
     write(tmp_path / "out", "old")
     write(tmp_path / "out", "new")
-    assert (tmp_path / "out" / REPORT).read_text() == "new"
+    assert (tmp_path / "out" / "images.parquet").read_text() == "new"
+    assert json.loads((tmp_path / "out" / RECORD).read_text())["files"] == ["images.parquet"]
     assert names_in(tmp_path) == ["out"]
+    assert names_in(tmp_path / "out") == [RECORD, "images.parquet"]
 
 
-def test_an_error_keeps_the_old_folder(tmp_path):
+def test_an_error_keeps_what_was_there(tmp_path):
     write(tmp_path / "out", "old")
     with pytest.raises(UnicodeEncodeError):
         write(tmp_path / "out", "new \ud800")
-    assert (tmp_path / "out" / REPORT).read_text() == "old"
+    assert (tmp_path / "out" / "images.parquet").read_text() == "old"
     assert names_in(tmp_path) == ["out"]
 
 
@@ -40,28 +48,67 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from pipeline.datasets.folder import building
-with building(Path(sys.argv[1])) as folder:
-    (folder / "report.json").write_text("new")
+with building("pairs", Path(sys.argv[1]), ()) as (folder, report):
+    (folder / "images.parquet").write_text("new")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_kill_keeps_the_old_folder_and_the_next_run_clears_up(tmp_path):
+def test_a_kill_keeps_what_was_there_and_the_next_run_clears_up(tmp_path):
     write(tmp_path / "out", "old")
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")]).returncode == -9
-    assert (tmp_path / "out" / REPORT).read_text() == "old"
+    assert (tmp_path / "out" / "images.parquet").read_text() == "old"
     assert len(names_in(tmp_path)) == 2
     write(tmp_path / "out", "new")
     assert names_in(tmp_path) == ["out"]
 
 
-def test_a_system_without_exchange_gets_two_renames(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "_exchange_at_once", lambda one, other: False)
-    test_a_second_run_replaces_the_first_and_leaves_nothing_beside_it(tmp_path)
+@pytest.fixture
+def pairs(make_images, make_file, tmp_path: Path):
+    """Prepares a data set of some images, named by their number, into ``out``."""
+
+    def run(folder: str, numbers: range) -> None:
+        images = make_images([f"{i}.png" for i in range(max(numbers) + 1)], folder)
+        for path in images.iterdir():
+            if int(path.stem) not in numbers:
+                path.unlink()
+        captions = make_file(f"{folder}.csv", "image,caption\n" + f"{numbers[0]}.png,some words\n")
+        prepare("pairs", PairsSource(images=images, captions=captions), tmp_path / "out")
+
+    return run
 
 
-def test_a_folder_of_somebody_else_is_never_replaced(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(DatasetError, match="holds files that prepare did not write"):
-        write(tmp_path, "new")
-    assert (tmp_path / "thesis.tex").exists()
+def test_a_data_set_with_an_image_in_common_replaces_it(pairs, tmp_path):
+    pairs("old", range(0, 5))
+    pairs("new", range(4, 9))
+    body = json.loads((tmp_path / "out" / RECORD).read_text())
+    assert body["counts"]["images"] == 5
+
+
+def test_another_data_set_is_not_replaced(pairs, tmp_path):
+    pairs("old", range(0, 5))
+    before = (tmp_path / "out" / "images.parquet").read_bytes()
+    with pytest.raises(DatasetError, match="another data set: none of its 5 images is among the 4"):
+        pairs("new", range(5, 9))
+    assert (tmp_path / "out" / "images.parquet").read_bytes() == before
+
+
+def test_sentences_do_not_replace_pairs(pairs, make_file, tmp_path):
+    pairs("old", range(0, 5))
+    source = SentencesSource(path=make_file("s.txt", "some words\n"))
+    with pytest.raises(DatasetError, match="of kind pairs, and this is one of kind sentences"):
+        prepare("sentences", source, tmp_path / "out")
+    prepare("sentences", source, tmp_path / "other")
+    more = SentencesSource(path=make_file("t.txt", "others\n"))
+    with pytest.raises(DatasetError, match="none of its 1 sentences is among the 1 new ones"):
+        prepare("sentences", more, tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["images.parquet", RECORD, "dataset.claims"])
+def test_a_file_of_somebody_else_under_our_name_is_refused(tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("years of work")
+    with pytest.raises(SightlineError, match=rf"{name}: .* name another output"):
+        write(tmp_path / "out", "new")
+    assert (tmp_path / "out" / name).read_text() == "years of work"
+    assert names_in(tmp_path / "out") == [name]

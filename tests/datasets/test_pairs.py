@@ -12,7 +12,12 @@ from pydantic import ValidationError
 
 from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 from pipeline.datasets.base import DatasetError
-from pipeline.datasets.pairs import PairsSource, prepare
+from pipeline.datasets.pairs import PairsSource
+from pipeline.datasets.registry import prepare as prepare_source
+
+
+def prepare(source, out):
+    return prepare_source("pairs", source, out)
 
 
 def rows(folder, name, schema):
@@ -79,9 +84,9 @@ def test_mismatches_are_counted_and_listed(make_images, make_file, tmp_path):
         "images_without_caption": ["lonely.jpg", "x/twice.jpg", "y/twice.jpg"],
     }
     assert report.problem_counts["images_without_caption"] == 3
-    written = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    written = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
     assert written["problems"] == report.problems
-    assert str(tmp_path) not in (tmp_path / "out" / "report.json").read_text("utf-8")
+    assert str(tmp_path) not in (tmp_path / "out" / "dataset.json").read_text("utf-8")
 
 
 def test_strict_makes_mismatches_errors_and_writes_nothing(two_images, make_file, tmp_path):

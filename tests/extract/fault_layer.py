@@ -20,9 +20,10 @@ _ROLES = [
     (re.compile(r"(journal|failures|plan|lock).*"), r"\1"),
     (re.compile(r"(images|phrases|drops|cutouts)(-.*|\.part)"), r"\1"),
     (re.compile(r"(grounding|cutouts)\.json"), r"\1 record"),
+    (re.compile(r".*\.claims"), "claims"),
     (re.compile(r"[0-9a-f]{64}\.json|rest-.*\.json"), "block"),
 ]
-_UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp")
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
 def role(path: str | Path) -> str:

@@ -26,10 +26,8 @@ def files(folder: Path) -> dict[str, bytes]:
     """Every file of a set and of its run folder; the lock names a process and is left out."""
     run = folder.with_name(folder.name + ".run")
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
-    found |= {
-        f"run/{path.name}": path.read_bytes() for path in run.iterdir() if path.name != "lock"
-    }
-    return found
+    others = [path for path in run.iterdir() if path.name != "lock"] if run.exists() else []
+    return found | {f"run/{path.name}": path.read_bytes() for path in others}
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ class World:
     digests: set[str]
 
     def copy(self, folder: Path) -> Path:
-        for part in ("set", "set.run"):
-            shutil.copytree(self.base / part, folder / part)
+        for part in self.base.iterdir():
+            shutil.copytree(part, folder / part.name)
         return folder / "set"
 
     def check_readers(self, folder: Path) -> None:
@@ -66,8 +64,8 @@ def make_world(server: StageServer, folders: pytest.TempPathFactory) -> World:
     base, whole = folders.mktemp("base"), folders.mktemp("whole")
     assert server.run(base / "set", texts=BEFORE).code == 0
     digest = FeatureSet.open(base / "set").record.content_digest
-    for part in ("set", "set.run"):
-        shutil.copytree(base / part, whole / part)
+    for part in base.iterdir():
+        shutil.copytree(part, whole / part.name)
     unbroken = server.run(whole / "set", texts=AFTER)
     assert unbroken.code == 0, unbroken.said
     assert unbroken.encoded == AFTER - BEFORE

@@ -16,6 +16,7 @@ from pipeline.cache.records import (
     GROUNDED_IMAGES,
     GROUNDING,
     ShardSet,
+    shard_set_output,
     write_shard_set,
     write_table,
 )
@@ -136,8 +137,10 @@ class Builder:
             "phrases": pa.Table.from_pylist(self.phrases, schema=PHRASES),
             "drops": pa.Table.from_pylist(self.drops, schema=DROPS),
         }
-        shard = {kind: write_table(grounding, kind, table) for kind, table in tables.items()}
-        write_shard_set(grounding, GROUNDING, ShardSet({"format": "test"}, (shard,), {}))
+        with shard_set_output(grounding, GROUNDING) as output, output.scratch() as made:
+            shard = {kind: write_table(made, kind, table) for kind, table in tables.items()}
+            output.move_in(made)
+            write_shard_set(output, GROUNDING, ShardSet({"format": "test"}, (shard,), {}))
         return Files(grounding, captions, images, self.root)
 
 

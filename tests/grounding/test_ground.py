@@ -216,12 +216,14 @@ def test_a_signal_ends_it_with_one_line_that_says_what_is_kept(data, tmp_path):
 
 
 def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
-    blocks = tmp_path / "out.run/blocks"
+    blocks, killed = tmp_path / "out.run/blocks", "0123456789abcdef"
     blocks.mkdir(parents=True)
-    for name in ("phrases.part", ".x.json.7.tmp", "torn.json"):
+    (tmp_path / "out.run/lock").write_text(f"process 1 on host\ntemporary files {killed}\n")
+    for name in (f".phrases.{killed}.tmp", f".x.json.{killed}.tmp", f"{'a' * 64}.json"):
         (blocks / name).write_bytes(b"half a fi")
+    (blocks / "notes").write_text("mine")
     run_ground(data, tmp_path / "out")
-    assert list(blocks.iterdir()) == []
+    assert [path.name for path in blocks.iterdir()] == ["notes"]
 
 
 def test_a_block_whose_file_is_damaged_is_made_again(data, tmp_path):

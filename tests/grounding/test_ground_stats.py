@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pipeline.cache import CAPTIONS, PHRASES, CacheError, write_manifest
 from pipeline.cache.records import read_phrases
 from pipeline.cli import app
-from pipeline.grounding.stats import ground_stats, write_plots
+from pipeline.grounding.stats import ground_stats, write_stats
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_captions_of_another_data_set(files, tmp_path):
 
 
 def test_plots_are_lists_of_points(files, tmp_path):
-    write_plots(ground_stats(files.phrases), tmp_path / "plots")
+    write_stats(ground_stats(files.phrases), tmp_path / "plots")
     pairs = json.loads((tmp_path / "plots/pairs_per_image.json").read_text())
     assert pairs == [
         {"pairs": 0, "images": 1},
@@ -68,13 +68,13 @@ def test_plots_are_lists_of_points(files, tmp_path):
 
 
 def test_the_command(files, tmp_path):
-    out = tmp_path / "stats.json"
+    out = tmp_path / "figures"
     words = ["ground", "stats", str(files.phrases), "--captions", str(files.captions)]
     shown = CliRunner().invoke(app, [*words, "--out", str(out)])
     assert shown.exit_code == 0, shown.output
     assert "2.00 (MCSEO on Flickr30k: 4.2)" in " ".join(shown.output.split())
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
-    assert told == json.loads(out.read_text())
+    assert told == json.loads((out / "stats.json").read_text())
     assert told["published_pairs_per_image"] == 4.2
 
 
@@ -88,4 +88,4 @@ def test_the_stage(files, tmp_path, monkeypatch):
     assert shown.exit_code == 0, shown.output
     assert "8 pairs of 4 images, 2.00 an image" in shown.output
     names = {path.name for path in (tmp_path / "data/ground-stats/mine").iterdir()}
-    assert names == {"stats.json", "pairs_per_image.json", "drops.json"}
+    assert names == {"ground_stats.json", "stats.json", "pairs_per_image.json", "drops.json"}

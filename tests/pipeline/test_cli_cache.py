@@ -90,7 +90,7 @@ def test_the_licence_of_a_data_set_in_the_graph_is_told(monkeypatch, capsys, wor
     monkeypatch.chdir(world)
     shutil.copytree("image", "data/features/mine/image/clip")
     Path("data/datasets/mine").mkdir(parents=True)
-    Path("data/datasets/mine/report.json").write_text('{"kind": "flickr30k"}')
+    Path("data/datasets/mine/dataset.json").write_text('{"kind": "flickr30k"}')
     assert run(monkeypatch, "cache", "info", "data/features/mine/image/clip") == 0
     assert "non-commercial research" in capsys.readouterr().out
 
@@ -242,6 +242,10 @@ def test_a_folder_to_copy_from_must_be_there(monkeypatch, capsys, world):
 
 def test_gc_says_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
     (world / "image" / f"shard-{'0' * 32}.h5").write_bytes(b"x" * 3_000_000)
+    (world / "image" / f"shard-{'1' * 32}.h5").write_bytes(b"somebody else's")
+    claims = ["sightline.claims/1", f"shard-{'0' * 32}.h5"]
+    lines = "".join(f"{json.dumps(line)}\n" for line in claims)
+    (world / "image" / "feature_set.claims").write_text(lines)
     assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run") == 0
     assert "3.0 MB would be freed" in capsys.readouterr().out
     assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run", "--json") == 0
@@ -250,7 +254,8 @@ def test_gc_says_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
     assert run(monkeypatch, "cache", "gc", world / "image") == 0
     assert "3.0 MB freed" in capsys.readouterr().out
     assert verify(world / "image") == []
-    assert len(list((world / "image").iterdir())) == 3
+    assert len(list((world / "image").iterdir())) == 4
+    assert (world / "image" / f"shard-{'1' * 32}.h5").read_bytes() == b"somebody else's"
 
 
 def test_compact_export_import_and_diff(monkeypatch, capsys, world):

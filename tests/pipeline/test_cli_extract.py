@@ -226,7 +226,7 @@ def test_a_file_in_the_place_of_the_output_is_said_before_anything_starts(
 ):
     (tmp_path / "out").write_text("a file")
     assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
-    assert "out: is a file; a feature set is a folder" in capsys.readouterr().err
+    assert "out: is a file; the output is a folder" in capsys.readouterr().err
     assert not (tmp_path / "out.run").exists()
 
 

@@ -15,8 +15,9 @@ from phrase_world import Objects
 from transformers import TrainerCallback
 
 from pipeline.cache import BusyError, SightlineError
-from train.checkpoints import Checkpoints, Progress
+from train.checkpoints import Progress
 from train.run import train_run
+from train.run_folder import RunFolder
 from train.summary import RunSummary
 from train.trainer import NonFiniteLoss
 
@@ -63,7 +64,10 @@ def test_a_folder_of_something_else_is_not_touched(world: World, tmp_path: Path,
     file = tmp_path / "theirs" / name
     file.parent.mkdir(parents=True)
     file.write_text('{"mine": true}')
-    with pytest.raises(SightlineError, match=rf"theirs: holds {Path(name).parts[0]}, which no"):
+    said = rf"theirs: holds {Path(name).parts[0]}, which no"
+    if name == "run.json":
+        said = r"theirs/run.json: another file, expected sightline\.run/1"
+    with pytest.raises(SightlineError, match=said):
         train_run(world.spec(tmp_path / "theirs"), say=silent)
     assert content(tmp_path) == {f"theirs/{name}": b'{"mine": true}'}
 
@@ -77,7 +81,7 @@ def test_notes_beside_a_run_stay(world: World, tmp_path: Path) -> None:
 
 def test_a_file_cannot_be_the_folder(world: World, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("x")
-    with pytest.raises(SightlineError, match="out: is a file; name a folder for the run"):
+    with pytest.raises(SightlineError, match="out: is a file; the output is a folder"):
         train_run(world.spec(tmp_path / "out"), say=silent)
 
 
@@ -171,35 +175,44 @@ def test_the_best_weights_belong_to_a_checkpoint(world: World, tmp_path: Path) -
         train_run(world.spec(tmp_path), say=silent)
 
 
-def test_checkpoints_go_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.begin()
-    for name in ("model.safetensors", "optimizer.pt"):
-        (checkpoints.part / "checkpoint-2").mkdir(parents=True, exist_ok=True)
-        (checkpoints.part / "checkpoint-2" / name).write_bytes(b"x")
-    checkpoints.publish(2, Progress("digest"))
-    assert checkpoints.newest() is not None
+def killed_while_clearing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that publishes a checkpoint and is killed as it takes its files away again."""
+    real = Path.unlink
 
-    def half(folder: Path, ignore_errors: bool = False) -> None:
-        for file in Path(folder).rglob("optimizer.pt"):
-            file.unlink()
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "optimizer.pt":
             raise Killed
+        real(path, missing_ok)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", half)
-        with pytest.raises(Killed):
-            checkpoints.clear()
-    assert checkpoints.newest() is None
-    assert not checkpoints.begun
-    checkpoints.clear()
-    assert list(tmp_path.iterdir()) == []
+    with folder.claimed():
+        checkpoints = folder.checkpoints
+        checkpoints.begin()
+        for name in ("model.safetensors", "optimizer.pt"):
+            (checkpoints.part / "checkpoint-2").mkdir(parents=True, exist_ok=True)
+            (checkpoints.part / "checkpoint-2" / name).write_bytes(b"x")
+        checkpoints.publish(2, Progress("digest"))
+        assert checkpoints.newest() is not None
+        monkeypatch.setattr(Path, "unlink", unlink)
+        checkpoints.clear()
+
+
+def test_checkpoints_go_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_while_clearing(RunFolder(tmp_path / "run"), patch)
+    assert list((tmp_path / "run").rglob("optimizer.pt"))
+    again = RunFolder(tmp_path / "run")
+    with again.claimed():
+        assert again.checkpoints.newest() is None
+        assert not again.checkpoints.begun
+        again.begin()
+        assert not list((tmp_path / "run").rglob("optimizer.pt"))
 
 
 def test_weights_that_are_not_finite_are_not_kept(world: World, tmp_path: Path) -> None:
     spec = world.spec(tmp_path, dev=None, train={"learning_rate": 1e38, "save_steps": 1})
     with pytest.raises(NonFiniteLoss) as caught:
         train_run(spec, say=silent)
-    found = Checkpoints(tmp_path / "checkpoints").newest()
+    found = RunFolder(tmp_path).checkpoints.newest()
     said = str(caught.value)
     assert "the weights of step" in said
     assert "are not finite either" in said

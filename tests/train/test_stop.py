@@ -91,6 +91,12 @@ def test_handlers_are_put_back(world: World, tmp_path: Path, ending: None) -> No
 def test_what_a_kill_left_unfinished_does_not_stay_in_the_output(
     world: World, tmp_path: Path
 ) -> None:
-    (tmp_path / ".best.safetensors.4711.tmp").write_bytes(b"half of it")
-    train_run(world.spec(tmp_path, train={"max_steps": 1}), say=silent)
-    assert not list(tmp_path.glob(".*"))
+    killed, theirs = "0123456789abcdef", ".best.safetensors.4711.tmp"
+    out = tmp_path / "run"
+    out.mkdir()
+    (tmp_path / "run.run").mkdir()
+    (tmp_path / "run.run/lock").write_text(f"process 1 on host\ntemporary files {killed}\n")
+    for name in (f".best.safetensors.{killed}.tmp", theirs):
+        (out / name).write_bytes(b"half of it")
+    train_run(world.spec(out, train={"max_steps": 1}), say=silent)
+    assert [path.name for path in out.glob(".*")] == [theirs]

@@ -21,6 +21,8 @@ INK, FAINT, PLAIN = "#1f2933", "#9aa5b1", "#e4e7eb"
 COLOURS = ("#2f6f9f", "#d9773f", "#3f8f6b", "#8a63b0", "#b8495c", "#8c7a2b", "#3d9aa8", "#5b6770")
 PUBLISHED = "#cbd2d9"
 
+MARK = b"Sightline figure"
+"""Stands at the beginning of every figure, so that it may be replaced by another."""
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -139,7 +141,7 @@ def to_svg(figure: Figure) -> str:
     """The figure as SVG text that holds no date."""
     buffer = io.StringIO()
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": MARK.decode()})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
@@ -148,7 +150,7 @@ def to_png(figure: Figure) -> bytes:
     """The figure as a PNG at 180 dots per inch."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format="png", dpi=180, metadata={"Software": None})
+        figure.savefig(buffer, format="png", dpi=180, metadata={"Software": MARK.decode()})
     return buffer.getvalue()
 
 

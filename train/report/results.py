@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.cache import SightlineError
-from pipeline.cache.atomic import write_bytes
+from pipeline.cache.output import write_file
 from train.provenance import FeatureUse
 
 FILE_NAME = "result.json"
@@ -97,10 +97,15 @@ class RunResult(_Strict):
 
 
 def save_result(result: RunResult, path: str | Path) -> Path:
-    """Write `result` to the file `path` (or to result.json in the folder `path`), atomically."""
+    """Write `result` to the file `path` (or to result.json in the folder `path`), atomically.
+
+    Raises:
+        SightlineError: something else than a result is there.
+    """
     file = _result_file(path)
     body = result.model_dump(mode="json", by_alias=True)
-    write_bytes(file, (json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode())
+    data = (json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode()
+    write_file(file, data, SCHEMA.encode())
     return file
 
 

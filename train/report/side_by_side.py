@@ -8,11 +8,14 @@ from typing import Literal
 from rich.console import Console
 
 from pipeline.cache import SightlineError
-from train.report.compare import RunComparison
+from train.report.compare import SCHEMA, RunComparison
 from train.report.grids import grids_of, legend, printable
 from train.report.latex import to_latex
 from train.report.markdown import to_markdown
 from train.report.terminal import print_grids, terminal_text
+
+MARK = SCHEMA.encode()
+"""Stands at the beginning of every file of a comparison, so that it may be replaced."""
 
 
 def print_comparison(comparison: RunComparison, console: Console) -> None:
@@ -28,6 +31,15 @@ def to_text(
         return json.dumps(comparison.to_json(), indent=2, ensure_ascii=False) + "\n"
     draw = {"terminal": terminal_text, "markdown": to_markdown, "latex": to_latex}[format_]
     return draw(grids_of(comparison), legend(comparison))
+
+
+def to_file(
+    comparison: RunComparison, format_: Literal["terminal", "markdown", "latex", "json"]
+) -> bytes:
+    """`to_text`, with `MARK` at its beginning as a comment of the format."""
+    comment = {"terminal": f"({SCHEMA})\n\n", "markdown": f"<!-- {SCHEMA} -->\n\n"}
+    comment |= {"latex": f"% {SCHEMA}\n", "json": ""}
+    return (comment[format_] + to_text(comparison, format_)).encode()
 
 
 def draw_subsets(comparison: RunComparison, suffix: str) -> bytes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.cache.output import Output, json_record
 from train.report.gains import Comparison, compute_gains
 from train.report.html import Drawing, feature_uses, to_html
 from train.report.plots import dev_chart, score_chart, to_png, to_svg
@@ -14,7 +14,7 @@ from train.report.render import escape_markdown, to_json, to_markdown
 from train.report.results import RunResult
 from train.report.table import make_table
 
-SCHEMA = "sightline.report/1"
+RECORD, SCHEMA = "report.json", "sightline.report/1"
 
 _CAPTIONS = {
     "scores.png": ("Final scores", "Whisker: ± one sample standard deviation. Dots: the seeds."),
@@ -29,6 +29,7 @@ def write_report(
     *,
     comparisons: Sequence[Comparison] = (),
     published: Sequence[PublishedRow] = (),
+    inputs: Sequence[Path] = (),
 ) -> list[Path]:
     """Write the report into the folder `out`; equal input gives equal bytes.
 
@@ -36,12 +37,14 @@ def write_report(
         results: of every run and seed; rows stand in their order.
         comparisons: gains to compute, each by the names of its runs.
         published: rows of papers, shown after the measured ones and marked as published.
+        inputs: files that the results come from.
 
     Returns:
         The files written.
 
     Raises:
-        SightlineError: no result, one seed of a run twice, or a comparison of a run without result.
+        SightlineError: no result, one seed of a run twice, a comparison of a run without result,
+            or files of somebody else in ``out`` (`pipeline.cache.output`).
     """
     table = make_table(results, published)
     gains = compute_gains(table, comparisons)
@@ -64,17 +67,11 @@ def write_report(
     contents = {
         "report.html": to_html(title, table, results, gains, drawings).encode(),
         "report.md": f"# {escape_markdown(title)}\n\n{to_markdown(table, gains)}{images}".encode(),
-        "report.json": (json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode(),
         **{name: to_png(figure) for name, figure in charts.items()},
     }
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    if curves is None:
-        # A figure of an earlier report must not pass for one of this.
-        (folder / "dev.png").unlink(missing_ok=True)
-    paths = []
-    for name, data in contents.items():
-        path = folder / name
-        path.write_bytes(data)
-        paths.append(path)
-    return paths
+    target = Output(Path(out), RECORD, json_record(SCHEMA), inputs)
+    with target as output, output.scratch() as made:
+        for name, data in contents.items():
+            (made / name).write_bytes(data)
+        output.publish(made, body)
+    return [Path(out) / name for name in (RECORD, *contents)]

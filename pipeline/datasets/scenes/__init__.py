@@ -10,10 +10,10 @@ from pipeline.datasets.scenes.source import ScenesSource
 __all__ = ["ScenesSource", "prepare"]
 
 
-def prepare(source: ScenesSource, out: Path, progress: Progress | None = None) -> PrepareReport:
-    """Draw and write everything into ``out``, whole or not at all; see `scenes.build`."""
-    from pipeline.datasets.folder import building
+def prepare(
+    source: ScenesSource, folder: Path, report: PrepareReport, progress: Progress | None = None
+) -> None:
+    """Draw and write everything into ``folder``; see `scenes.build`."""
     from pipeline.datasets.scenes.build import build
 
-    with building(out) as folder:
-        return build(source, folder, progress)
+    build(source, folder, report, progress)

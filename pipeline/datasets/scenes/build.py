@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.cache.keys import as_keys, key_of_bytes
 from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_array, write_manifest
-from pipeline.datasets.base import REPORT, PrepareReport, Progress
+from pipeline.datasets.base import PrepareReport, Progress
 from pipeline.datasets.scenes.captions import Caption, describe, write
 from pipeline.datasets.scenes.draw import draw, png
 from pipeline.datasets.scenes.models import write_models
@@ -23,14 +23,14 @@ CAPTIONS_EACH = 5
 SPLITS = ("train", "dev", "test")
 
 
-def build(source: ScenesSource, folder: Path, progress: Progress | None = None) -> PrepareReport:
+def build(
+    source: ScenesSource, folder: Path, report: PrepareReport, progress: Progress | None = None
+) -> None:
     """Fill ``folder``; the same parameters give the same bytes on one machine.
 
     Writes ``images/``, ``images.parquet``, ``captions.parquet``, ``phrases.parquet``,
-    ``sentences.parquet``, ``similarity/{train,dev,test}.tsv``, ``encoders/``, ``student/`` and
-    ``report.json``.
+    ``sentences.parquet``, ``similarity/{train,dev,test}.tsv``, ``encoders/`` and ``student/``.
     """
-    report = PrepareReport("scenes")
     random = stream(source.seed, "scenes")
     scenes = [random_scene(random) for _ in range(source.scenes)]
     for split in SPLITS:  # every split has something in it, however few scenes there are
@@ -58,8 +58,6 @@ def build(source: ScenesSource, folder: Path, progress: Progress | None = None) 
         pairs["train"],
         progress,
     )
-    (folder / REPORT).write_text(report.to_json(), encoding="utf-8")
-    return report
 
 
 def _write_captions(scenes: list[Scene], seed: int) -> tuple[list[list[Caption]], set[str]]:

@@ -32,7 +32,7 @@ class ScenesSource(Source):
 
     scenes: Annotated[int, Field(ge=20)] = 3000  # fewer may leave a split empty
     sentences: Count = 6000
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     image_size: Annotated[int, Field(ge=32, le=512, multiple_of=32)] = 64
     train_pairs: Count = 3000
     dev_pairs: Count = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +14,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.cache import SightlineError
-from pipeline.cache.atomic import replacing
+from pipeline.cache.output import check_file, replacing_file
 from pipeline.cache.rle import decode_mask
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
 
+MARK = b'<meta name="generator" content="Sightline gallery">'
+"""What a page begins with, so that it may be replaced by another."""
 CUTOUT_SIDE = 112
 """Longer side of a cut-out on the page, in pixels."""
 
@@ -86,6 +88,7 @@ def write_gallery(
     title: str,
     side: int = 384,
     advance: Callable[[int], None] = lambda count: None,
+    inputs: Sequence[Path] = (),
 ) -> GallerySummary:
     """Write the page, one image at a time: memory does not grow with their number.
 
@@ -94,10 +97,13 @@ def write_gallery(
         root: folder that the paths of the images are relative to.
         side: longer side of a photograph on the page, in pixels, at most.
         advance: told how many more images are done.
+        inputs: files and folders that ``contents`` come from.
 
     Raises:
-        SightlineError: none of the images can be read.
+        SightlineError: ``out`` is a folder, an input, or no page of this command.
     """
+    inputs = [root, *inputs]
+    check_file(out, MARK, inputs)
 
     def views() -> Iterator[View]:
         for card in contents.cards:
@@ -122,7 +128,7 @@ def write_gallery(
         script_digest=_digest(script),
     )
     stream.enable_buffering(64)
-    with replacing(out) as part:
+    with replacing_file(out, MARK, inputs) as part:
         with part.open("wb") as file:
             stream.dump(file, encoding="utf-8")
         size = part.stat().st_size

@@ -1,0 +1,529 @@
+"""What a command may replace: files of its own, by name, that its own record lists.
+
+One rule for everything that writes. An output folder has a *record*, a JSON file that lists the
+files in the folder that are ours. A command replaces and removes those, each by its name, and no
+other file; it refuses a name that it needs where a file lies that the record does not list. It
+removes no folder that holds anything, renames none that it did not make itself, and writes the
+record last. Files of ours that the record does not list have their names in a second file, the
+*claims*: those that a run is writing, or was when it was killed, and those that are superseded and
+stay until they are collected.
+
+An output given as a single file is replaced only when its first bytes say that Sightline wrote it.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any
+
+from pipeline.cache.atomic import (
+    fsync_file,
+    fsync_folder,
+    remove_leftovers,
+    replacing,
+    token,
+    write_all,
+    write_bytes,
+)
+from pipeline.cache.errors import SightlineError
+from pipeline.cache.lock import WriterLock
+
+_RUN_FILES = ("plan", "journal.bin", "failures.jsonl", "blocks")
+"""What runs keep in a run folder, beside its lock."""
+_MOUNTS = Path("/proc/self/mountinfo")
+_HEAD_BYTES = 4096
+_MOST_RECORD_BYTES = 64 << 20
+_CLAIMS_HEAD = "sightline.claims/1"
+_MOST_SYNCED = 100  # small files of a folder; more are cheaper to write again than to sync
+
+Listed = Callable[[bytes], Collection[str]]
+"""Bytes of a record → the names that it lists; raises SightlineError for somebody else's file."""
+
+
+class Output:
+    """An output folder while a command writes to it; see the module for the rule.
+
+    ```python
+    with Output(folder, "dataset.json", json_record("sightline.dataset/1"), inputs) as output:
+        with output.scratch() as made:
+            ...  # fill the folder `made`
+            output.publish(made, {"schema": "sightline.dataset/1", "counts": ...})
+    ```
+
+    Args:
+        folder: need not exist; may be a link to a folder, a mount point or the working folder.
+        record: name of the record in it.
+        listed: which names a record lists.
+        inputs: files and folders that the command reads; those that do not exist are passed over.
+
+    Attributes:
+        folder: the output folder, absolute, links followed.
+        run_folder: where a run keeps what only it needs: ``<folder>.run`` beside it, or ``.run``
+            inside a mount point, whose files cannot be renamed from outside.
+        owned: names of our files, relative to the folder, with ``/`` between parts.
+        abandoned: tokens in the names of temporary files that killed runs left; those in the two
+            folders themselves are gone.
+
+    Raises:
+        BusyError: another run is writing there.
+        SightlineError: the folder is a file, holds an input, lies in one, or belongs to somebody
+            else. Nothing has changed then.
+    """
+
+    def __init__(
+        self, folder: Path, record: str, listed: Listed, inputs: Iterable[Path] = ()
+    ) -> None:
+        self.given = folder
+        self.folder = Path(os.path.realpath(folder))
+        self.run_folder = run_folder_of(self.folder)
+        self.record = record
+        self.abandoned: tuple[str, ...] = ()
+        self.owned: set[str] = set()
+        self._listed = listed
+        self._inputs = [Path(path) for path in inputs]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Output:
+        self._check()
+        with ExitStack() as stack:
+            lock = stack.enter_context(WriterLock(self.run_folder))
+            stack.callback(self._tidy)
+            self.abandoned = lock.abandoned
+            for folder in (self.folder, self.run_folder):
+                remove_leftovers(folder, lock.abandoned)
+            for each in lock.abandoned:
+                shutil.rmtree(self._scratch_of(each), ignore_errors=True)
+            self.owned = set(self._read_record()) | self.claims()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A new folder of this run on the file system of the output; it is removed at the end."""
+        folder = self._scratch_of(token())
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Refuse to begin where a file that is not ours has one of ``names``.
+
+        Raises:
+            SightlineError: one has, or a folder on the way to it is a link or a file.
+        """
+        for name in names:
+            if name not in self.owned:
+                self._refuse_if_there(name)
+
+    def claim(self, names: Collection[str]) -> None:
+        """Make ``names`` ours, durably, before they are written.
+
+        Raises:
+            SightlineError: as `check`.
+        """
+        new = set(names) - self.owned
+        self.check(new)
+        self.remember(new)
+
+    def remember(self, names: Iterable[str]) -> None:
+        """Let the next run know ``names`` for ours, should this one be killed."""
+        new = sorted(set(names))
+        if not new:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = _claims_of(self.folder, self.record)
+        if not path.exists():
+            write_bytes(path, _claims_text([]))
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            # a line that a kill cut short must not swallow the first new one
+            lines = [b"\n", *(f"{json.dumps(name)}\n".encode() for name in new)]
+            write_all(handle, b"".join(lines), os.fstat(handle).st_size)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        self.owned.update(new)
+
+    def write(self, name: str, *pieces: bytes | memoryview) -> Path:
+        """Replace the file ``name`` of ours by ``pieces``, durably and at once.
+
+        A file that is not ours is taken over if it holds these very bytes.
+        """
+        path = self.folder / name
+        if name not in self.owned and not _holds(path, pieces):
+            self.claim([name])
+        write_bytes(path, *pieces)
+        self.owned.add(name)
+        return path
+
+    def move_in(self, made: Path, below: str = "") -> list[str]:
+        """Move every file of the folder ``made`` into the output; returns their names.
+
+        Args:
+            made: a folder of this run, such as `scratch`.
+            below: folder of the output to put them in.
+
+        Raises:
+            SightlineError: one of the names is somebody else's; nothing was moved then.
+        """
+        found = {
+            (PurePosixPath(below) / path.relative_to(made).as_posix()).as_posix(): path
+            for path in sorted(made.rglob("*"))
+            if not path.is_dir()
+        }
+        _make_durable(made)
+        self.move(found)
+        return list(found)
+
+    def move(self, files: Mapping[str, Path]) -> None:
+        """Move durable files of this run to their names in the output.
+
+        A file that is not ours is taken over if it holds the very bytes of the new one.
+
+        Raises:
+            SightlineError: one of the names is somebody else's; nothing was moved then.
+        """
+        same = {
+            name
+            for name, path in files.items()
+            if name not in self.owned and _equal(path, self.folder / name)
+        }
+        self.claim(files.keys() - same)
+        self.remember(same)
+        for name, path in files.items():
+            target = self.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+        for parent in {(self.folder / name).parent for name in files}:
+            fsync_folder(parent)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove those of ``names`` that are ours, and folders that are empty then."""
+        gone = sorted(set(names) & self.owned)
+        for name in gone:
+            if not self._behind_a_link(name):
+                (self.folder / name).unlink(missing_ok=True)
+        parents = {parent for name in gone for parent in PurePosixPath(name).parents}
+        for parent in sorted(parents - {PurePosixPath()}, key=lambda p: -len(p.parts)):
+            with suppress(OSError):  # it holds something else
+                (self.folder / parent).rmdir()
+
+    def publish(self, made: Path, body: Mapping[str, Any]) -> None:
+        """Let the files of ``made`` replace ours; the record is ``body`` with their names."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        names = self.move_in(made)
+        text = json.dumps({**body, "files": names}, indent=1, ensure_ascii=False)
+        self.replace_record((text + "\n").encode(), names)
+
+    def replace_record(self, data: bytes, names: Collection[str]) -> None:
+        """Write the record, which lists ``names``, and remove what else is ours."""
+        self.remember(self.owned - {*names, self.record})
+        self.write(self.record, data)
+        self.drop_stale(names)
+
+    def drop_stale(self, names: Collection[str]) -> None:
+        """Remove what is ours and not among ``names``, which the record lists."""
+        self.remove(self.owned - {*names, self.record})
+        self.settle(names)
+
+    def claims(self) -> set[str]:
+        """Names of our files that the record need not list."""
+        return read_claims(self.folder, self.record)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """The record lists ``names`` now; the claims keep what else of ours is there."""
+        listed = {*names, self.record}
+        rest = {name for name in self.owned - listed if os.path.lexists(self.folder / name)}
+        self.owned = listed | rest
+        path = _claims_of(self.folder, self.record)
+        if rest:
+            write_bytes(path, _claims_text(sorted(rest)))
+        else:
+            path.unlink(missing_ok=True)
+
+    def _check(self) -> None:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise SightlineError(f"{self.given}: is a file; the output is a folder, name another")
+        self._read_record()
+        self.claims()
+        inside = check_apart(self.given, self._inputs)
+        if inside is not None and not self._is_new_or_ours():
+            raise SightlineError(
+                f"{self.given}: lies inside the input {inside} and holds other files; name a "
+                "new folder"
+            )
+        check_apart(self.run_folder, self._inputs, holds_only=True)
+        run = self.run_folder
+        there = [name for name in _RUN_FILES if os.path.lexists(run / name)]
+        if there and not os.path.lexists(run / "lock"):
+            raise SightlineError(
+                f"{run}: holds {', '.join(there)} and no lock of Sightline, so it may be somebody "
+                f"else's; move it away, or run `touch {run / 'lock'}` if an earlier run left it"
+            )
+
+    def _is_new_or_ours(self) -> bool:
+        if not self.folder.exists() or (self.folder / self.record).is_file():
+            return True  # `_read_record` has refused a record of somebody else's
+        begun = _claims_of(self.folder, self.record).is_file()
+        return begun or all(path == self.run_folder for path in self.folder.iterdir())
+
+    def _read_record(self) -> Collection[str]:
+        path = self.folder / self.record
+        if path.is_dir():
+            raise SightlineError(f"{path}: is a folder; move it away, or name another output")
+        try:
+            if path.stat().st_size > _MOST_RECORD_BYTES:
+                raise SightlineError(f"{path}: too large for a record; name another output")
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return ()
+        if not data:
+            return {self.record}  # nothing is lost with an empty file
+        try:
+            return {*self._listed(data), self.record}
+        except SightlineError as error:
+            raise SightlineError(f"{path}: {error}") from None
+
+    def _refuse_if_there(self, name: str) -> None:
+        path = self.folder
+        for part in PurePosixPath(name).parts[:-1]:
+            path /= part
+            if path.is_symlink() or (path.exists() and not path.is_dir()):
+                what = "a link" if path.is_symlink() else "a file"
+                raise SightlineError(
+                    f"{path}: is {what}, and {Path(name).name} belongs in a folder of that name; "
+                    "move it away, or name another output"
+                )
+        path = self.folder / name
+        if os.path.lexists(path):
+            raise SightlineError(
+                f"{path}: is there already, and {self.record} does not list it as Sightline's; "
+                "move it away, or name another output"
+            )
+
+    def _behind_a_link(self, name: str) -> bool:
+        parents = PurePosixPath(name).parents
+        return any((self.folder / parent).is_symlink() for parent in parents if parent.parts)
+
+    def _scratch_of(self, process: str) -> Path:
+        return self.run_folder / f"scratch-{process}"
+
+    def _tidy(self) -> None:
+        """Leave no run folder where nothing but the lock is in it."""
+        lock = self.run_folder / "lock"
+        with suppress(OSError):
+            if list(self.run_folder.iterdir()) == [lock]:
+                lock.unlink()
+                self.run_folder.rmdir()
+
+
+def json_record(schema: str) -> Listed:
+    """Names that a JSON record lists under ``files``, if it says that it is of ``schema``."""
+
+    def listed(data: bytes) -> Collection[str]:
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            body = None
+        found = body.get("schema") if isinstance(body, dict) else None
+        names = body.get("files") if isinstance(body, dict) else None
+        if found != schema or not isinstance(names, list):
+            said = f"schema {str(found)[:80]!r}" if isinstance(found, str) else "another file"
+            raise SightlineError(
+                f"{said}, expected {schema}; this folder belongs to something else, so name "
+                "another output, or move it away"
+            )
+        if not all(isinstance(name, str) and _stays_inside(name) for name in names):
+            raise SightlineError("lists files outside its folder; move it away")
+        return names
+
+    return listed
+
+
+def run_folder_of(folder: Path) -> Path:
+    """Where runs that write to ``folder`` keep their own files; see `Output`."""
+    folder = Path(os.path.realpath(folder))
+    if _is_mount_point(folder):
+        return folder / ".run"
+    return folder.with_name(folder.name + ".run")
+
+
+def read_claims(folder: Path, record: str) -> set[str]:
+    """Names of our files in ``folder`` that its record need not list; see the module.
+
+    Raises:
+        SightlineError: somebody else's file has the name of the claims.
+    """
+    path = _claims_of(folder, record)
+    if not os.path.lexists(path):
+        return set()
+    text = ""
+    if path.is_file() and path.stat().st_size <= _MOST_RECORD_BYTES:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.split("\n")
+    if lines[0] != json.dumps(_CLAIMS_HEAD):
+        raise SightlineError(
+            f"{path}: not a list of Sightline's, which keeps one of that name; move it away, or "
+            "name another output"
+        )
+    names: set[str] = set()
+    for line in lines[1:]:
+        with suppress(ValueError):  # a torn line claims nothing
+            name = json.loads(line)
+            if isinstance(name, str) and _stays_inside(name):
+                names.add(name)
+    return names
+
+
+def _claims_text(names: Iterable[str]) -> bytes:
+    return "".join(f"{json.dumps(name)}\n" for name in (_CLAIMS_HEAD, *names)).encode()
+
+
+def _claims_of(folder: Path, record: str) -> Path:
+    return folder / f"{record.removesuffix('.json')}.claims"
+
+
+def check_apart(out: Path, inputs: Iterable[Path], holds_only: bool = False) -> Path | None:
+    """Refuse an output that is one of the inputs or holds one.
+
+    Args:
+        holds_only: leave out the look at inputs that ``out`` lies in.
+
+    Returns:
+        The input folder that ``out`` lies in, or None.
+
+    Raises:
+        SightlineError: ``out`` is an input, or an input lies in it.
+    """
+    around = _identities(out)
+    inside = None
+    for given in inputs:
+        if not given.exists():
+            continue
+        found = _identities(given)
+        own = around[0] if around and out.exists() else None
+        if own is not None and own == found[0]:
+            raise SightlineError(f"{out}: is also an input of this command; name another output")
+        if own is not None and own in found[1:]:
+            raise SightlineError(
+                f"{out}: the input {given} lies in it; name another output, such as "
+                f"{out / 'sightline'}"
+            )
+        if not holds_only and found[0] in around and given.is_dir():
+            inside = given
+    return inside
+
+
+@contextmanager
+def replacing_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = ()) -> Iterator[Path]:
+    """A path to write to, which takes the place of the file ``path`` when the block ends well.
+
+    Args:
+        mark: bytes near the beginning of every such file that Sightline writes; None where the
+            format has no room for any, and no file is replaced.
+        inputs: as of `Output`.
+
+    Raises:
+        SightlineError: there is a folder, an input, or a file that Sightline did not write.
+    """
+    check_file(path, mark, inputs)
+    with replacing(Path(os.path.realpath(path))) as part:
+        yield part
+
+
+def check_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = ()) -> None:
+    """Refuse what `replacing_file` would; for commands that work a while before they write.
+
+    Raises:
+        SightlineError: as `replacing_file`.
+    """
+    if path.is_dir():
+        raise SightlineError(f"{path}: is a folder; name the file to write")
+    inside = check_apart(path, inputs)
+    if inside is not None:
+        raise SightlineError(f"{path}: lies inside the input {inside}; write it somewhere else")
+    if not path.exists():
+        return
+    if path.is_file() and not path.stat().st_size:
+        return  # such as `mktemp` makes
+    if mark is None or not path.is_file():
+        raise SightlineError(f"{path}: is there already; move it away, or name another file")
+    with path.open("rb") as file:
+        if mark not in file.read(_HEAD_BYTES):
+            raise SightlineError(
+                f"{path}: is there already, and not written by this command; move it away, or "
+                "name another file"
+            )
+
+
+def write_file(path: Path, data: bytes, mark: bytes, inputs: Iterable[Path] = ()) -> None:
+    """Replace the file ``path`` of ours by ``data``, at once; see `replacing_file`."""
+    assert mark in data[:_HEAD_BYTES], f"{path.name}: lacks its mark {mark!r}"
+    with replacing_file(path, mark, inputs) as part:
+        part.write_bytes(data)
+
+
+def _identities(path: Path) -> list[tuple[int, int]]:
+    """Device and inode of ``path``, as far as it exists, and of every folder above it."""
+    path = Path(os.path.realpath(path))
+    found: list[tuple[int, int]] = []
+    for each in (path, *path.parents):
+        with suppress(OSError):
+            stat = each.stat()
+            found.append((stat.st_dev, stat.st_ino))
+    return found
+
+
+def _is_mount_point(folder: Path) -> bool:
+    if folder.is_dir() and os.path.ismount(folder):
+        return True
+    if not _MOUNTS.is_file():
+        return False
+    # bind mounts of one file system, which have the device of the folder above
+    lines = _MOUNTS.read_text(errors="replace").splitlines()
+    places = {line.split()[4] for line in lines if line}
+    return os.fspath(folder).replace(" ", "\\040") in places
+
+
+def _stays_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def _holds(path: Path, pieces: Iterable[bytes | memoryview]) -> bool:
+    """Whether ``path`` is a plain file of just these bytes."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    return path.read_bytes() == b"".join(bytes(piece) for piece in pieces)
+
+
+def _equal(path: Path, other: Path) -> bool:
+    """Whether both are plain files of the same bytes."""
+    if other.is_symlink() or not other.is_file():
+        return False
+    return path.stat().st_size == other.stat().st_size and filecmp.cmp(path, other, shallow=False)
+
+
+def _make_durable(folder: Path) -> None:
+    for root, _, names in os.walk(folder):
+        for name in names if len(names) <= _MOST_SYNCED else []:
+            fsync_file(Path(root, name))
+        fsync_folder(Path(root))
