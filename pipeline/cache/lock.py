@@ -35,6 +35,7 @@ class WriterLock:
 
     Attributes:
         abandoned: tokens of processes that were killed while they held this lock.
+        found_empty: ``lock`` was there, without a word in it; it is left so again.
 
     Raises:
         BusyError: another run holds it.
@@ -44,6 +45,7 @@ class WriterLock:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lock"
         self.abandoned: tuple[str, ...] = ()
+        self.found_empty = False
         self._handle: int | None = None
         self._identity = (0, 0)
 
@@ -51,6 +53,7 @@ class WriterLock:
         if fcntl is None:
             raise SightlineError(f"{self.path}: this system has no file locks; use Linux or macOS")
         while self._handle is None:
+            there = os.path.lexists(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 handle = os.open(
@@ -80,6 +83,7 @@ class WriterLock:
             else:  # removed with its folder while we waited for it
                 os.close(handle)
         found = os.pread(self._handle, 1 << 16, 0)
+        self.found_empty = there and not found
         if found and not found.startswith(_FIRST):
             os.close(self._handle)
             self._handle = None
@@ -101,7 +105,10 @@ class WriterLock:
     ) -> None:
         if self._handle is not None:
             if kind is None or issubclass(kind, Exception):
-                self._write(())  # every temporary file is gone
+                if self.found_empty:
+                    os.truncate(self._handle, 0)
+                else:
+                    self._write(())  # every temporary file is gone
             _held.discard(self._identity)
             os.close(self._handle)  # which releases it
             self._handle = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import filecmp
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,6 +36,20 @@ from pipeline.cache.atomic import (
 from pipeline.cache.errors import SightlineError
 from pipeline.cache.lock import WriterLock
 
+RECORDS = {
+    "dataset.json": "a prepared data set",
+    "feature_set.json": "a feature set",
+    "grounding.json": "a grounding",
+    "cutouts.json": "cut-outs",
+    "student.json": "a token set",
+    "phrase_tokens.json": "phrase tokens",
+    "ground_stats.json": "figures of a grounding",
+    "run.json": "a training run",
+    "report.json": "a report",
+}
+"""Every record there is, and what it is the record of."""
+_TOGETHER = {"grounding.json", "cutouts.json"}  # these two may share a folder
+_OURS = re.compile(rb'"schema": ?"sightline\.')
 _RUN_FILES = ("plan", "journal.bin", "failures.jsonl", "blocks")
 """What runs keep in a run folder, beside its lock."""
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -94,7 +109,7 @@ class Output:
         self._check()
         with ExitStack() as stack:
             lock = stack.enter_context(WriterLock(self.run_folder))
-            stack.callback(self._tidy)
+            stack.callback(lambda: lock.found_empty or self._tidy())
             self.abandoned = lock.abandoned
             for folder in (self.folder, self.run_folder):
                 remove_leftovers(folder, lock.abandoned)
@@ -264,6 +279,7 @@ class Output:
             raise SightlineError(f"{self.given}: is a file; the output is a folder, name another")
         self._read_record()
         self.claims()
+        self._refuse_another_kind()
         inside = check_apart(self.given, self._inputs)
         if inside is not None and not self._is_new_or_ours():
             raise SightlineError(
@@ -278,6 +294,18 @@ class Output:
                 f"{run}: holds {', '.join(there)} and no lock of Sightline, so it may be somebody "
                 f"else's; move it away, or run `touch {run / 'lock'}` if an earlier run left it"
             )
+
+    def _refuse_another_kind(self) -> None:
+        for name, what in RECORDS.items():
+            path = self.folder / name
+            if name == self.record or {name, self.record} == _TOGETHER or not path.is_file():
+                continue
+            with path.open("rb") as file:
+                if _OURS.search(file.read(_HEAD_BYTES)):
+                    raise SightlineError(
+                        f"{self.given}: holds {what} ({name}), and this command writes "
+                        f"{RECORDS.get(self.record, 'something else')}; name another folder"
+                    )
 
     def _is_new_or_ours(self) -> bool:
         if not self.folder.exists() or (self.folder / self.record).is_file():

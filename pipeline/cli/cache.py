@@ -49,7 +49,9 @@ def verify(
     phrases: _PHRASES = None,
     encoder: _ENCODER = None,
     weights: _WEIGHTS = None,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Which rows --recompute draws.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MOST_SEED, help="Which rows --recompute draws.")
+    ] = 0,
     device: DEVICE = "auto",
     params: PARAMS = Path("params.yaml"),
     as_json: JSON = False,

@@ -103,7 +103,9 @@ def scenes(
         int | None,
         typer.Option("--scenes", min=1, help="Pictures to draw; default: 3,000, as in the demo."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of everything drawn and trained.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MOST_SEED, help="Of everything drawn and trained.")
+    ] = 0,
     as_json: JSON = False,
 ) -> None:
     """Draw the built-in demo data and train its small encoders on it.

@@ -30,7 +30,9 @@ def train(
     set_: Annotated[
         list[str], typer.Option("--set", help="NAME=VALUE of an objective's parameter; repeat.")
     ] = [],  # noqa: B006
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of heads, dropout and the order of rows.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MOST_SEED, help="Of heads, dropout and the order of rows.")
+    ] = 0,
     pooling: Annotated[str, typer.Option(help="cls, pooler, mean or first_last_mean.")] = "cls",
     max_length: Annotated[int, typer.Option(min=3, help="Tokens of a training text.")] = 32,
     layers: Annotated[int | None, typer.Option(min=1, help="Keep the first N layers.")] = None,

@@ -60,7 +60,7 @@ def repository(tmp_path: Path) -> Path:
 DVC = [sys.executable, "-m", "dvc"]
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2]}",
+    "PYTHONPATH": ":".join(map(str, (Path(__file__).parent, *Path(__file__).parents[1:3]))),
     "DVC_NO_ANALYTICS": "1",
 }
 

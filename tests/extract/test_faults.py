@@ -118,6 +118,6 @@ def full_disk_and_then_room(disk):
 
 
 def run(code: str, out: Path, *before: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path.cwd()}"}
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{Path.cwd()}"}
     command = [*before, sys.executable, "-c", code, str(out)]
     return subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -26,7 +26,7 @@ class World:
     """Published records and cut-outs, and what an unbroken run makes of them."""
 
     def __init__(self, folder: Path) -> None:
-        path = [str(HERE), str(HERE.parent / "extract"), *sys.path]
+        path = [str(HERE), str(HERE.parent), *sys.path]
         self._server = subprocess.Popen(
             [sys.executable, str(HERE / "ground_server.py")],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},

@@ -90,13 +90,13 @@ def objects_of(clone: Clone, cell: Path) -> dict[str, Path]:
 
 
 def test_a_push_after_one_per_cent_of_new_images_sends_only_what_is_new(team, history):
-    """New are in each set: one shard, the index, feature_set.json, and DVC's list of its files."""
+    """New are in each set: a shard, the index, its two lists, and DVC's list of its files."""
     sent = team.sent(GREW)
     new = {}
     for cell in (CLIP, RESNET):
         own = {name: file for name, file in objects_of(history, cell).items() if name in sent}
         kinds = sorted(file.name.partition("-")[0] for file in own.values())
-        assert kinds == ["feature_set.json", "index", "shard"]
+        assert kinds == ["feature_set.claims", "feature_set.json", "index", "shard"]
         new |= own
     lists = sent - new.keys()
     assert len(lists) == 2

@@ -55,7 +55,7 @@ class FaultLayer:
 
     def install(self) -> None:
         """From now on, in this process."""
-        for name in ("pwrite", "fsync", "replace", "unlink", "ftruncate"):
+        for name in ("pwrite", "fsync", "replace", "rename", "unlink", "ftruncate"):
             self._real[name] = getattr(os, name)
             setattr(os, name, getattr(self, f"_{name}"))
 
@@ -81,6 +81,10 @@ class FaultLayer:
     def _replace(self, source: Any, target: Any, **options: Any) -> None:
         with self._around(f"rename {role(target)}"):
             self._real["replace"](source, target, **options)
+
+    def _rename(self, source: Any, target: Any, **options: Any) -> None:
+        with self._around(f"rename {role(target)}"):
+            self._real["rename"](source, target, **options)
 
     def _unlink(self, path: Any, **options: Any) -> None:
         if not os.path.lexists(path):  # nothing to break

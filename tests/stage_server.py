@@ -2,7 +2,7 @@
 
 Importing the libraries takes seconds, a run of a stub encoder a twentieth of one. Each line on
 stdin is a request (JSON, `Request`), each line on stdout its outcome (`Outcome`). With ``--torch``
-it runs the command line with real encoders as well.
+it runs the command line with real encoders as well; ``--import=NAME`` imports more beforehand.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Request:
         group: the signal goes to the whole process group.
         kill_after: seconds after which the run is killed, whatever it does.
         file: to wait for.
+        folder: to run the command line in.
     """
 
     out: str
@@ -56,6 +57,7 @@ class Request:
     group: bool = False
     kill_after: float | None = None
     file: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,10 @@ def _child(request: Request, trace: int, counter: int) -> int:
     if request.words:
         from pipeline import cli
 
-        _watch_batches(reached)
+        if "--torch" in _OPTIONS:
+            _watch_batches(reached)
+        if request.folder:
+            os.chdir(request.folder)
         sys.argv = ["sightline", *request.words]
         try:
             cli.main()
@@ -280,6 +285,7 @@ def _serve(request: Request) -> Outcome:
         )
 
 
+_OPTIONS = sys.argv[1:]
 LIBRARIES = ["numpy.ma", "pyarrow.compute", "pyarrow.parquet"]
 LIBRARIES += ["pipeline.cli", "pipeline.encoders.base", "pipeline.extract.run"]
 WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.clip_image"]
@@ -287,7 +293,8 @@ WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.clip_im
 
 def main() -> None:
     """Serve until stdin ends."""
-    for name in LIBRARIES + (WITH_TORCH if "--torch" in sys.argv else []):
+    more = [option.removeprefix("--import=") for option in _OPTIONS if "=" in option]
+    for name in LIBRARIES + more + (WITH_TORCH if "--torch" in _OPTIONS else []):
         importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test in the background hands down "ignored"
     for line in sys.stdin:

@@ -1,0 +1,309 @@
+"""Every command that writes, the inputs that it takes, and what of a folder is somebody else's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+from invented_results import write_results
+from stage_server import Outcome, StageServer
+from tiny_scenes import TINY
+
+from pipeline.datasets.registry import prepare
+from pipeline.datasets.scenes import ScenesSource
+
+LIBRARIES = [
+    *("open_clip", "torchvision.io", "train.run", "train.report.write", "dvclive.live"),
+    *("pipeline.encoders.clip_image", "pipeline.encoders.teacher", "pipeline.grounding.stage"),
+    *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokens"),
+    *("pipeline.phrase_tokens", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
+]
+SERVER_OPTIONS = [f"--import={name}" for name in LIBRARIES]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One way to write something.
+
+    Attributes:
+        words: of the command line, from the folder of the inputs and the output.
+        names: that it writes, some of them, below its output; none for a single file.
+        maker: command that makes what this one works on in place.
+    """
+
+    name: str
+    words: Callable[[Path, Path], list[object]]
+    names: tuple[str, ...] = ()
+    maker: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _prepare(kind: str, *options: str) -> Callable[[Path, Path], list[object]]:
+    def words(made: Path, out: Path) -> list[object]:
+        given = [made / word[1:] if word.startswith("@") else word for word in options]
+        return ["prepare", kind, *given, "--out", out]
+
+    return words
+
+
+def _extract_image(made: Path, out: Path) -> list[object]:
+    return ["extract", "image", "--images", made / "scenes/images", *_clip(made, out)]
+
+
+def _clip(made: Path, out: Path) -> list[object]:
+    model = made / "scenes/encoders/clip.json"
+    size = ["--batch-size", 8, "--workers", 0]
+    return ["--encoder", model, "--weights", "random:0", *size, "--out", out]
+
+
+def _train(made: Path, out: Path) -> list[object]:
+    scenes = made / "scenes"
+    return [
+        *("train", "--objective", "simcse", "--student", scenes / "student"),
+        *("--tokens", made / "tokens", "--sentences", scenes / "sentences.parquet"),
+        *("--dev", scenes / "similarity/dev.tsv", "--max-steps", 2, "--eval-steps", 1),
+        *("--batch-size", 4, "--out", out),
+    ]
+
+
+def _on_manifests(made: Path) -> list[object]:
+    scenes = made / "scenes"
+    return [
+        *("--images-manifest", scenes / "images.parquet"),
+        *("--captions", scenes / "captions.parquet", "--root", scenes / "images"),
+    ]
+
+
+FOLDERS = [
+    Command(
+        "prepare pairs",
+        _prepare("pairs", "--images", "@scenes/images", "--captions", "@captions.tsv"),
+        ("dataset.json", "images.parquet", "captions.parquet", "sentences.parquet"),
+    ),
+    Command(
+        "prepare sentences",
+        _prepare("sentences", "--path", "@texts.txt"),
+        ("dataset.json", "sentences.parquet"),
+    ),
+    Command("extract image", _extract_image, ("feature_set.json", "feature_set.claims")),
+    Command(
+        "extract text",
+        lambda made, out: [
+            *("extract", "text", "--texts", made / "texts.txt"),
+            *("--encoder", made / "scenes/encoders/clip.json", "--weights", "random:0"),
+            *("--out", out),
+        ],
+        ("feature_set.json",),
+    ),
+    Command(
+        "extract object",
+        lambda made, out: [
+            *("extract", "object", "--phrases", made / "scenes/phrases.parquet"),
+            *_on_manifests(made)[:2],
+            *("--root", made / "scenes/images", *_clip(made, out)),
+        ],
+        ("feature_set.json",),
+    ),
+    Command(
+        "extract teacher",
+        lambda made, out: [
+            *("extract", "teacher", "--texts", made / "texts.txt"),
+            *("--encoder", made / "scenes/student", "--out", out),
+        ],
+        ("feature_set.json",),
+    ),
+    Command(
+        "ground run",
+        lambda made, out: [
+            *("ground", "run", "--settings", made / "grounding.yaml", *_on_manifests(made)),
+            *("--out", out, "--cutouts", out.with_name(out.name + "-cutouts")),
+        ],
+        ("grounding.json", "grounding.claims"),
+    ),
+    Command(
+        "ground stats",
+        lambda made, out: ["ground", "stats", made / "scenes/phrases.parquet", "--out", out],
+        ("ground_stats.json", "stats.json", "drops.json"),
+    ),
+    Command(
+        "tokens",
+        lambda made, out: [
+            *("tokens", "--texts", made / "texts.txt", "--student", made / "scenes/student"),
+            *("--out", out),
+        ],
+        ("student.json", "tokens.parquet"),
+    ),
+    Command(
+        "phrase-tokens",
+        lambda made, out: [
+            *("phrase-tokens", "--phrases", made / "scenes/phrases.parquet"),
+            *("--captions", made / "scenes/captions.parquet"),
+            *("--student", made / "scenes/student", "--out", out),
+        ],
+        ("phrase_tokens.json", "phrase_tokens.parquet"),
+    ),
+    Command(
+        "train",
+        _train,
+        ("run.json", "heads.safetensors", "model/config.json", "best.safetensors"),
+    ),
+    Command(
+        "cache import",
+        lambda made, out: ["cache", "import", made / "set.tar", "--out", out],
+        ("feature_set.json",),
+    ),
+    Command(
+        "cache import-mcse",
+        lambda made, out: [
+            *("cache", "import-mcse", made / "mcse.hdf5", "--texts", made / "mcse.txt"),
+            *("--dataset", out, "--out", out.with_name(out.name + "-features")),
+        ],
+        ("dataset.json", "images.parquet", "captions.parquet"),
+    ),
+    Command(
+        "cache import-kdmcse",
+        lambda made, out: [
+            *("cache", "import-kdmcse", made / "kdmcse.json", "--dataset", out),
+            *("--images", out.with_name(out.name + "-images")),
+            *("--texts", out.with_name(out.name + "-texts")),
+        ],
+        ("dataset.json", "images.parquet", "captions.parquet"),
+    ),
+    Command(
+        "stage report",
+        lambda made, out: [
+            *("stage", "report", "--params", made / "graph/params.yaml", "--out", out, "--quiet")
+        ],
+        ("report.json", "report.html", "report.md", "scores.png"),
+    ),
+]
+"""Commands whose output is a folder."""
+
+IN_PLACE = [
+    Command(
+        f"cache {verb}", lambda made, out, verb=verb: ["cache", verb, out], maker="extract image"
+    )
+    for verb in ("compact", "gc", "repair")
+]
+"""Commands that change a feature set where it is."""
+
+FILES = [
+    Command(
+        "gallery",
+        lambda made, out: [
+            *("gallery", "--phrases", made / "scenes/phrases.parquet", *_on_manifests(made)),
+            *("--limit", 2, "--out", out),
+        ],
+    ),
+    Command(
+        "compare --out",
+        lambda made, out: [
+            *("compare", made / "graph/results/simcse", made / "graph/results/mcse"),
+            *("--format", "markdown", "--out", out),
+        ],
+    ),
+    Command(
+        "compare --plot",
+        lambda made, out: [
+            *("compare", made / "graph/results/simcse", made / "graph/results/mcse"),
+            *("--plot", out if out.is_dir() else out.with_suffix(".png")),
+        ],
+    ),
+    Command(
+        "cache export",
+        lambda made, out: ["cache", "export", made / "features", "--out", out],
+    ),
+    Command(
+        "cache export-mcse",
+        lambda made, out: [
+            *("cache", "export-mcse", made / "features", "--dataset", made / "scenes"),
+            *("--out", out, "--texts", out.with_suffix(".txt")),
+        ],
+    ),
+]
+"""Commands whose output is a file."""
+
+COMMANDS = {command.name: command for command in (*FOLDERS, *IN_PLACE, *FILES)}
+
+
+class OutputWorld:
+    """The inputs of every command, and a process that runs them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = StageServer(*SERVER_OPTIONS)
+        self.made = folder / "made"
+        self._make()
+
+    def run(self, command: Command, out: Path, **request: object) -> Outcome:
+        """What becomes of a command that writes to ``out``."""
+        words = [str(word) for word in command.words(self.made, out)]
+        folder = self.made / "graph" if words[0] == "stage" else self.made
+        return self.server.run(out, words=words, folder=str(folder), **request)
+
+    def close(self) -> None:
+        self.server.close()
+
+    def _make(self) -> None:
+        made = self.made
+        made.mkdir(parents=True)
+        prepare("scenes", ScenesSource.model_validate(TINY), made / "scenes")
+        rows = pq.read_table(made / "scenes/captions.parquet").to_pylist()
+        lines = ["image\tcaption", *(f"{row['image_id']}\t{row['text']}" for row in rows)]
+        (made / "captions.tsv").write_text("\n".join(lines) + "\n")
+        (made / "texts.txt").write_text("\n".join(row["text"] for row in rows[:20]) + "\n")
+        drawn = {"family": "annotations", "path": str(made / "scenes/phrases.parquet")}
+        settings = {"grounder": drawn, "segmenter": {"family": "annotations"}, "block_images": 5}
+        (made / "grounding.yaml").write_text(yaml.safe_dump(settings))
+        features = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+        with h5py.File(made / "mcse.hdf5", "w") as file:
+            file.create_dataset("features", data=features)
+        (made / "mcse.txt").write_text("one\ntwo\nthree\nfour\n")
+        image = {"image_feat": [1, 2], "captions": ["a dog"], "lang_feat": [[3, 4]]}
+        (made / "kdmcse.json").write_text(json.dumps({"a.jpg": image}))
+        write_results(made / "graph")
+        tokens = {"--texts": made / "scenes/sentences.parquet", "--out": made / "tokens"}
+        words = [word for pair in tokens.items() for word in pair]
+        self._must("tokens", *words, "--student", made / "scenes/student")
+        self._must(*_extract_image(made, made / "features"))
+        self._must("cache", "export", made / "features", "--out", made / "set.tar")
+
+    def _must(self, *words: object) -> None:
+        done = self.server.run(self.made, words=[str(word) for word in words])
+        assert done.code == 0, done.said
+
+
+def everything(folder: Path) -> dict[str, str]:
+    """What is below ``folder``: path → ``folder``, the target of a link, or a file's digest."""
+    found: dict[str, str] = {}
+    for root, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(root, name)
+            if path.is_symlink():
+                what = f"link to {path.readlink()}"
+            elif path.is_dir():
+                what = "folder"
+            else:
+                what = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[path.relative_to(folder).as_posix()] = what
+    return found
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """What of ``before`` is gone or different."""
+    return sorted(name for name, what in before.items() if after.get(name) != what)
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    """A copy to do as one likes with."""
+    return Path(shutil.copytree(folder, target, symlinks=True))
