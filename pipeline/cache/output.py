@@ -323,8 +323,6 @@ class Output:
             data = path.read_bytes()
         except FileNotFoundError:
             return ()
-        if not data:
-            return {self.record}  # nothing is lost with an empty file
         try:
             return {*self._listed(data), self.record}
         except SightlineError as error:

@@ -145,10 +145,11 @@ def test_a_damaged_commit_point_of_cutouts_is_made_anew(data, tmp_path):
     cut(data, tmp_path / "out", tmp_path / "cut")
     commit = tmp_path / "cut" / CUTOUT_SET
     good = commit.read_text()
-    commit.write_text("[]")
-    with pytest.raises(SightlineError, match="not a record of Sightline's"):
-        cut(data, tmp_path / "out", tmp_path / "cut")
-    for bad in ("", good[:-40], good.replace('"cutouts"', '"cutout"')):
+    for strange in ("", "[]"):
+        commit.write_text(strange)
+        with pytest.raises(SightlineError, match="not a record of Sightline's"):
+            cut(data, tmp_path / "out", tmp_path / "cut")
+    for bad in (good[:-40], good.replace('"cutouts"', '"cutout"')):
         commit.write_text(bad)
         cut(data, tmp_path / "out", tmp_path / "cut")
         assert commit.read_text() == good

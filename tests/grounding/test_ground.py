@@ -360,6 +360,9 @@ def test_a_commit_point_that_was_changed_is_refused_and_made_anew(data, tmp_path
         commit.write_text(bad)
         with pytest.raises(CacheError, match="ground anew"):
             read_phrases(tmp_path / "out")
+    with pytest.raises(SightlineError, match="not a record of Sightline's"):
+        run_ground(data, tmp_path / "out")
+    commit.write_text(good[:-40])
     run_ground(data, tmp_path / "out")
     assert commit.read_text() == good
 

@@ -307,3 +307,32 @@ def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
 def copy_of(folder: Path, target: Path) -> Path:
     """A copy to do as one likes with."""
     return Path(shutil.copytree(folder, target, symlinks=True))
+
+
+NOTES = {
+    "notes.txt": "why",
+    ".hidden": "x",
+    ".images.parquet.4711.tmp": "not a leftover of ours",
+    "features/clip/shard.h5": "a set of somebody's",
+    "model/notes.md": "about the model",
+    "images/photo.jpg": "a photograph",
+    "empty/": "",
+}
+"""Files that nothing of ours is called."""
+
+
+def write_notes(folder: Path, notes: dict[str, str] = NOTES) -> None:
+    for name, text in notes.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir(exist_ok=True)
+        elif not os.path.lexists(path):
+            path.write_text(text)
+
+
+def make(world: OutputWorld, command: Command, out: Path) -> None:
+    """What ``command`` works on in place, or nothing."""
+    if command.maker:
+        done = world.run(COMMANDS[command.maker], out)
+        assert done.code == 0, done.said
