@@ -298,9 +298,10 @@ def _check_hub(source: str | Path) -> None:
 
 def _cannot_load(source: str | Path, error: Exception) -> SightlineError:
     if Path(source).is_dir():
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = " ".join(lines[:2]).rstrip(". ") or type(error).__name__
         return SightlineError(
-            f"{source}: this folder could not be read as an encoder ({first_line}); expected "
+            f"{source}: this folder could not be read as an encoder ({said}); expected "
             "config.json, model.safetensors and the tokenizer's files of one model"
         )
     return SightlineError(

@@ -12,12 +12,15 @@ from pipeline.cache.manifest import IMAGES, SENTENCES, read_manifest
 from pipeline.cache.output import Output, json_record
 from pipeline.datasets.base import RECORD, SCHEMA, DatasetError, PrepareReport
 
-_MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet", "phrases.parquet")
+CAPTIONED = ("images.parquet", "captions.parquet", "sentences.parquet")
+"""What a data set of captioned images consists of."""
 _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES, "text")}
 
 
 @contextmanager
-def building(kind: str, out: Path, inputs: Sequence[Path]) -> Iterator[tuple[Path, PrepareReport]]:
+def building(
+    kind: str, out: Path, inputs: Sequence[Path], writes: Sequence[str] = CAPTIONED
+) -> Iterator[tuple[Path, PrepareReport]]:
     """A new folder to fill, whose files replace those of an earlier `prepare` in ``out``.
 
     Files that `prepare` did not write stay as they are (`pipeline.cache.output`).
@@ -26,6 +29,7 @@ def building(kind: str, out: Path, inputs: Sequence[Path]) -> Iterator[tuple[Pat
         kind: of the data set; one of another kind is not replaced, and neither is one that has no
             image (or sentence) in common with the new one.
         inputs: what the data set is made from; without any it is drawn from parameters alone.
+        writes: names that are known beforehand, so that a clash is found before the work is done.
 
     Raises:
         DatasetError: another data set is there.
@@ -39,7 +43,7 @@ def building(kind: str, out: Path, inputs: Sequence[Path]) -> Iterator[tuple[Pat
                 f"{out}: holds a data set of kind {found}, and this is one of kind {kind}; name "
                 "another folder, or delete that data set first"
             )
-        output.check(_MANIFESTS)
+        output.check(writes)
         with output.scratch() as folder:
             yield folder, report
             if inputs:

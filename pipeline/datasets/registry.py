@@ -7,10 +7,10 @@ import importlib
 from pathlib import Path
 
 from pipeline.datasets.base import DatasetError, PrepareReport, Progress, Source
-from pipeline.datasets.folder import building
+from pipeline.datasets.folder import CAPTIONED, building
 
 KINDS: dict[str, tuple[str, str]] = {
-    # kind: (module with a function `prepare`, its parameters)
+    # kind: (module with a function `prepare`, its parameters); a module may name what it `WRITES`
     "scenes": ("pipeline.datasets.scenes", "ScenesSource"),
     "pairs": ("pipeline.datasets.pairs", "PairsSource"),
     "flickr30k": ("pipeline.datasets.flickr30k", "Flickr30kSource"),
@@ -40,9 +40,10 @@ def prepare(
         SightlineError: ``out`` holds files of somebody else under the names of manifests, or
             holds an input.
     """
-    module, _ = _entry(kind)
-    with building(kind, Path(out), source.inputs()) as (folder, report):
-        importlib.import_module(module).prepare(source, folder, report, progress)
+    module = importlib.import_module(_entry(kind)[0])
+    writes = getattr(module, "WRITES", CAPTIONED)
+    with building(kind, Path(out), source.inputs(), writes) as (folder, report):
+        module.prepare(source, folder, report, progress)
     return report
 
 

@@ -19,6 +19,8 @@ from pipeline.datasets.base import (
     read_lines,
 )
 
+WRITES = ("sentences.parquet",)
+
 
 class SentencesSource(Source):
     """A UTF-8 text file, one sentence a line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -142,6 +143,11 @@ def loading(model: str, folder: Path | None, what: str) -> Iterator[None]:
             raise EncoderError(
                 f"{model}: no usable {what} in this folder ({_first_line(error)}); {_EXPECTED}"
             ) from error
+        except pickle.UnpicklingError as error:
+            raise EncoderError(
+                f"{model}: its {what} are a pickle that would run code, which Sightline never "
+                "does; name a folder with safetensors"
+            ) from error
         except UNREADABLE as error:
             if "trust_remote_code" in str(error):
                 raise EncoderError(
@@ -155,7 +161,7 @@ def loading(model: str, folder: Path | None, what: str) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(lines[:2]).rstrip(". ") if lines else type(error).__name__
+    return " ".join(lines[:2]).rstrip(". ") if lines else type(error).__name__
 
 
 def _complete(model: nn.Module, report: Mapping[str, Any], name: str, pooling: str) -> None:

@@ -28,6 +28,13 @@ def build(folder: Path | str, weights: str = "pretrained", **fields: object):
     return build_text_encoder(config, CPU, "fp32")
 
 
+class Evil:
+    """A pickle of it would run code."""
+
+    def __reduce__(self):
+        return exec, ("assert False, 'code in a weights file was run'",)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return bert_folder(tmp_path_factory.mktemp("bert") / "teacher")
@@ -150,7 +157,17 @@ def test_mistakes_are_one_error_each(folder: Path, tmp_path: Path) -> None:
     for file in {*mute.iterdir()} - {mute / "config.json", mute / "model.safetensors"}:
         file.unlink()
     save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
+    evil = shutil.copytree(bare, tmp_path / "evil")
+    torch.save({"a": Evil()}, evil / "pytorch_model.bin")
+    widths = {}
+    for width in (-4, "wide"):
+        widths[width] = shutil.copytree(folder, tmp_path / f"width-{width}")
+        settings = json.loads((folder / "config.json").read_text()) | {"hidden_size": width}
+        (widths[width] / "config.json").write_text(json.dumps(settings))
     cases = [
+        (evil, {}, "its weights are a pickle that would run code"),
+        (widths[-4], {}, "negative dimension"),
+        (widths["wide"], {}, "'hidden_size' expected int"),
         (tmp_path / "empty", {}, "empty: .*expected config.json, a tokenizer and model"),
         (tmp_path / "gone", {}, "gone: no such folder"),
         ("nobody/no-model", {}, "nobody/no-model: its configuration cannot be had"),

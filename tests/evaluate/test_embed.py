@@ -161,6 +161,15 @@ def test_a_plain_folder_must_be_told_how_to_pool(encoder_folder):
         Embedder.load(encoder_folder)
 
 
+@pytest.mark.parametrize(("width", "said"), [(-4, "negative dimension"), ("wide", "expected int")])
+def test_an_impossible_width_is_one_clear_error(tmp_path, encoder_folder, width, said):
+    folder = shutil.copytree(encoder_folder, tmp_path / "encoder")
+    config = json.loads((folder / "config.json").read_text()) | {"hidden_size": width}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SightlineError, match=f"encoder: this folder could not be read .*{said}"):
+        Embedder.load(folder, "cls")
+
+
 def test_missing_weights_are_never_random(tmp_path, encoder_folder):
     from safetensors.torch import load_file, save_file
 

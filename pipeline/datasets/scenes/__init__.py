@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.datasets.base import PrepareReport, Progress
+from pipeline.datasets.folder import CAPTIONED
 from pipeline.datasets.scenes.source import ScenesSource
 
-__all__ = ["ScenesSource", "prepare"]
+__all__ = ["WRITES", "ScenesSource", "prepare"]
+
+WRITES = (*CAPTIONED, "phrases.parquet", "similarity/test.tsv", "student/config.json")
 
 
 def prepare(
