@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
+from sightline.pooling import pool
 from train.embed import Embedder
 from train.evaluate.similarity import correlate, cosine
 from train.evaluate.sts import TASKS, StsData, evaluate_sts, load_sts
-from train.pooling import pool
 
 TARGET = 0.70
 DATA_HERE = Path(__file__).parents[1] / "../shared/data/senteval/downstream"

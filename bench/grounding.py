@@ -30,7 +30,6 @@ from PIL import Image
 
 from pipeline.cache import key_of_file
 from pipeline.cache.records import read_phrases
-from pipeline.encoders.device import computing
 from pipeline.grounding.base import Caption
 from pipeline.grounding.config import Florence2Settings, Rules
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
@@ -38,6 +37,7 @@ from pipeline.grounding.model import LoadedModel
 from pipeline.grounding.run import ground
 from pipeline.grounding.units import Unit
 from pipeline.grounding.worker import GroundSettings
+from sightline.devices import computing
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "shared" / "data" / "flickr8k"
 TARGET = 8.0

@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from pipeline.cache.errors import SightlineError
 from pipeline.cache.record import DTypeName
 from pipeline.datasets.base import Source
 from pipeline.datasets.registry import KINDS, source_type
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
 from pipeline.grounding.config import GroundingSettings
+from sightline.errors import SightlineError
+from sightline.parameter_errors import explain, unknown
 from train.config import Precision, StudentConfig, TrainConfig
-from train.mistakes import explain, unknown
 
 FILE_NAME = "params.yaml"
 

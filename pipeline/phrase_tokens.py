@@ -12,7 +12,6 @@ import numpy as np
 from pipeline.cache import (
     CAPTIONS,
     PhraseTokenHeader,
-    SightlineError,
     as_keys,
     key_column,
     keys_of_texts,
@@ -20,10 +19,11 @@ from pipeline.cache import (
     read_manifest,
     write_phrase_tokens,
 )
-from pipeline.cache.output import Output, json_record
 from pipeline.cache.records import read_phrases
 from pipeline.encoders.tokenizers import tokenizer_sha256
-from pipeline.progress import progress
+from sightline.errors import SightlineError
+from sightline.output import Output, json_record
+from sightline.progress import progress
 
 TRUNCATED = "truncated"
 NO_TOKEN = "no_token"
@@ -48,7 +48,7 @@ def tokenize_phrases(
     Raises:
         SightlineError: a manifest is missing, a phrase is of a caption that is not there or lies
             outside its text, the tokenizer cannot be loaded or has no character offsets, or
-            ``out`` is no place to write to (`pipeline.cache.output`).
+            ``out`` is no place to write to (`sightline.output`).
     """
     inputs = [phrases, captions, Path(student)]
     with Output(out, RECORD, json_record(SCHEMA), inputs) as output:
@@ -62,7 +62,7 @@ def tokenize_phrases(
 def _write(
     phrases: Path, captions: Path, student: str, max_length: int, folder: Path
 ) -> PhraseTokenHeader:
-    from train.encoder_folder import load_tokenizer, read_recipe
+    from sightline.encoder_folder import load_tokenizer, read_recipe
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
     if not tokenizer.is_fast:

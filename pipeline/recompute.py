@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cache import CacheError, FeatureSet, SightlineError
+from pipeline.cache import CacheError, FeatureSet
 from pipeline.cache.diff import cosines
 from pipeline.cache.keys import KeyTable, as_keys
 from pipeline.cache.record import FILE_NAME
@@ -20,6 +20,7 @@ from pipeline.extract.run import (
     extract_texts,
 )
 from pipeline.origin import Making, Origin, find_making, options
+from sightline.errors import SightlineError
 
 SAME = 0.9999
 """Cosine that rows of two devices or batch shapes reach; below it they are other rows."""
@@ -90,7 +91,7 @@ def _encode(
 ) -> FeatureSet:
     """The same inputs through the encoder, in the batch shape of the record."""
     from pipeline.encoders.registry import build_image_encoder, build_text_encoder
-    from train.device import pick_device
+    from sightline.devices import pick_device
 
     spec, where = features.record.spec, pick_device(device)
     sizes = [shard.computed.get("batch_size") for shard in features.record.shards]

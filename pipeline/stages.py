@@ -18,7 +18,7 @@ from pipeline.extract.run import (
 )
 from pipeline.extract.summary import ExtractSummary
 from pipeline.params import Params, ParamsError
-from pipeline.progress import PhaseProgress
+from sightline.progress import PhaseProgress
 
 if TYPE_CHECKING:
     import torch
@@ -259,7 +259,7 @@ def settings_of(
     Raises:
         SightlineError: the device is not there.
     """
-    from train.device import pick_device
+    from sightline.devices import pick_device
 
     given = params.extract
     device = pick_device(given.device)

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cache import SightlineError, TokenHeader, keys_of_texts, write_tokens
+from pipeline.cache import TokenHeader, keys_of_texts, write_tokens
 from pipeline.cache.keys import key_of_file
-from pipeline.cache.output import Output, json_record
 from pipeline.encoders.tokenizers import tokenizer_sha256
-from pipeline.progress import progress
+from sightline.errors import SightlineError
+from sightline.output import Output, json_record
+from sightline.progress import progress
 
 RECORD, SCHEMA = "student.json", "sightline.tokens/1"
 _CHUNK = 10_000
@@ -31,7 +32,7 @@ def tokenize(
 
     Raises:
         SightlineError: the tokenizer cannot be loaded, has no padding token, or ``out`` is no
-            place to write to (`pipeline.cache.output`).
+            place to write to (`sightline.output`).
     """
     with Output(out, RECORD, json_record(SCHEMA), [*inputs, Path(student)]) as output:
         output.check(["tokens.parquet"])
@@ -44,7 +45,7 @@ def tokenize(
 def _write(
     texts: Sequence[str], student: str, max_length: int, folder: Path
 ) -> tuple[int, dict[str, str]]:
-    from train.encoder_folder import load_tokenizer, read_recipe
+    from sightline.encoder_folder import load_tokenizer, read_recipe
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
     pad = tokenizer.pad_token_id
@@ -72,7 +73,7 @@ def _write(
 
 def weights_identity(student: str) -> str:
     """What the student starts from: SHA-256 of its folder's files, or a hub commit."""
-    from train.encoder_folder import files_of
+    from sightline.encoder_folder import files_of
 
     folder = Path(student)
     if folder.is_dir():

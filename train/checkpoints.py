@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from pipeline.cache import SightlineError
-from pipeline.cache.atomic import fsync_file, fsync_folder, write_bytes
-from pipeline.cache.output import Output
+from sightline.errors import SightlineError
+from sightline.files import fsync_file, fsync_folder, write_bytes
+from sightline.output import Output
 
 PROGRESS_FILE = "sightline.json"
 _MARK = "sightline.txt"

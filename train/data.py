@@ -22,11 +22,11 @@ from pipeline.cache import (
     CacheError,
     FeatureSet,
     MissingKeys,
-    SightlineError,
     TokenSet,
     keys_of_texts,
     read_manifest,
 )
+from sightline.errors import SightlineError
 from train.batch import Batch
 from train.config import RunSpec, TextSource
 from train.names import FeatureKind, Stream

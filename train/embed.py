@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.cache import SightlineError
+from sightline.devices import AUTOCAST, pick_device
+from sightline.encoder_folder import load_model, load_tokenizer, own_max_length, read_recipe
+from sightline.errors import SightlineError
+from sightline.names import Pooling
+from sightline.pooling import check_pooling, needs_hidden_states, pool
 from train.config import Precision
-from train.device import AUTOCAST, pick_device
-from train.encoder_folder import load_model, load_tokenizer, own_max_length, read_recipe
-from train.pooling import Pooling, check_pooling, needs_hidden_states, pool
 
 
 class Embedder:

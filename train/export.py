@@ -12,9 +12,9 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.cache import SightlineError
-from train.encoder_folder import own_max_length
-from train.pooling import Pooling
+from sightline.encoder_folder import own_max_length
+from sightline.errors import SightlineError
+from sightline.names import Pooling
 
 EXPORTED_POOLINGS: tuple[Pooling, ...] = ("cls", "mean")
 """What the Pooling module of sentence-transformers can do by itself."""

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.cache import SightlineError
+from sightline.encoder_folder import load_model, load_tokenizer, positions, read_recipe
+from sightline.errors import SightlineError
+from sightline.names import Pooling
+from sightline.pooling import needs_hidden_states, pool
 from train.batch import Batch
 from train.config import StudentConfig
-from train.encoder_folder import load_model, load_tokenizer, positions, read_recipe
 from train.length_groups import group_overhead, length_groups
 from train.objectives.base import Objective, Views
-from train.pooling import Pooling, needs_hidden_states, pool
 
 TOTAL = "total"
 """Name under which the weighted sum of the terms is returned."""

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-Pooling = Literal["cls", "pooler", "mean", "first_last_mean"]
-"""How token vectors become one sentence vector; `train.pooling` defines each."""
-
-CaptionPolicy = Literal["random", "longest", "all"]
-"""Which captions of an image are trained on; `train.pairs` defines each."""
-
 Stream = Literal["pairs", "text"]
 """Where a batch comes from: image–caption pairs, or plain sentences."""
 

@@ -11,14 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.cache import (
-    FeatureSet,
-    PhraseTokens,
-    RaggedPhrases,
-    SightlineError,
-    TokenSet,
-    ranges,
-)
+from pipeline.cache import FeatureSet, PhraseTokens, RaggedPhrases, TokenSet, ranges
+from sightline.errors import SightlineError
 from train.batch import Phrases
 from train.pairs import Pairs
 

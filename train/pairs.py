@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +14,14 @@ from pipeline.cache import (
     CAPTIONS,
     IMAGES,
     TRAINED_SPLITS,
-    SightlineError,
     as_keys,
     key_column,
     keys_of_texts,
     read_manifest,
 )
+from pipeline.cache.caption_choice import CaptionPolicy, choose_captions
+from sightline.errors import SightlineError
 from train.config import PairSource
-from train.names import CaptionPolicy
 
 
 @dataclass(frozen=True)
@@ -151,27 +150,6 @@ def read_pairs(source: PairSource, policy: CaptionPolicy, seed: int) -> Pairs:
     return Pairs(caption_ids, texts, as_keys(keys_of_texts(texts)), keys[image_rows])
 
 
-def choose_captions(
-    image_ids: Sequence[str], texts: Sequence[str], policy: CaptionPolicy, seed: int
-) -> NDArray[np.int64]:
-    """Rows of the captions that ``policy`` picks, in the order of the manifest: int64 [m]."""
-    if policy == "all":
-        return np.arange(len(texts))
-    captions_of: dict[str, list[int]] = {}
-    for row, image_id in enumerate(image_ids):
-        captions_of.setdefault(image_id, []).append(row)
-    if policy == "longest":
-        chosen = [
-            max(rows, key=lambda row: (len(texts[row].split()), len(texts[row]), -row))
-            for rows in captions_of.values()
-        ]
-    else:
-        chosen = [
-            rows[_hash(f"{seed}:{image_id}") % len(rows)] for image_id, rows in captions_of.items()
-        ]
-    return np.sort(np.array(chosen, dtype=np.int64))
-
-
 def _exchanged(keys: NDArray[np.uint8], seed: int, control: str) -> NDArray[np.uint8]:
     """``keys`` with every distinct key replaced by the next in a seeded cycle through all."""
     distinct, which = np.unique(keys, axis=0, return_inverse=True)
@@ -192,10 +170,6 @@ def describe_source(source: PairSource) -> str:
     folder = Path(source.captions).parent
     same = folder == Path(source.images).parent
     return str(folder) if same else f"{source.captions}, {source.images}"
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _is_one_of(column: pa.ChunkedArray, values: Sequence[str]) -> NDArray[np.bool_]:

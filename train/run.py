@@ -11,22 +11,22 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerState, set_seed
 
-from pipeline.cache import SightlineError
 from pipeline.cache.keys import key_of_file
+from sightline.devices import pick_device
+from sightline.encoder_folder import files_of
+from sightline.errors import SightlineError
+from sightline.library_noise import quiet_transformers
 from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.config import RunSpec
 from train.data import TrainingData, first_paired
-from train.device import pick_device
 from train.embed import Embedder
-from train.encoder_folder import files_of
 from train.evaluate.similarity import GradedPairs
 from train.export import HEADS_FILE, MODEL_FOLDER, check_exportable, export_heads, export_model
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import Objective, make_objective
 from train.provenance import FeatureUse
-from train.quiet import quiet_transformers
 from train.run_folder import LIVE_FOLDER, RunFolder
 from train.selection import dev_score, load_dev_set
 from train.stop import StopAtStep

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.cache import SightlineError
-from pipeline.cache.atomic import remove_leftovers
-from pipeline.cache.output import Output, json_record
+from sightline.errors import SightlineError
+from sightline.files import remove_leftovers
+from sightline.output import Output, json_record
 from train.checkpoints import CHECKPOINTS_FOLDER, Best, Checkpoints
 from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
 from train.summary import FILE_NAME, SCHEMA, RunSummary
@@ -24,7 +24,7 @@ class RunFolder:
     """Where a run writes: results that stay, and what a stopped run needs to go on.
 
     Only files that ``run.json``, the checkpoints or an unfinished run have listed are replaced or
-    removed (`pipeline.cache.output`); notes beside or below them stay.
+    removed (`sightline.output`); notes beside or below them stay.
 
     Args:
         inputs: files and folders that the run reads.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs, evaluate_pairs, load_pairs
 from train.evaluate.sts import load_sts_benchmark

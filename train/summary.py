@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.provenance import FeatureUse
 
 FILE_NAME = "run.json"

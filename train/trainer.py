@@ -24,8 +24,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from pipeline.cache import SightlineError
-from pipeline.cache.atomic import write_bytes
+from sightline.errors import SightlineError
+from sightline.files import write_bytes
 from train.batch import Batch
 from train.callbacks import DEV
 from train.checkpoints import Best, Checkpoints, Progress, random_state, restore_random_state

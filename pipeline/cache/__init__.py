@@ -1,10 +1,10 @@
 """The contract: every schema on disk, its reader and its writer.
 
 Both sides use it, the pipeline that fills a cache and the trainer that learns from one. It imports
-nothing else of the project.
+the floor (`sightline`) and nothing else of the project.
 """
 
-from pipeline.cache.errors import BusyError, CacheError, MissingKeys, SightlineError
+from pipeline.cache.errors import CacheError, MissingKeys
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import as_keys, key_of_bytes, key_of_file, key_of_text, keys_of_texts
 from pipeline.cache.manifest import (
@@ -41,7 +41,6 @@ __all__ = [
     "SENTENCES",
     "TOKENS",
     "TRAINED_SPLITS",
-    "BusyError",
     "CacheError",
     "EncoderRecord",
     "FeatureSet",
@@ -52,7 +51,6 @@ __all__ = [
     "PhraseTokenHeader",
     "PhraseTokens",
     "RaggedPhrases",
-    "SightlineError",
     "TokenHeader",
     "TokenSet",
     "as_keys",

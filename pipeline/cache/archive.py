@@ -14,10 +14,8 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from pipeline.cache.atomic import fsync_file
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.output import replacing_file
 from pipeline.cache.record import (
     FILE_NAME,
     MAX_BYTES,
@@ -29,6 +27,8 @@ from pipeline.cache.record import (
     write_record,
 )
 from pipeline.cache.shard import check_file
+from sightline.files import fsync_file
+from sightline.output import replacing_file
 
 SUMS = "SHA256SUMS"
 _FIRST_NAME = FILE_NAME.encode() + b"\0"  # what every such tar begins with

@@ -13,7 +13,6 @@ from pipeline.cache.content import content_digest
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, write_index
 from pipeline.cache.keys import KEY_BYTES, Keys, increasing, picked, sort_order
-from pipeline.cache.output import Output
 from pipeline.cache.record import (
     FeatureSetRecord,
     FeatureSpec,
@@ -21,6 +20,7 @@ from pipeline.cache.record import (
     write_record,
 )
 from pipeline.cache.shard import write_shard
+from sightline.output import Output
 
 Computed = dict[str, str | int]
 """Device, library versions and batch size that rows were computed with."""

@@ -12,7 +12,6 @@ from pipeline.cache.assemble import Placed, publish, write_shards
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import Keys, as_keys, sort_order
-from pipeline.cache.output import Output, read_claims
 from pipeline.cache.record import (
     FILE_NAME,
     FeatureSetRecord,
@@ -22,6 +21,7 @@ from pipeline.cache.record import (
 )
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
 from pipeline.cache.sources import PlacedRows, live_rows, only_sound
+from sightline.output import Output, read_claims
 
 
 @dataclass(frozen=True)

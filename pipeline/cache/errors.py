@@ -1,14 +1,8 @@
-"""Errors of the cache, and the base of every error that a user may see."""
+"""Errors of the cache."""
 
 from __future__ import annotations
 
-
-class SightlineError(Exception):
-    """A mistake or a state that the user can mend.
-
-    ``str(error)`` is the whole message: what was found and where, what was expected, and what to
-    do next. The command line prints it without a traceback and exits with 1.
-    """
+from sightline.errors import SightlineError
 
 
 class CacheError(SightlineError):
@@ -17,7 +11,3 @@ class CacheError(SightlineError):
 
 class MissingKeys(CacheError):
     """Keys were asked for that a set does not hold."""
-
-
-class BusyError(SightlineError):
-    """Another process is writing the same feature set."""

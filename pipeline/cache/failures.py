@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from pipeline.cache.atomic import write_bytes
 from pipeline.cache.errors import CacheError
+from sightline.files import write_bytes
 
 Failure = dict[str, str]
 """``code``, ``path`` and ``reason`` of a row that could not be computed."""

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pipeline.cache.errors import CacheError
 from pipeline.cache.keys import KEY_BYTES, Keys, as_keys, increasing, picked, sort_order
 from pipeline.cache.manifest import key_array, key_column
-from pipeline.cache.output import Output
 from pipeline.cache.record import FeatureSetRecord, FileRecord
 from pipeline.cache.shard import check_file
+from sightline.output import Output
 
 OK = "ok"
 _READ_ROWS = 1 << 16

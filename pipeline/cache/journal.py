@@ -14,8 +14,8 @@ from blake3 import blake3
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from pipeline.cache.atomic import write_all
 from pipeline.cache.keys import KEY_BYTES, Keys
+from sightline.files import write_all
 
 _MAGIC = b"SLJRNL01"
 _HEAD = struct.Struct("<8sQ32s")  # magic, payload length, BLAKE3 of the payload

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.cache.atomic import replacing
 from pipeline.cache.errors import CacheError
 from pipeline.cache.keys import KEY_BYTES, Keys
 from pipeline.cache.parquet import read_schema, read_table
+from sightline.files import replacing
 
 _KEY = pa.binary(32)
 

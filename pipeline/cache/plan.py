@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.atomic import write_bytes
 from pipeline.cache.keys import KEY_BYTES, Keys, sort_order
+from sightline.files import write_bytes
 
 
 @dataclass(frozen=True)

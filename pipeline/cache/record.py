@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.cache.errors import CacheError, SightlineError
-from pipeline.cache.output import Output
+from pipeline.cache.errors import CacheError
+from sightline.errors import SightlineError
+from sightline.output import Output
 
 FILE_NAME = "feature_set.json"
 SCHEMA = "sightline.feature_set/1"

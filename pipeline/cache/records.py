@@ -18,11 +18,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache.atomic import fsync_folder, token
-from pipeline.cache.errors import CacheError, SightlineError
+from pipeline.cache.errors import CacheError
 from pipeline.cache.keys import key_of_file
 from pipeline.cache.manifest import PHRASES, read_manifest, write_manifest
-from pipeline.cache.output import Output
+from sightline.errors import SightlineError
+from sightline.files import fsync_folder, token
+from sightline.output import Output
 
 GROUNDING = "grounding.json"
 CUTOUT_SET = "cutouts.json"

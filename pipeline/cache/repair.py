@@ -12,10 +12,10 @@ from pipeline.cache.assemble import Placed, publish
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, read_index
 from pipeline.cache.keys import unique_sorted
-from pipeline.cache.output import Output
 from pipeline.cache.record import FeatureSetRecord, feature_output, read_record
 from pipeline.cache.shard import check_file, map_features, map_keys
 from pipeline.cache.verify import Progress, check_index, check_shards, is_true
+from sightline.output import Output
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from pipeline.cache.errors import CacheError
 from pipeline.cache.keys import KEY_BYTES, Keys
-from pipeline.cache.output import Output
 from pipeline.cache.record import FileRecord, ShardRecord
+from sightline.output import Output
 
 FEATURES, KEYS = "features", "keys"
 TARGET_BYTES = 64 << 20

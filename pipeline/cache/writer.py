@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.assemble import Placed, RowSource, publish, write_shards
-from pipeline.cache.errors import CacheError, SightlineError
+from pipeline.cache.errors import CacheError
 from pipeline.cache.failures import FailureList
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.journal import Block, Journal
@@ -34,6 +34,7 @@ from pipeline.cache.sources import (
     only_sound,
     rows_on_disk,
 )
+from sightline.errors import SightlineError
 
 BLOCK_ROWS = 2048
 """Rows of a journal block: a kill repeats at most this many …"""
@@ -62,7 +63,7 @@ class FeatureSetWriter:
 
     Raises:
         CacheError: on entering, features of another kind.
-        SightlineError: on entering, as `pipeline.cache.output.Output`.
+        SightlineError: on entering, as `sightline.output.Output`.
         BusyError: another process is writing here.
     """
 

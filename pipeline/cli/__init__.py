@@ -24,7 +24,7 @@ from pipeline.cli import (
     tokens,
     train,
 )
-from pipeline.signals import Stopped, stop_on_signals
+from sightline.signals import Stopped, stop_on_signals
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
@@ -83,7 +83,7 @@ def main() -> None:
 
 def _message(error: Exception) -> str | None:
     """What a user is told about an error of theirs or of the system; None for any other."""
-    from pipeline.cache.errors import SightlineError  # not above: `--help` needs none of it
+    from sightline.errors import SightlineError
 
     if isinstance(error, SightlineError):
         return str(error)

@@ -98,8 +98,9 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
     Example: sightline cache repair data/features/scenes/image/clip
     """
-    from pipeline.cache import CacheError, SightlineError
+    from pipeline.cache import CacheError
     from pipeline.cache.repair import repair as repair_set
+    from sightline.errors import SightlineError
 
     results: dict[str, list[str]] = {}
     beyond: list[str] = []
@@ -184,7 +185,7 @@ def _progress(what: str, folder: Path) -> Iterator[Callable[[int], None]]:
     from pipeline.cache import CacheError
     from pipeline.cache.record import read_record
     from pipeline.cache.verify import bytes_to_verify
-    from pipeline.progress import progress
+    from sightline.progress import progress
 
     try:
         total = bytes_to_verify(read_record(folder))

@@ -77,7 +77,7 @@ def _hub() -> str:
     """Whether the hub that transformers would ask answers within a few seconds."""
     from huggingface_hub import constants
 
-    from train.hub import why_silent
+    from sightline.hub import why_silent
 
     if constants.is_offline_mode():
         return "not asked (HF_HUB_OFFLINE is set)"

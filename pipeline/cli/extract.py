@@ -247,9 +247,8 @@ def _settings(
     workers: int = 0,
     max_failed: float = 0.01,
 ) -> tuple[ExtractSettings, torch.device]:
-    from pipeline.encoders.device import check_precision
     from pipeline.extract.run import ExtractSettings
-    from train.device import pick_device
+    from sightline.devices import check_precision, pick_device
 
     where = pick_device(device)
     settings = ExtractSettings(

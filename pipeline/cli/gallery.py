@@ -38,7 +38,7 @@ def gallery(
 
     from pipeline.grounding.gallery.cards import read_contents
     from pipeline.grounding.gallery.page import write_gallery
-    from pipeline.progress import progress
+    from sightline.progress import progress
 
     inputs = [phrases, captions, images_manifest]
     contents = read_contents(phrases, captions, images_manifest, limit)

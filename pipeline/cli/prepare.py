@@ -121,7 +121,7 @@ def _prepare(kind: str, given: dict[str, Any], out: Path, as_json: bool) -> None
 
     from pipeline.datasets.base import DatasetError
     from pipeline.datasets.registry import prepare, source_type
-    from pipeline.progress import PhaseProgress
+    from sightline.progress import PhaseProgress
 
     try:
         source = source_type(kind).model_validate(given)

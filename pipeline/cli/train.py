@@ -55,7 +55,7 @@ def train(
     """
     from pydantic import ValidationError
 
-    from pipeline.cache import SightlineError
+    from sightline.errors import SightlineError
     from train.config import PairSource, RunSpec, StudentConfig, TextSource, TrainConfig
     from train.run import train_run
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from pipeline.cache.errors import SightlineError
+from sightline.errors import SightlineError
 
 RECORD = "dataset.json"
 SCHEMA = "sightline.dataset/1"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipeline.cache.errors import CacheError
 from pipeline.cache.manifest import IMAGES, SENTENCES, read_manifest
-from pipeline.cache.output import Output, json_record
 from pipeline.datasets.base import RECORD, SCHEMA, DatasetError, PrepareReport
+from sightline.output import Output, json_record
 
 CAPTIONED = ("images.parquet", "captions.parquet", "sentences.parquet")
 """What a data set of captioned images consists of."""
@@ -23,7 +23,7 @@ def building(
 ) -> Iterator[tuple[Path, PrepareReport]]:
     """A new folder to fill, whose files replace those of an earlier `prepare` in ``out``.
 
-    Files that `prepare` did not write stay as they are (`pipeline.cache.output`).
+    Files that `prepare` did not write stay as they are (`sightline.output`).
 
     Args:
         kind: of the data set; one of another kind is not replaced, and neither is one that has no
@@ -33,7 +33,7 @@ def building(
 
     Raises:
         DatasetError: another data set is there.
-        SightlineError: as `pipeline.cache.output.Output`.
+        SightlineError: as `sightline.output.Output`.
     """
     report = PrepareReport(kind)
     with Output(out, RECORD, json_record(SCHEMA), inputs) as output:

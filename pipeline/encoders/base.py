@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pipeline.cache import SightlineError
 from pipeline.encoders.preprocessing import ImagePreprocessing
+from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from torch import Tensor
 from pipeline.encoders.base import EncoderError, EncoderIdentity
 from pipeline.encoders.clip_model import ClipModel, load_clip
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.device import check_precision, computing
 from pipeline.encoders.preprocessing import ImagePreprocessing
+from sightline.devices import check_precision, computing
 
 _TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
 

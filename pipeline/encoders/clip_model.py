@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.encoders.base import EncoderError, EncoderIdentity
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.libraries import quiet, reaching, require
+from pipeline.encoders.libraries import reaching, require
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,
@@ -22,7 +22,8 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
-from train.hub import use_cache_where_silent
+from sightline.hub import use_cache_where_silent
+from sightline.library_noise import quiet
 
 _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from pipeline.encoders.base import EncoderError, EncoderIdentity
 from pipeline.encoders.clip_model import ClipModel, load_clip
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.device import check_precision, computing
-from pipeline.encoders.libraries import quiet, reaching, require
+from pipeline.encoders.libraries import reaching, require
 from pipeline.encoders.tokenizers import tokenizer_sha256
-from train.hub import use_cache_where_silent
+from sightline.devices import check_precision, computing
+from sightline.hub import use_cache_where_silent
+from sightline.library_noise import quiet
 
 DEFAULT_CONTEXT_LENGTH = 77
 """Tokens per text where a model config does not say (CLIP's)."""

@@ -1,10 +1,8 @@
-"""Other people's libraries, kept to their task: missing extras, unreachable hosts, noise."""
+"""Other people's libraries: missing extras and unreachable hosts."""
 
 from __future__ import annotations
 
 import importlib
-import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -52,29 +50,3 @@ def reaching(model: str, what: str) -> Iterator[None]:
             "reaches the host, name files that you copied here, or correct the name. "
             "Nothing was put in its place"
         ) from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence warnings and progress bars of model libraries while a model is built.
-
-    They speak of random weights and unused heads, which the identity says better. `logging.info`
-    at module level, as open_clip uses it, also installs a handler on the root logger; it is
-    taken off again.
-    """
-    from transformers.utils import logging as transformers_logging
-
-    root = logging.getLogger()
-    handlers, disabled = list(root.handlers), root.manager.disable
-    bars = transformers_logging.is_progress_bar_enabled()
-    logging.disable(logging.ERROR)
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-        root.handlers[:] = handlers
-        if bars:
-            transformers_logging.enable_progress_bar()

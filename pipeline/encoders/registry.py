@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pipeline.encoders.base import EncoderError, ImageEncoder, TextEncoder
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.libraries import require
-from train.mistakes import explain
+from sightline.parameter_errors import explain
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from pipeline.encoders.base import EncoderError, EncoderIdentity
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.device import check_precision, computing
 from pipeline.encoders.teacher_model import load_teacher
 from pipeline.encoders.tokenizers import tokenizer_sha256
-from train.pooling import Pooling, needs_hidden_states, pool
+from sightline.devices import check_precision, computing
+from sightline.names import Pooling
+from sightline.pooling import needs_hidden_states, pool
 
 FIRST_BUCKET = 16
 """The shortest padded length, in tokens; the next ones double it."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipeline.encoders.base import EncoderError, EncoderIdentity
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.libraries import quiet, reaching
+from pipeline.encoders.libraries import reaching
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,
@@ -23,7 +23,8 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
-from train.hub import use_cache_where_silent
+from sightline.hub import use_cache_where_silent
+from sightline.library_noise import quiet
 
 MASKED_ATTENTION = "sightline_masked_sdpa"
 _SENTENCE_CONFIG = "sentence_bert_config.json"
@@ -58,7 +59,7 @@ def load_teacher(config: EncoderConfig, pooling: str) -> TeacherModel:
     """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-    from train.encoder_folder import NO_WORDS, knows_words, positions
+    from sightline.encoder_folder import NO_WORDS, knows_words, positions
 
     spec = config.weights_spec
     folder = Path(config.model) if Path(config.model).is_dir() else None
@@ -126,7 +127,7 @@ def loading(model: str, folder: Path | None, what: str) -> Iterator[None]:
     """Turn what transformers says of a model that it cannot load into one EncoderError."""
     from huggingface_hub.errors import HFValidationError
 
-    from train.encoder_folder import UNREADABLE
+    from sightline.encoder_folder import UNREADABLE
 
     if folder is None:
         use_cache_where_silent()

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.encoders.base import EncoderError, EncoderIdentity
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.device import check_precision, computing
-from pipeline.encoders.libraries import quiet, reaching, require
+from pipeline.encoders.libraries import reaching, require
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.encoders.weights import (
     describe_source,
@@ -23,6 +22,8 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
+from sightline.devices import check_precision, computing
+from sightline.library_noise import quiet
 
 DIMS = {"resnet18": 512, "resnet50": 2048, "resnet101": 2048, "resnet152": 2048}
 """The models there are, and the width of their pooled features."""

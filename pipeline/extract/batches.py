@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pipeline.cache import SightlineError
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from sightline.errors import SightlineError
 
 _SIGNAL_GRACE = 0.5  # seconds
 

@@ -10,8 +10,9 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from pipeline.cache import SightlineError, key_of_bytes
+from pipeline.cache import key_of_bytes
 from pipeline.extract.png import SIGNATURE, png_fault
+from sightline.errors import SightlineError
 
 MAX_PIXELS = 89_478_485
 """The largest image that is decoded, in pixels: Pillow's own limit, 256 MiB of RGB."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from torch import Tensor

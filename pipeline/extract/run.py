@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.cache import FeatureSetWriter, FeatureSpec, SightlineError
+from pipeline.cache import FeatureSetWriter, FeatureSpec
 from pipeline.cache.keys import Keys, as_keys, keys_of_texts
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
 from pipeline.extract.memory import RowsPerCall
 from pipeline.extract.summary import ExtractSummary, account, check_failures, say_why
-from pipeline.progress import progress
+from sightline.errors import SightlineError
+from sightline.progress import progress
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cache import FeatureSetRecord, FeatureSetWriter, SightlineError
+from pipeline.cache import FeatureSetRecord, FeatureSetWriter
 from pipeline.cache.failures import FailureList
-from pipeline.signals import Stopped
+from sightline.errors import SightlineError
+from sightline.signals import Stopped
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -11,14 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.cache import (
-    PHRASES,
-    CacheError,
-    SightlineError,
-    key_of_file,
-    key_of_text,
-    read_manifest,
-)
+from pipeline.cache import PHRASES, CacheError, key_of_file, key_of_text, read_manifest
 from pipeline.cache.rle import decode_mask
 from pipeline.grounding.base import Answer, Caption, Dropped, Grounded, Grounder, GroundingError
 from pipeline.grounding.entities import (
@@ -31,6 +24,7 @@ from pipeline.grounding.entities import (
     read_annotation,
     read_sentences,
 )
+from sightline.errors import SightlineError
 
 
 def open_annotations(path: Path) -> Grounder:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from torch import Tensor

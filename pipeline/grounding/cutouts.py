@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from pipeline.cache import CacheError, SightlineError
+from pipeline.cache import CacheError
 from pipeline.cache.records import (
     CUTOUT_SET,
     CUTOUTS,
@@ -33,7 +33,8 @@ from pipeline.cache.rle import CROP_RULE, decode_mask
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from pipeline.extract.objects import cut_out
 from pipeline.grounding.journal import BlockJournal, FinishedBlock
-from pipeline.progress import progress
+from sightline.errors import SightlineError
+from sightline.progress import progress
 
 _FORMAT = "cutouts/1"
 

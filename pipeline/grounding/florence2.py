@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.encoders.device import check_precision, computing
 from pipeline.grounding.base import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.config import Florence2Settings
 from pipeline.grounding.model import LoadedModel, load_model
 from pipeline.grounding.spans import SpanFinder
+from sightline.devices import check_precision, computing
 
 TASK = "<CAPTION_TO_PHRASE_GROUNDING>"
 _PROMPT = "Locate the phrases in the caption: {}"  # what the processor makes of TASK

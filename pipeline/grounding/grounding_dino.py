@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.encoders.device import check_precision, computing
 from pipeline.grounding.base import Answer, Caption, Dropped, Grounded, GroundingError
 from pipeline.grounding.chunker import Chunker, FunctionWordChunker
 from pipeline.grounding.config import GroundingDinoSettings
 from pipeline.grounding.model import LoadedModel, load_model
+from sightline.devices import check_precision, computing
 
 
 @dataclass(frozen=True)

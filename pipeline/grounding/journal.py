@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache.atomic import remove_leftovers, write_bytes
-from pipeline.cache.output import Output
 from pipeline.cache.records import Shard, shard_from_json, write_table
+from sightline.files import remove_leftovers, write_bytes
+from sightline.output import Output
 
 _OURS = re.compile(
     r"(rest-)?[0-9a-f]{64}\.json|(images|phrases|drops|cutouts)-[0-9a-f]{16}\.parquet"

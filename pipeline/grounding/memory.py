@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from pipeline.cache import SightlineError
 from pipeline.encoders.config import parse_weights
-from pipeline.encoders.libraries import quiet
 from pipeline.encoders.teacher_model import loading
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from pipeline.encoders.weights import describe_source, seeded, state_dict_sha256
+from sightline.errors import SightlineError
+from sightline.library_noise import quiet
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache import CacheError, SightlineError
+from pipeline.cache import CacheError
 from pipeline.cache.failures import FailureList
-from pipeline.cache.output import Output
 from pipeline.cache.records import (
     GROUNDING,
     ShardSet,
@@ -33,8 +32,10 @@ from pipeline.grounding.journal import BlockJournal, FinishedBlock
 from pipeline.grounding.summary import GroundSummary
 from pipeline.grounding.units import Block, Unit, blocks_of
 from pipeline.grounding.worker import GroundSettings, Worker
-from pipeline.progress import progress
-from pipeline.signals import Stopped
+from sightline.errors import SightlineError
+from sightline.output import Output
+from sightline.progress import progress
+from sightline.signals import Stopped
 
 _FORMAT = "grounding/1"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from pipeline.cache import SightlineError
 from pipeline.grounding.config import GroundingSettings
-from train.mistakes import explain
+from sightline.errors import SightlineError
+from sightline.parameter_errors import explain
 
 
 def read_settings(path: Path) -> GroundingSettings:

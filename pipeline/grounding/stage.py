@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cache.output import check_apart
 from pipeline.grounding.config import GroundingSettings
 from pipeline.grounding.cutouts import write_cutouts
 from pipeline.grounding.registry import build_grounder
@@ -13,6 +12,7 @@ from pipeline.grounding.run import GroundSummary, ground
 from pipeline.grounding.segmenters.registry import build_segmenter
 from pipeline.grounding.units import units_of
 from pipeline.grounding.worker import GroundSettings
+from sightline.output import check_apart
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ def ground_dataset(
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
             another run is writing here.
     """
-    from pipeline.encoders.device import computing
-    from train.device import pick_device
+    from sightline.devices import computing, pick_device
 
     inputs = (paths.images, paths.captions, paths.root)
     if paths.cutouts is not None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cache import CAPTIONS, CacheError, key_of_text, read_manifest
-from pipeline.cache.output import Output, json_record
 from pipeline.cache.records import read_phrases, read_tables
+from sightline.output import Output, json_record
 
 PUBLISHED_PAIRS = 4.2
 """Pairs per image of Flickr30k, longest caption of each (Zhao et al. 2025, MCSEO)."""
@@ -118,7 +118,7 @@ def write_stats(stats: GroundStats, folder: Path, inputs: Sequence[Path] = ()) -
         inputs: what the figures are of.
 
     Raises:
-        SightlineError: files of somebody else in ``folder`` (`pipeline.cache.output`).
+        SightlineError: files of somebody else in ``folder`` (`sightline.output`).
     """
     contents = {
         "stats": stats.to_json(),

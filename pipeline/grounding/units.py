@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.cache import CAPTIONS, IMAGES, SightlineError, key_of_text, read_manifest
+from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
 from pipeline.grounding.base import Caption
 from pipeline.grounding.config import CaptionChoice
+from sightline.errors import SightlineError
 
 
 @dataclass
@@ -55,7 +56,7 @@ def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) ->
     Raises:
         SightlineError: a manifest or the folder is missing, or a caption's image is in no manifest.
     """
-    from train.pairs import choose_captions
+    from pipeline.cache.caption_choice import choose_captions
 
     if not root.is_dir():
         raise SightlineError(f"{root}: no such image folder; check where the images are")

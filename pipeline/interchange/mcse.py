@@ -19,15 +19,15 @@ from pipeline.cache import (
     IMAGES,
     FeatureSet,
     FeatureSetRecord,
-    SightlineError,
     as_keys,
     key_column,
     read_manifest,
 )
-from pipeline.cache.output import check_file, replacing_file
 from pipeline.datasets.base import read_lines
 from pipeline.datasets.folder import building
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
+from sightline.errors import SightlineError
+from sightline.output import check_file, replacing_file
 
 FEATURES = "features"
 _BLOCK = 4096

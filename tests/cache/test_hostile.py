@@ -28,7 +28,7 @@ from pipeline.cache import (
     read_manifest,
     verify,
 )
-from pipeline.cache.atomic import token
+from sightline.files import token
 
 MEMORY = 600 << 20
 """Bytes beyond those of the libraries; an attack asks for gigabytes."""

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import KEYS, SHARD_BYTES, SPEC, files, fill, flip, rows_of
 
-from pipeline.cache import BusyError, CacheError, FeatureSet, FeatureSetWriter, verify
+from pipeline.cache import CacheError, FeatureSet, FeatureSetWriter, verify
 from pipeline.cache.compact import collect, compact, garbage
 from pipeline.cache.repair import repair
 from pipeline.cache.writer import MAX_SMALL_SHARDS
+from sightline.errors import BusyError
 
 BAD = frozenset(key.tobytes() for key in KEYS[3:6])
 

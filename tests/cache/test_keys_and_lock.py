@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cache import BusyError, SightlineError, key_of_bytes, key_of_file, key_of_text, lock
+from pipeline.cache import key_of_bytes, key_of_file, key_of_text
 from pipeline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
-from pipeline.cache.lock import WriterLock
+from sightline import lock
+from sightline.errors import BusyError, SightlineError
+from sightline.lock import WriterLock
 
 # few distinct bytes, so that prefixes collide as a forger's would
 FORGED = st.lists(
@@ -59,7 +61,7 @@ def test_keys_of_another_size_are_refused():
 
 def test_a_second_writer_is_told_who_holds_the_lock(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from pipeline.cache.lock import WriterLock\n"
+        "import sys; from pathlib import Path; from sightline.lock import WriterLock\n"
         "with WriterLock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(
@@ -88,7 +90,7 @@ def test_one_process_cannot_write_twice_at_once(tmp_path):
             pass
         # and the attempt has not let go of the lock, as closing its file would have
         code = (
-            "import sys; from pathlib import Path; from pipeline.cache.lock import WriterLock\n"
+            "import sys; from pathlib import Path; from sightline.lock import WriterLock\n"
             "WriterLock(Path(sys.argv[1])).__enter__()"
         )
         found = subprocess.run(

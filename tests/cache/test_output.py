@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cache import BusyError, SightlineError
-from pipeline.cache.output import (
+from sightline.errors import BusyError, SightlineError
+from sightline.output import (
     Output,
     check_apart,
     json_record,

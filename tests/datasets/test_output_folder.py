@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cache import SightlineError
 from pipeline.datasets.base import RECORD, DatasetError
 from pipeline.datasets.folder import building
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.registry import prepare
 from pipeline.datasets.sentences import SentencesSource
+from sightline.errors import SightlineError
 
 
 def names_in(folder):

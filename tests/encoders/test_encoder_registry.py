@@ -12,7 +12,6 @@ from tiny_models import clip_config
 
 from pipeline.encoders.base import EncoderError
 from pipeline.encoders.config import EncoderConfig, parse_weights
-from pipeline.encoders.device import computing
 from pipeline.encoders.registry import (
     IMAGE_FAMILIES,
     RESNETS,
@@ -22,6 +21,7 @@ from pipeline.encoders.registry import (
     named_encoder,
 )
 from pipeline.encoders.torchvision_resnet import DIMS
+from sightline.devices import computing
 
 
 def test_names_find_their_family(tmp_path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_encoder import make_encoder
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.embed import Embedder
 
 SENTENCES = [

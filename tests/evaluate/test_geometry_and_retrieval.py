@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.evaluate import geometry
 from train.evaluate.geometry import alignment, evaluate_geometry, uniformity
 from train.evaluate.retrieval import evaluate_retrieval

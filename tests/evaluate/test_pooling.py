@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.cache import SightlineError
-from train.pooling import check_pooling, pool
+from sightline.errors import SightlineError
+from sightline.pooling import check_pooling, pool
 
 LAST = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [90.0, 90.0]], [[5.0, 6.0], [7.0, 8.0], [0.0, 1.0]]])
 FIRST = torch.tensor([[[0.0, 0.0], [2.0, 2.0], [70.0, 70.0]], [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.evaluate.similarity import correlate, evaluate_pairs, load_pairs
 
 HEADER = "score\tsentence1\tsentence2\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.evaluate.sts import (
     EXPECTED_PAIRS,
     SUBSETS,

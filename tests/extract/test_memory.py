@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.cache import FeatureSet, SightlineError, keys_of_texts, verify
+from pipeline.cache import FeatureSet, keys_of_texts, verify
 from pipeline.encoders.base import EncoderIdentity
 from pipeline.extract.batches import padded
 from pipeline.extract.run import ExtractSettings, extract_texts
+from sightline.errors import SightlineError
 
 TEXTS = [f"text {i}" for i in range(50)]
 SETTINGS = ExtractSettings(batch_size=8, dtype="float32")

@@ -176,7 +176,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_a_signal_is_not_lost_where_python_drops_exceptions() -> None:
     code = """
 import signal, time, weakref
-from pipeline.signals import Stopped, stop_on_signals
+from sightline.signals import Stopped, stop_on_signals
 
 class Thing:
     pass

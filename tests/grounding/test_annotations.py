@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pipeline.cache import PHRASES, SightlineError, key_of_text, write_manifest
+from pipeline.cache import PHRASES, key_of_text, write_manifest
 from pipeline.cache.rle import encode_mask
 from pipeline.grounding.annotations import open_annotations
 from pipeline.grounding.base import Caption, Grounded, GroundingError
 from pipeline.grounding.entities import EntitiesError, align, parse_sentence
+from sightline.errors import SightlineError
 
 KEY = b"k" * 32
 SENTENCE = (

@@ -10,10 +10,10 @@ import pytest
 from ground_data import DataSet, files_of, run_ground
 from PIL import Image
 
-from pipeline.cache import SightlineError
 from pipeline.cache.records import CUTOUT_SET, read_phrases, read_tables
 from pipeline.cache.rle import decode_mask
 from pipeline.grounding.cutouts import write_cutouts
+from sightline.errors import SightlineError
 
 
 @pytest.fixture

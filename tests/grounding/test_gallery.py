@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from pipeline.cache import SightlineError
 from pipeline.cli import main
 from pipeline.grounding.gallery.cards import COLOURS, Phrase, pieces, read_contents
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.page import write_gallery
 from pipeline.grounding.gallery.pictures import cut_out, photograph
+from sightline.errors import SightlineError
 
 
 def sightline(monkeypatch, *words: object) -> int:

@@ -22,13 +22,14 @@ from ground_data import (
 )
 from PIL import Image
 
-from pipeline.cache import BusyError, CacheError, SightlineError, key_of_file, key_of_text
+from pipeline.cache import CacheError, key_of_file, key_of_text
 from pipeline.cache.records import GROUNDING, read_phrases, read_shard_set, read_tables
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.grounding.base import GroundingError
 from pipeline.grounding.config import Rules
 from pipeline.grounding.run import ground
-from pipeline.signals import Stopped
+from sightline.errors import BusyError, SightlineError
+from sightline.signals import Stopped
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ def test_a_block_whose_file_is_damaged_is_made_again(data, tmp_path):
 
 def test_one_run_at_a_time(data, tmp_path):
     script = (
-        "import sys; from pathlib import Path; from pipeline.cache.lock import WriterLock\n"
+        "import sys; from pathlib import Path; from sightline.lock import WriterLock\n"
         "with WriterLock(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

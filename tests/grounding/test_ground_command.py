@@ -11,11 +11,11 @@ from ground_data import DataSet, run_ground
 from typer.testing import CliRunner
 
 from pipeline import layout, stages
-from pipeline.cache import SightlineError
 from pipeline.cache.records import CUTOUT_SET, read_phrases, read_tables
 from pipeline.cli import app
 from pipeline.grounding.settings_file import read_settings
 from pipeline.params import Params, ParamsError, load_params
+from sightline.errors import SightlineError
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from ground_data import SETTINGS, BoxSegmenter, DataSet, Killed, WordGrounder, files_of, run_ground
 
-from pipeline.cache import SightlineError
 from pipeline.cache.records import GROUNDING, read_phrases, read_shard_set
 from pipeline.grounding.memory import HalvingBatches
+from sightline.errors import SightlineError
 
 
 @pytest.fixture

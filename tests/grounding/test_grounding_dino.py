@@ -9,11 +9,11 @@ import torch
 from grounding_images import captions_of, pictures
 from tiny_grounders import save_dino, save_florence
 
-from pipeline.cache import SightlineError
 from pipeline.grounding.base import GroundingError
 from pipeline.grounding.chunker import FunctionWordChunker
 from pipeline.grounding.config import GroundingDinoSettings
 from pipeline.grounding.grounding_dino import GroundingDinoGrounder, build
+from sightline.errors import SightlineError
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from tiny_sam2 import SIZE, as_transformers, configuration, hf_config
 from torch import Tensor
 
-from pipeline.cache import SightlineError
 from pipeline.grounding.segmenters.box import BoxSegmenter
 from pipeline.grounding.segmenters.config import SegmenterSettings
 from pipeline.grounding.segmenters.prompted import BOXES, PromptedSegmenter
 from pipeline.grounding.segmenters.registry import build_segmenter
+from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import train.losses
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.losses import (
     LossError,
     adaptive_margin_nce,

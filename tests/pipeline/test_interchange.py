@@ -14,7 +14,6 @@ from pipeline.cache import (
     CAPTIONS,
     IMAGES,
     FeatureSet,
-    SightlineError,
     key_column,
     key_of_text,
     read_manifest,
@@ -22,6 +21,7 @@ from pipeline.cache import (
 )
 from pipeline.interchange.kdmcse import import_kdmcse, read_entries
 from pipeline.interchange.mcse import export_mcse, import_mcse
+from sightline.errors import SightlineError
 
 ROWS = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
 ROWS[4] = ROWS[1]  # one picture with two captions

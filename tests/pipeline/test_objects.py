@@ -16,7 +16,6 @@ from pipeline.cache import (
     PHRASES,
     FeatureSet,
     FeatureSetWriter,
-    SightlineError,
     key_of_file,
     key_of_text,
     verify,
@@ -25,6 +24,7 @@ from pipeline.cache import (
 from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
 from pipeline.cli import main
 from pipeline.extract import objects
+from sightline.errors import SightlineError
 
 CLIP = {
     "embed_dim": 8,

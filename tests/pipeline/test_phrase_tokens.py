@@ -15,13 +15,13 @@ from pipeline.cache import (
     PHRASES,
     CacheError,
     PhraseTokens,
-    SightlineError,
     as_keys,
     key_of_text,
     keys_of_texts,
     write_manifest,
 )
 from pipeline.phrase_tokens import summary, token_span, tokenize_phrases
+from sightline.errors import SightlineError
 
 IMAGE, OTHER = b"i" * 32, b"o" * 32
 CAPTIONS_USED = (

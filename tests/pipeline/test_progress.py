@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from pipeline import progress as module
-from pipeline.progress import PhaseProgress, progress
+from sightline import progress as module
+from sightline.progress import PhaseProgress, progress
 
 
 class Terminal(io.StringIO):

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from rich.console import Console
 from scipy.stats import ttest_ind
 
-from pipeline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec, SightlineError
+from pipeline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
+from sightline.errors import SightlineError
 from train.provenance import FeatureUse
 from train.report.gains import Comparison, compute_gains, headline
 from train.report.html import feature_uses, parameter_rows

@@ -13,7 +13,7 @@ from feature_sets import Features
 from phrase_world import Objects
 from step_oracle import Case, paired
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.model import GroundedModel
 from train.objectives import make_objective
 from train.run import train_run

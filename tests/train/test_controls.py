@@ -10,7 +10,7 @@ from conftest import World
 from feature_sets import Features
 from step_oracle import Case
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.batch import Batch
 from train.data import TrainingData
 from train.objectives import make_objective

@@ -28,7 +28,7 @@ from step_oracle import (
 )
 from torch import Tensor
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.objectives import make_objective
 from train.objectives.base import Views
 from train.run import train_run

@@ -15,16 +15,17 @@ from pydantic import ValidationError
 from pipeline.cache import (
     CAPTIONS,
     FeatureSet,
-    SightlineError,
     TokenSet,
     key_of_text,
     read_manifest,
     write_manifest,
 )
+from pipeline.cache.caption_choice import choose_captions
+from sightline.errors import SightlineError
 from train.config import TrainConfig
 from train.data import TrainingData
 from train.objectives import make_objective
-from train.pairs import choose_captions, read_pairs
+from train.pairs import read_pairs
 
 
 def load(world: World, objective: str = "mcse", **changes: Any) -> TrainingData:

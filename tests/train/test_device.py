@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.cache import SightlineError
-from train.device import pick_device
+from sightline.devices import pick_device
+from sightline.errors import SightlineError
 
 
 def test_a_device_is_there_or_an_error(monkeypatch) -> None:

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from huggingface_hub import constants
 
-from pipeline.cache import SightlineError
-from train.encoder_folder import load_model, read_recipe
-from train.hub import use_cache_where_silent, why_silent
+from sightline.encoder_folder import load_model, read_recipe
+from sightline.errors import SightlineError
+from sightline.hub import use_cache_where_silent, why_silent
 
 NOBODY = "http://127.0.0.1:9"  # the port that discards
 

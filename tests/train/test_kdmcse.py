@@ -26,7 +26,7 @@ from step_oracle import (
 )
 from torch import Tensor
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.data import TrainingData, first_paired
 from train.objectives import make_objective
 from train.objectives.similarity import cosine_matrix, product_matrix

@@ -23,7 +23,8 @@ from step_oracle import (
 )
 from torch import Tensor
 
-from pipeline.cache import PhraseTokenHeader, SightlineError, as_keys, write_phrase_tokens
+from pipeline.cache import PhraseTokenHeader, as_keys, write_phrase_tokens
+from sightline.errors import SightlineError
 from train.batch import Phrases
 from train.objectives import make_objective
 from train.objectives.mcseo import contrasted, phrase_embeddings

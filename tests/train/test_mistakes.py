@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from train.mistakes import explain, unknown
+from sightline.parameter_errors import explain, unknown
 
 
 class Strict(BaseModel):

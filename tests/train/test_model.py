@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import World
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.batch import Batch
 from train.config import StudentConfig
 from train.data import TrainingData

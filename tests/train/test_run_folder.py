@@ -14,7 +14,7 @@ from feature_sets import Features
 from phrase_world import Objects
 from transformers import TrainerCallback
 
-from pipeline.cache import BusyError, SightlineError
+from sightline.errors import BusyError, SightlineError
 from train.checkpoints import Progress
 from train.run import train_run
 from train.run_folder import RunFolder

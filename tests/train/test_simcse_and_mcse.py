@@ -20,7 +20,7 @@ from step_oracle import (
 )
 from torch import Tensor
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.objectives import make_objective
 
 OWN_NUMBERS = {"temperature": 0.07, "image_temperature": 0.1, "weight": 0.7, "text_weight": 0.3}

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.evaluate.similarity import Encode, GradedPairs, encode_distinct
 
 _CHUNK = 1024  # rows of the distance matrix held at once

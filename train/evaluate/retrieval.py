@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 
 _CHUNK = 1024  # queries whose similarities are held at once
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sightline.library_noise import quiet_transformers
 from train.embed import Embedder
 from train.evaluate.score import score
-from train.quiet import quiet_transformers
 from train.report.results import DevPoint, RunResult, TrainingSummary, save_result
 from train.summary import RunSummary
 

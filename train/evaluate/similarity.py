@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → float [n, d], in their order; `Embedder.encode` is one."""

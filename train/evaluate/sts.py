@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.evaluate.similarity import (
     Correlation,
     Encode,

@@ -10,7 +10,7 @@ import math
 
 from torch import Tensor
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 
 
 class LossError(SightlineError, ValueError):

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from pipeline.cache.caption_choice import CaptionPolicy
 from train.batch import Batch
-from train.names import CaptionPolicy, FeatureKind
+from train.names import FeatureKind
 
 PROJECTION_DIM = 256
 """Width of the space that sentences share with images and teachers (METHODS, table of heads)."""

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.batch import Batch
 from train.objectives.base import FeatureNeed, Heads, Objective, ObjectiveParams, Views
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.batch import Batch
 from train.losses import (
     consistency_loss,

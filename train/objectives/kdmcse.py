@@ -13,10 +13,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from pipeline.cache import SightlineError
+from pipeline.cache.caption_choice import CaptionPolicy
+from sightline.errors import SightlineError
 from train.batch import Batch
 from train.losses import adaptive_margin_nce, info_nce, removed_share
-from train.names import CaptionPolicy, FeatureKind
+from train.names import FeatureKind
 from train.objectives.base import FeatureNeed, Heads, Views
 from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.similarity import cosine_matrix, product_matrix

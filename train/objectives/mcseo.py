@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.cache import SightlineError
+from pipeline.cache.caption_choice import CaptionPolicy
+from sightline.errors import SightlineError
 from train.batch import Batch, Phrases
 from train.losses import object_phrase_nce
-from train.names import CaptionPolicy
 from train.objectives.base import FeatureNeed, Heads, Views
 from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.terms import image_term, text_term

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.cache import SightlineError
-from train.mistakes import explain, unknown
+from sightline.errors import SightlineError
+from sightline.parameter_errors import explain, unknown
 from train.objectives.base import Objective
 from train.objectives.combined import Combined
 from train.objectives.dalr import DALR

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.report.differences import Difference, differences_from
 from train.report.find_runs import FoundRun, check_comparable
 from train.report.gains import AVERAGE

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.report.results import FILE_NAME, RunResult, load_result
 
 _SEEDS = "seed-*.json"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.report.significance import t_test
 from train.report.table import LOWER_IS_BETTER, Cell, Row, Table
 

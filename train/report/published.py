@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 

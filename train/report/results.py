@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipeline.cache import SightlineError
-from pipeline.cache.output import write_file
+from sightline.errors import SightlineError
+from sightline.output import write_file
 from train.provenance import FeatureUse
 
 FILE_NAME = "result.json"

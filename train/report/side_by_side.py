@@ -7,7 +7,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.report.compare import SCHEMA, RunComparison
 from train.report.grids import grids_of, legend, printable
 from train.report.latex import to_latex

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 from train.report.published import PublishedRow
 from train.report.results import RunResult
 

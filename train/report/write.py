@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cache.output import Output, json_record
+from sightline.output import Output, json_record
 from train.report.gains import Comparison, compute_gains
 from train.report.html import Drawing, feature_uses, to_html
 from train.report.plots import dev_chart, score_chart, to_png, to_svg
@@ -44,7 +44,7 @@ def write_report(
 
     Raises:
         SightlineError: no result, one seed of a run twice, a comparison of a run without result,
-            or files of somebody else in ``out`` (`pipeline.cache.output`).
+            or files of somebody else in ``out`` (`sightline.output`).
     """
     table = make_table(results, published)
     gains = compute_gains(table, comparisons)

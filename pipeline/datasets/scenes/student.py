@@ -57,7 +57,7 @@ def new_bert(*, layers: int, hidden: int, seed: int) -> BertModel:
 
 def save(folder: Path, model: BertModel) -> None:
     """Write ``model`` and its tokenizer as a Hugging Face folder (safetensors)."""
-    from train.quiet import quiet_transformers
+    from sightline.library_noise import quiet_transformers
 
     with quiet_transformers():
         model.save_pretrained(folder)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache import CAPTIONS, IMAGES, SightlineError, key_of_text, read_manifest
+from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
 from pipeline.cache.records import DROPS, read_phrases, read_tables
+from sightline.errors import SightlineError
 
 COLOURS = 8
 """Colours that the style sheet has; a caption's ninth phrase has the first one's again."""

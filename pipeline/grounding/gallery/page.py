@@ -13,13 +13,13 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.cache import SightlineError
-from pipeline.cache.output import check_file, replacing_file
 from pipeline.cache.rle import decode_mask
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
+from sightline.errors import SightlineError
+from sightline.output import check_file, replacing_file
 
 MARK = b'<meta name="generator" content="Sightline gallery">'
 """What a page begins with, so that it may be replaced by another."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.encoders.device import computing
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from sightline.devices import computing
 
 BOXES = 64
 """Boxes of one pass of the mask decoder; high-resolution features take 10 MB a box."""

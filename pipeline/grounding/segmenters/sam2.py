@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.cache import SightlineError
-from pipeline.encoders.device import check_precision
-from pipeline.encoders.libraries import quiet, reaching
+from pipeline.encoders.libraries import reaching
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,
@@ -23,6 +21,9 @@ from pipeline.encoders.weights import (
 )
 from pipeline.grounding.segmenters.config import Sam2Settings
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
+from sightline.devices import check_precision
+from sightline.errors import SightlineError
+from sightline.library_noise import quiet
 
 INSTALL = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
 

@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.cache import SightlineError
-from pipeline.encoders.device import check_precision
-from pipeline.encoders.libraries import quiet
 from pipeline.encoders.teacher_model import loading
 from pipeline.encoders.weights import (
     describe_source,
@@ -22,6 +19,9 @@ from pipeline.encoders.weights import (
 from pipeline.grounding.model import require_complete
 from pipeline.grounding.segmenters.config import Sam2HfSettings
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
+from sightline.devices import check_precision
+from sightline.errors import SightlineError
+from sightline.library_noise import quiet
 
 _KINDS = ("sam2", "sam2_video")
 """Published checkpoints are of the video model; the image model is a part of it."""

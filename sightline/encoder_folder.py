@@ -25,9 +25,9 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from pipeline.cache import SightlineError
-from train.hub import use_cache_where_silent
-from train.pooling import Pooling
+from sightline.errors import SightlineError
+from sightline.hub import use_cache_where_silent
+from sightline.names import Pooling
 
 # A tokenizer without a limit of its own says 1e30; no position table is longer than this.
 _NO_LIMIT = 1_000_000

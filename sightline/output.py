@@ -24,7 +24,8 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
-from pipeline.cache.atomic import (
+from sightline.errors import SightlineError
+from sightline.files import (
     fsync_file,
     fsync_folder,
     remove_leftovers,
@@ -33,8 +34,7 @@ from pipeline.cache.atomic import (
     write_all,
     write_bytes,
 )
-from pipeline.cache.errors import SightlineError
-from pipeline.cache.lock import WriterLock
+from sightline.lock import WriterLock
 
 RECORDS = {
     "dataset.json": "a prepared data set",

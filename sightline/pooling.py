@@ -11,8 +11,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from pipeline.cache import SightlineError
-from train.names import Pooling
+from sightline.errors import SightlineError
+from sightline.names import Pooling
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 

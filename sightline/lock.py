@@ -9,8 +9,8 @@ import socket
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.cache.atomic import token
-from pipeline.cache.errors import BusyError, SightlineError
+from sightline.errors import BusyError, SightlineError
+from sightline.files import token
 
 try:
     import fcntl

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import torch
 
-from pipeline.cache import SightlineError
+from sightline.errors import SightlineError
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """What a precision below fp32 computes in, under autocast."""
+PRECISIONS = ("fp32", *AUTOCAST)
 
 
 def pick_device(name: str) -> torch.device:
@@ -42,3 +46,33 @@ def pick_device(name: str) -> torch.device:
             )
         return torch.device("cuda", index)
     raise SightlineError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:1 or mps")
+
+
+def check_precision(precision: str) -> str:
+    """`precision` if there is one of that name; SightlineError lists them otherwise."""
+    if precision not in PRECISIONS:
+        raise SightlineError(f"unknown precision {precision!r}; use one of {', '.join(PRECISIONS)}")
+    return precision
+
+
+@contextmanager
+def computing(device: torch.device, precision: str) -> Iterator[None]:
+    """The context of one forward pass: no gradients, `precision`, the same sums every time.
+
+    ``fp32`` means float32 throughout: TensorFloat-32, which cuDNN uses unless told otherwise, is
+    off. ``bf16`` and ``fp16`` are autocast. On CUDA cuDNN must choose deterministic algorithms
+    without trying several, so that one batch gives one answer. Flags are put back afterwards.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode())
+        if precision in AUTOCAST:
+            stack.enter_context(torch.autocast(device.type, dtype=AUTOCAST[precision]))
+        if device.type == "cuda":
+            flags = torch.backends.cudnn.flags(
+                enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+            )
+            stack.enter_context(flags)
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+            stack.callback(torch.set_float32_matmul_precision, before)
+        yield
