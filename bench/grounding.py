@@ -29,7 +29,7 @@ from models.grounding import florence, segmenter
 from PIL import Image
 
 from pipeline.cache import key_of_file
-from pipeline.cache.records import read_phrases
+from pipeline.cache.tables import read_phrases
 from pipeline.grounding.base import Caption
 from pipeline.grounding.config import Florence2Settings, Rules
 from pipeline.grounding.florence2 import TASK, Florence2Grounder

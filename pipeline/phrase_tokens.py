@@ -19,15 +19,14 @@ from pipeline.cache import (
     read_manifest,
     write_phrase_tokens,
 )
-from pipeline.cache.records import read_phrases
+from pipeline.cache.commit import refuse_other_kinds, set_output
+from pipeline.cache.tables import read_phrases
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.errors import SightlineError
-from sightline.output import Output, json_record
 from sightline.progress import progress
 
 TRUNCATED = "truncated"
 NO_TOKEN = "no_token"
-RECORD, SCHEMA = "phrase_tokens.json", "sightline.phrase_tokens/1"
 _CHUNK = 10_000
 
 
@@ -51,17 +50,8 @@ def tokenize_phrases(
             ``out`` is no place to write to (`sightline.output`).
     """
     inputs = [phrases, captions, Path(student)]
-    with Output(out, RECORD, json_record(SCHEMA), inputs) as output:
-        output.check(["phrase_tokens.parquet"])
-        with output.scratch() as made:
-            header = _write(phrases, captions, student, max_length, made)
-            output.publish(made, {"schema": SCHEMA, "student": header.student})
-    return header
-
-
-def _write(
-    phrases: Path, captions: Path, student: str, max_length: int, folder: Path
-) -> PhraseTokenHeader:
+    refuse_other_kinds(out, "phrase-tokens")
+    set_output(out, inputs).check_place()
     from sightline.encoder_folder import load_tokenizer, read_recipe
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
@@ -106,7 +96,7 @@ def _write(
         Path(student).name, digest, max_length, len(texts), dict(sorted(dropped.items()))
     )
     write_phrase_tokens(
-        folder,
+        out,
         header,
         pair_keys(keys["image_key"][kept], keys["caption_key"][kept]),
         key_column(table.column("cutout_key"))[kept],

@@ -1,4 +1,4 @@
-"""Where a feature set comes from, worded for a paper's appendix."""
+"""Where a set comes from, worded for a paper's appendix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pipeline import layout
-from pipeline.cache import FeatureSetRecord
+from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
 
 LICENCES = {
     "scenes": "drawn by Sightline itself; no rights of others",
@@ -28,21 +28,21 @@ def licence_note(folder: Path) -> str:
     return LICENCES.get(kind, UNKNOWN)
 
 
-def paragraph(folder: Path, record: FeatureSetRecord, licence: str) -> str:
-    """Encoder, weights, preprocessing, rows, failures, size and licence: lines to paste."""
-    spec, encoder = record.spec, record.spec.encoder
-    revision = f", revision {encoder.revision}" if encoder.revision else ""
-    untrained = " (untrained weights)" if encoder.untrained else ""
-    computed = sorted({", ".join(f"{k} {v}" for k, v in s.computed.items()) for s in record.shards})
-    lines = {
-        "Feature set": f"{folder.as_posix()} ({spec.kind} features)",
-        "Encoder": f"{encoder.name}, weights {encoder.source}{revision}{untrained}",
-        "Weights SHA-256": encoder.weights_sha256,
-        "Preprocessing": _words(spec.preprocessing),
-        "Precision": f"computed in {spec.precision}, stored as {spec.dtype}, not normalised",
-        "Rows": f"{record.rows:,} of {spec.dim:,} numbers; failed: {record.failed:,}",
-        "Size": f"{record.size / 1e6:,.1f} MB in {len(record.shards):,} shards",
-        "Computed on": "; ".join(computed) or "nothing yet",
+def paragraph(folder: Path, record: SetRecord, licence: str) -> str:
+    """What made a set, its rows, size and licence: lines to paste."""
+    lines = {"Set": f"{folder.as_posix()} ({record.spec.kind})"}
+    if isinstance(record, FeatureSetRecord):
+        lines |= _of_features(record)
+        computed = [shard.computed for shard in record.shards]
+    else:
+        assert isinstance(record, TableSetRecord)
+        lines |= {"Made with": _words(record.spec.description), "Counts": _words(record.counts)}
+        computed = [shard.computed for shard in record.shards if shard.computed]
+    on = sorted({", ".join(f"{k} {v}" for k, v in each.items()) for each in computed})
+    lines |= {
+        "Size": f"{record.size / 1e6:,.1f} MB in {len(record.files):,} files",
+        "Computed on": "; ".join(on) or "not recorded",
+        "Provenance": str(record.provenance),
         "Fingerprint": record.fingerprint,
         "Content digest": record.content_digest,
         "Licence of the data": licence,
@@ -50,5 +50,18 @@ def paragraph(folder: Path, record: FeatureSetRecord, licence: str) -> str:
     return "\n".join(f"{name + ':':21}{value}" for name, value in lines.items())
 
 
-def _words(preprocessing: dict[str, object]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in preprocessing.items())
+def _of_features(record: FeatureSetRecord) -> dict[str, str]:
+    spec, encoder = record.spec, record.spec.encoder
+    revision = f", revision {encoder.revision}" if encoder.revision else ""
+    untrained = " (untrained weights)" if encoder.untrained else ""
+    return {
+        "Encoder": f"{encoder.name}, weights {encoder.source}{revision}{untrained}",
+        "Weights SHA-256": encoder.weights_sha256,
+        "Preprocessing": _words(spec.preprocessing),
+        "Precision": f"computed in {spec.precision}, stored as {spec.dtype}, not normalised",
+        "Rows": f"{record.rows:,} of {spec.dim:,} numbers; failed: {record.failed:,}",
+    }
+
+
+def _words(values: dict[str, object]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.cache import CacheError, FeatureSet
+from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.diff import cosines
 from pipeline.cache.keys import KeyTable, as_keys
-from pipeline.cache.record import FILE_NAME
 from pipeline.extract.run import (
     ExtractSettings,
     extract_images,

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cache import TokenHeader, keys_of_texts, write_tokens
+from pipeline.cache.commit import refuse_other_kinds, set_output
 from pipeline.cache.keys import key_of_file
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.errors import SightlineError
-from sightline.output import Output, json_record
 from sightline.progress import progress
 
-RECORD, SCHEMA = "student.json", "sightline.tokens/1"
 _CHUNK = 10_000
 
 
@@ -34,17 +33,8 @@ def tokenize(
         SightlineError: the tokenizer cannot be loaded, has no padding token, or ``out`` is no
             place to write to (`sightline.output`).
     """
-    with Output(out, RECORD, json_record(SCHEMA), [*inputs, Path(student)]) as output:
-        output.check(["tokens.parquet"])
-        with output.scratch() as made:
-            count, about = _write(texts, student, max_length, made)
-            output.publish(made, {"schema": SCHEMA, **about})
-    return count
-
-
-def _write(
-    texts: Sequence[str], student: str, max_length: int, folder: Path
-) -> tuple[int, dict[str, str]]:
+    refuse_other_kinds(out, "tokens")
+    set_output(out, [*inputs, Path(student)]).check_place()
     from sightline.encoder_folder import load_tokenizer, read_recipe
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
@@ -65,10 +55,9 @@ def _write(
         max_length=max_length,
         pad_token_id=pad,
         vocabulary_size=len(tokenizer),
+        weights=weights_identity(student),
     )
-    count = write_tokens(folder, header, keys_of_texts(texts), input_ids)
-    # a training run depends on this folder, so other weights under the same name reach it
-    return count, {"student": Path(student).name, "weights": weights_identity(student)}
+    return write_tokens(out, header, keys_of_texts(texts), input_ids)
 
 
 def weights_identity(student: str) -> str:

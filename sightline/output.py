@@ -38,17 +38,12 @@ from sightline.lock import WriterLock
 
 RECORDS = {
     "dataset.json": "a prepared data set",
-    "feature_set.json": "a feature set",
-    "grounding.json": "a grounding",
-    "cutouts.json": "cut-outs",
-    "student.json": "a token set",
-    "phrase_tokens.json": "phrase tokens",
+    "set.json": "a set of the cache",
     "ground_stats.json": "figures of a grounding",
     "run.json": "a training run",
     "report.json": "a report",
 }
 """Every record there is, and what it is the record of."""
-_TOGETHER = {"grounding.json", "cutouts.json"}  # these two may share a folder
 _OURS = re.compile(rb'"schema": ?"sightline\.')
 _RUN_FILES = ("plan", "journal.bin", "failures.jsonl", "blocks")
 """What runs keep in a run folder, beside its lock."""
@@ -106,7 +101,7 @@ class Output:
         self._stack = ExitStack()
 
     def __enter__(self) -> Output:
-        self._check()
+        self.check_place()
         with ExitStack() as stack:
             lock = stack.enter_context(WriterLock(self.run_folder))
             stack.callback(lambda: lock.found_empty or self._tidy())
@@ -126,6 +121,32 @@ class Output:
         traceback: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
+
+    def check_place(self) -> None:
+        """Refuse the folder as entering does, without taking the lock.
+
+        Raises:
+            SightlineError: as the class says.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise SightlineError(f"{self.given}: is a file; the output is a folder, name another")
+        self._read_record()
+        self.claims()
+        self._refuse_another_kind()
+        inside = check_apart(self.given, self._inputs)
+        if inside is not None and not self._is_new_or_ours():
+            raise SightlineError(
+                f"{self.given}: lies inside the input {inside} and holds other files; name a "
+                "new folder"
+            )
+        check_apart(self.run_folder, self._inputs, holds_only=True)
+        run = self.run_folder
+        there = [name for name in _RUN_FILES if os.path.lexists(run / name)]
+        if there and not os.path.lexists(run / "lock"):
+            raise SightlineError(
+                f"{run}: holds {', '.join(there)} and no lock of Sightline, so it may be somebody "
+                f"else's; move it away, or run `touch {run / 'lock'}` if an earlier run left it"
+            )
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -274,31 +295,10 @@ class Output:
         else:
             path.unlink(missing_ok=True)
 
-    def _check(self) -> None:
-        if self.folder.exists() and not self.folder.is_dir():
-            raise SightlineError(f"{self.given}: is a file; the output is a folder, name another")
-        self._read_record()
-        self.claims()
-        self._refuse_another_kind()
-        inside = check_apart(self.given, self._inputs)
-        if inside is not None and not self._is_new_or_ours():
-            raise SightlineError(
-                f"{self.given}: lies inside the input {inside} and holds other files; name a "
-                "new folder"
-            )
-        check_apart(self.run_folder, self._inputs, holds_only=True)
-        run = self.run_folder
-        there = [name for name in _RUN_FILES if os.path.lexists(run / name)]
-        if there and not os.path.lexists(run / "lock"):
-            raise SightlineError(
-                f"{run}: holds {', '.join(there)} and no lock of Sightline, so it may be somebody "
-                f"else's; move it away, or run `touch {run / 'lock'}` if an earlier run left it"
-            )
-
     def _refuse_another_kind(self) -> None:
         for name, what in RECORDS.items():
             path = self.folder / name
-            if name == self.record or {name, self.record} == _TOGETHER or not path.is_file():
+            if name == self.record or not path.is_file():
                 continue
             with path.open("rb") as file:
                 if _OURS.search(file.read(_HEAD_BYTES)):

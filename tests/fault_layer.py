@@ -16,10 +16,9 @@ Act = Callable[[str], None]
 _ROLES = [
     (re.compile(r"shard-.*"), "shard"),
     (re.compile(r"index-.*"), "index"),
-    (re.compile(r"feature_set\.json"), "record"),
+    (re.compile(r"set\.json"), "record"),
     (re.compile(r"(journal|failures|plan|lock).*"), r"\1"),
-    (re.compile(r"(images|phrases|drops|cutouts)(-.*|\.part)"), r"\1"),
-    (re.compile(r"(grounding|cutouts)\.json"), r"\1 record"),
+    (re.compile(r"(images|phrases|drops|cutouts|tokens|phrase_tokens)(-.*)?"), r"\1"),
     (re.compile(r".*\.claims"), "claims"),
     (re.compile(r"[0-9a-f]{64}\.json|rest-.*\.json"), "block"),
 ]

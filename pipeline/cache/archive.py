@@ -1,6 +1,6 @@
-"""A feature set as one tar file, for those without DVC: export, and an import that trusts nothing.
+"""A set as one tar file, for those without DVC: export, and an import that trusts nothing.
 
-The tar is plain POSIX (ustar): `feature_set.json` first, then the index and the shards, and last
+The tar is plain POSIX (ustar): `set.json` first, then the index and the shards, and last
 `SHA256SUMS` for `sha256sum --check`. The same set gives the same bytes.
 """
 
@@ -14,19 +14,19 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.record import (
+from pipeline.cache.commit import (
     FILE_NAME,
     MAX_BYTES,
-    FeatureSetRecord,
-    FileRecord,
-    feature_output,
     read_record,
+    set_output,
     to_bytes,
     write_record,
 )
+from pipeline.cache.errors import CacheError
+from pipeline.cache.feature_set import FeatureSet
+from pipeline.cache.record import FeatureSetRecord, FileRecord, SetRecord, TableSetRecord
 from pipeline.cache.shard import check_file
+from pipeline.cache.tables import read_table
 from sightline.files import fsync_file
 from sightline.output import replacing_file
 
@@ -39,22 +39,22 @@ Progress = Callable[[int], None]
 
 
 def export_set(folder: Path, archive: Path, progress: Progress = lambda _: None) -> int:
-    """Write the feature set in ``folder`` to the tar ``archive``; returns its size in bytes.
+    """Write the set in ``folder`` to the tar ``archive``; returns its size in bytes.
 
     Every file is hashed on the way, so that no damaged set is passed on.
 
     Raises:
-        CacheError: no feature set there, or a file that is not as its record says.
+        CacheError: no set there, or a file that is not as its record says.
         SightlineError: ``archive`` is a folder, or a file that no export has written.
     """
-    record = FeatureSet.open(folder).record
+    record = _opened(folder)
     if folder.resolve() in archive.resolve().parents:
-        raise CacheError(f"{archive}: lies in the feature set itself; write it somewhere else")
+        raise CacheError(f"{archive}: lies in the set itself; write it somewhere else")
     with replacing_file(archive, _FIRST_NAME) as part, part.open("xb") as out:
         head = to_bytes(record)
         out.write(_member(FILE_NAME, head))
         sums = [_sum(FILE_NAME, hashlib.sha256(head).hexdigest())]
-        for file in (record.index, *record.shards):
+        for file in record.files:
             if file.bytes >= _MOST_PER_FILE:
                 raise CacheError(f"{folder / file.name}: too large for a tar; run `cache compact`")
             out.write(_header(file.name, file.bytes))
@@ -66,12 +66,10 @@ def export_set(folder: Path, archive: Path, progress: Progress = lambda _: None)
     return archive.stat().st_size
 
 
-def import_set(
-    archive: Path, folder: Path, progress: Progress = lambda _: None
-) -> FeatureSetRecord:
-    """Unpack the tar ``archive`` of `export_set` into the new feature set ``folder``.
+def import_set(archive: Path, folder: Path, progress: Progress = lambda _: None) -> SetRecord:
+    """Unpack the tar ``archive`` of `export_set` into the new set ``folder``.
 
-    Nothing is written but the plain files that the archive's own `feature_set.json` names, each
+    Nothing is written but the plain files that the archive's own `set.json` names, each
     with the size and BLAKE3 that it says; that file comes last, when all others are there.
 
     Raises:
@@ -82,10 +80,8 @@ def import_set(
         found = "is a folder" if archive.is_dir() else "no such file"
         raise CacheError(f"{archive}: {found}; expected a tar that `sightline cache export` made")
     if (folder / FILE_NAME).exists():
-        raise CacheError(
-            f"{folder}: there is a feature set already; import elsewhere, or move it away"
-        )
-    with feature_output(folder, [archive]) as output, archive.open("rb") as source:
+        raise CacheError(f"{folder}: there is a set already; import elsewhere, or move it away")
+    with set_output(folder, [archive]) as output, archive.open("rb") as source:
         with output.scratch() as part:
             first = _next(archive, source)
             if first is None or first[0] != FILE_NAME or first[1] > MAX_BYTES:
@@ -95,7 +91,7 @@ def import_set(
             fsync_file(part / FILE_NAME)
             record = read_record(part)
             sums = [_sum(FILE_NAME, hashlib.sha256(head).hexdigest())]
-            expected = {file.name: file for file in (record.index, *record.shards)}
+            expected = {file.name: file for file in record.files}
             ended = False
             while not ended and (member := _next(archive, source)) is not None:
                 name, size = member
@@ -119,12 +115,24 @@ def import_set(
                     f"{archive}: cut short: {len(expected) + 1} files are missing, such as "
                     f"{min(expected, default=SUMS)}; nothing was imported"
                 )
-            FeatureSet.open(part)
+            _opened(part)
             (part / FILE_NAME).unlink()
             folder.mkdir(parents=True, exist_ok=True)
             output.move_in(part)
             write_record(output, record)
         return record
+
+
+def _opened(folder: Path) -> SetRecord:
+    """The record of a set whose files a reader accepts."""
+    record = read_record(folder)
+    if isinstance(record, FeatureSetRecord):
+        return FeatureSet.open(folder).record
+    assert isinstance(record, TableSetRecord)
+    for shard in record.shards:
+        for name, file in shard.tables.items():
+            read_table(folder, name, file)
+    return record
 
 
 def _sum(name: str, sha256: str) -> bytes:

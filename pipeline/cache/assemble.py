@@ -9,16 +9,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.cache.commit import write_record
 from pipeline.cache.content import content_digest
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, write_index
 from pipeline.cache.keys import KEY_BYTES, Keys, increasing, picked, sort_order
-from pipeline.cache.record import (
-    FeatureSetRecord,
-    FeatureSpec,
-    ShardRecord,
-    write_record,
-)
+from pipeline.cache.record import FeatureSetRecord, FeatureSpec, Provenance, ShardRecord
 from pipeline.cache.shard import write_shard
 from sightline.output import Output
 
@@ -136,13 +132,18 @@ def _gather(
 
 
 def publish(
-    output: Output, spec: FeatureSpec, placed: Sequence[Placed], failed: dict[bytes, str]
+    output: Output,
+    spec: FeatureSpec,
+    placed: Sequence[Placed],
+    failed: dict[bytes, str],
+    provenance: Provenance,
 ) -> FeatureSetRecord:
     """Write the index over ``placed`` rows and replace the commit point.
 
     Args:
         placed: rows and their shards; no key twice.
         failed: key → error code of rows that could not be computed.
+        provenance: whether the rows were computed here or imported.
     """
     folder = output.folder
     every = [record for part in placed for record in part.records]
@@ -169,6 +170,7 @@ def publish(
         spec=spec,
         fingerprint=spec.fingerprint,
         content_digest=digest,
+        provenance=provenance,
         rows=len(index.keys),
         failed=len(failed),
         index=index_file,

@@ -9,16 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.cache.assemble import Placed, publish, write_shards
+from pipeline.cache.commit import FILE_NAME, read_record, set_output
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import Keys, as_keys, sort_order
-from pipeline.cache.record import (
-    FILE_NAME,
-    FeatureSetRecord,
-    ShardRecord,
-    feature_output,
-    read_record,
-)
+from pipeline.cache.record import FeatureSetRecord, ShardRecord
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
 from pipeline.cache.sources import PlacedRows, live_rows, only_sound
 from sightline.output import Output, read_claims
@@ -49,7 +44,7 @@ def compact(folder: Path, shard_bytes: int = TARGET_BYTES) -> FeatureSetRecord:
         BusyError: a run is writing there.
         CacheError: the set is damaged.
     """
-    with feature_output(folder) as output:
+    with set_output(folder) as output:
         features = FeatureSet.open(folder)
         every = np.concatenate([features.keys, as_keys(list(features.failed))])
         spec = features.record.spec
@@ -62,16 +57,19 @@ def garbage(folder: Path) -> Garbage:
     """What of a set's folder no reader needs any more.
 
     Raises:
-        CacheError: no feature set there, or a damaged one.
+        CacheError: no set there, or a damaged one.
     """
     record = read_record(folder)
     named = {file.name for file in record.files}
     ours = read_claims(folder, FILE_NAME) - named
     paths = {name: folder / name for name in sorted(ours) if "/" not in name}
     files = {name: path.lstat().st_size for name, path in paths.items() if path.is_file()}
+    size = sum(files.values())
+    if not isinstance(record, FeatureSetRecord):
+        return Garbage(files, 0, size)
     rows = sum(shard.rows for shard in record.shards) - record.rows
     row_bytes = record.spec.dim * np.dtype(record.spec.dtype).itemsize + 32
-    return Garbage(files, rows, sum(files.values()) + rows * row_bytes)
+    return Garbage(files, rows, size + rows * row_bytes)
 
 
 def collect(folder: Path) -> Garbage:
@@ -83,7 +81,7 @@ def collect(folder: Path) -> Garbage:
         BusyError: a run is writing there.
         CacheError: the set is damaged.
     """
-    with feature_output(folder) as output:
+    with set_output(folder) as output:
         before = garbage(folder)
         if before.rows:
             features = FeatureSet.open(folder)
@@ -117,4 +115,5 @@ def _rewrite(
 
     source = PlacedRows(folder, spec, sound)
     placed = [write_shards(output, spec, part, shard_rows, [source], same) for part in parts]
-    return publish(output, spec, placed or [Placed.nothing()], features.failed)
+    nothing = [Placed.nothing()]
+    return publish(output, spec, placed or nothing, features.failed, features.record.provenance)

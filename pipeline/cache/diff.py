@@ -1,4 +1,4 @@
-"""What differs between two feature sets, row by row."""
+"""What differs between two sets, row by row."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.cache.commit import read_record, read_tables_record
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import Keys
+from pipeline.cache.record import TableSetRecord, differences
+from pipeline.cache.tables import rows_by_key
 
 _BLOCK = 8192
 
@@ -40,11 +43,39 @@ class Difference:
 
 
 def compare(a: Path, b: Path) -> Difference:
-    """Compare the feature sets in folders ``a`` and ``b``, in memory for a few thousand rows.
+    """Compare the sets in folders ``a`` and ``b``.
+
+    Of feature sets in memory for a few thousand rows. Of tables a row is its first key, and counts
+    as changed when anything that belongs to that key did.
 
     Raises:
-        CacheError: one of them is no feature set, or their rows are of other lengths.
+        CacheError: one of them is no set, they are of different kinds, or their rows are of other
+            lengths.
     """
+    record = read_record(a)
+    if isinstance(record, TableSetRecord):
+        return _compare_tables(a, record, b, read_tables_record(b, record.spec.kind))
+    return _compare_features(a, b)
+
+
+def _compare_tables(a: Path, one: TableSetRecord, b: Path, two: TableSetRecord) -> Difference:
+    mine, theirs = rows_by_key(a, one.spec, one.shards), rows_by_key(b, two.spec, two.shards)
+    both = mine.keys() & theirs.keys()
+    changed = sorted(key for key in both if mine[key] != theirs[key])
+    return Difference(
+        added=len(theirs.keys() - mine.keys()),
+        gone=len(mine.keys() - theirs.keys()),
+        same=len(both) - len(changed),
+        changed=len(changed),
+        largest_change=0.0,
+        changed_most=changed[0].hex() if changed else "",
+        added_failures=0,
+        gone_failures=0,
+        why=tuple(differences(two.spec, one.spec)),
+    )
+
+
+def _compare_features(a: Path, b: Path) -> Difference:
     one, two = FeatureSet.open(a), FeatureSet.open(b)
     if one.dim != two.dim:
         raise CacheError(

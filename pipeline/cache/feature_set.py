@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.cache.commit import read_features
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, read_index
 from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing
-from pipeline.cache.record import FeatureSetRecord, read_record
+from pipeline.cache.record import FeatureSetRecord
 from pipeline.cache.rows import RowView
 
 
@@ -38,7 +39,7 @@ class FeatureSet:
         """Open the feature set in folder ``path``.
 
         Args:
-            path: folder that holds ``feature_set.json``.
+            path: folder that holds ``set.json``.
             fingerprint: refuse a set that was computed in any other way.
             verified: read every byte first and refuse any damage (`verify`), instead of checking
                 digest, sizes and layout only.
@@ -48,7 +49,7 @@ class FeatureSet:
                 that is not allowed, or another fingerprint than the one asked for.
         """
         path = Path(path)
-        record = read_record(path)
+        record = read_features(path)
         if fingerprint is not None and record.fingerprint != fingerprint:
             raise CacheError(
                 f"{path}: fingerprint {record.fingerprint[:16]}, expected {fingerprint[:16]}: its "

@@ -11,10 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.cache.errors import CacheError
-from pipeline.cache.headers import HeadedTable
 from pipeline.cache.keys import Keys, KeyTable, as_keys, key_of_bytes, sort_order
 from pipeline.cache.manifest import PHRASE_TOKENS, key_array, key_column
 from pipeline.cache.ragged import ranges
+from pipeline.cache.tables import read_single, write_single
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,7 @@ class PhraseTokenHeader:
     dropped: dict[str, int] = field(default_factory=dict)
 
 
-_TABLE = HeadedTable(
-    "phrase_tokens.parquet",
-    PHRASE_TOKENS,
-    PhraseTokenHeader,
-    b"sightline.phrase_tokens",
-    "sightline phrase-tokens",
-    "phrase tokens",
-)
+_AGAIN = "run `sightline phrase-tokens` again"
 
 
 @dataclass(frozen=True)
@@ -82,12 +75,12 @@ class PhraseTokens:
 
     @classmethod
     def open(cls, path: Path | str) -> PhraseTokens:
-        """Open the phrase tokens in folder ``path`` (or the Parquet file itself).
+        """Open the phrase tokens in folder ``path``.
 
         Raises:
-            CacheError: the file is missing, damaged, or not of phrase tokens.
+            CacheError: they are missing, damaged, or something else.
         """
-        file, table, header = _TABLE.read(Path(path))
+        file, table, header = read_single(Path(path), "phrase-tokens", PhraseTokenHeader)
         keys = key_column(table.column("pair_key"))
         starts, ends = (
             table.column(name).to_numpy().astype(np.int32) for name in ("token_start", "token_end")
@@ -97,14 +90,14 @@ class PhraseTokens:
             row = int(np.flatnonzero(~sound)[0])
             raise CacheError(
                 f"{file}: row {row} has tokens {starts[row]} to {ends[row]} of at most "
-                f"{header.max_length}; {_TABLE.again}"
+                f"{header.max_length}; {_AGAIN}"
             )
         changes = np.ones(len(keys), dtype=bool)
         changes[1:] = (keys[1:] != keys[:-1]).any(axis=1)
         first = np.append(np.flatnonzero(changes), len(keys)).astype(np.int64)
         pairs = keys[first[:-1]]
         if len(pairs) > 1 and (np.diff(sort_order(pairs)) != 1).any():
-            raise CacheError(f"{file}: rows are not sorted; {_TABLE.again}")
+            raise CacheError(f"{file}: rows are not sorted; {_AGAIN}")
         cutouts = key_column(table.column("cutout_key"))
         return cls(file, header, pairs, first, RaggedPhrases(first, starts, ends, cutouts))
 
@@ -156,4 +149,5 @@ def write_phrase_tokens(
         "token_end": pa.array(np.asarray(ends, dtype=np.int32)[order]),
         "cutout_key": key_array(cutouts[order]),
     }
-    _TABLE.write(folder, header, columns)
+    table = pa.table(columns, schema=PHRASE_TOKENS)
+    write_single(folder, "phrase-tokens", header, table, {"phrases": len(order)})

@@ -1,36 +1,21 @@
-"""feature_set.json: what a feature set is, which files it has, and its fingerprint."""
+"""What a commit file says of a set: what decides its content, its files, where it came from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import unicodedata
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from pipeline.cache.errors import CacheError
-from sightline.errors import SightlineError
-from sightline.output import Output
-
-FILE_NAME = "feature_set.json"
-SCHEMA = "sightline.feature_set/1"
-MAX_BYTES = 8 << 20
-"""A commit file above this size is refused unread. It has room for 20,000 shards, more than a
-terabyte of features; JSON of this size can be made to take thirty times its bytes in memory."""
-
-_MARK = b"sightline.feature_set/"
-_HEAD_BYTES = 4096
-_INDEX_NAME, _SHARD_NAME = r"index-[0-9a-f]{32}\.parquet", r"shard-[0-9a-f]{32}\.h5"
-_NAMES = re.compile(f"{_INDEX_NAME}|{_SHARD_NAME}".encode())
+SCHEMA = "sightline.set/2"
+_ROW_FORMAT = "sightline.feature_set/1"  # of rows, which fingerprints are made of since the first
 _UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def _printable(text: str) -> str:
-    """Whoever prints this finds no line end, escape sequence or change of direction in it."""
+    """Reject control characters and changes of direction, which a terminal would act on."""
     if any(unicodedata.category(char) in _UNPRINTABLE for char in text):
         raise ValueError(f"found {text[:80]!a}, expected printable characters alone")
     return text
@@ -41,6 +26,15 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 DTypeName = Literal["float16", "float32"]
 Kind = Literal["image", "text", "teacher", "object"]
+TableKind = Literal["grounding", "cutouts", "tokens", "phrase-tokens"]
+FEATURE_KINDS: tuple[Kind, ...] = get_args(Kind)
+TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)
+NAMES = {
+    **dict.fromkeys(FEATURE_KINDS, "a feature set"),
+    **{"grounding": "a grounding", "cutouts": "cut-outs"},
+    **{"tokens": "a token set", "phrase-tokens": "phrase tokens"},
+}
+"""What a set of each kind is called."""
 
 
 class _Strict(BaseModel):
@@ -77,10 +71,10 @@ class FeatureSpec(_Strict):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over encoder, weights, preprocessing, precision, dtype and schema (hex)."""
+        """SHA-256 over encoder, weights, preprocessing, precision, dtype and row format (hex)."""
         return digest(
             {
-                "schema": SCHEMA,
+                "schema": _ROW_FORMAT,
                 "kind": self.kind,
                 "encoder": self.encoder.name,
                 "weights_sha256": self.encoder.weights_sha256,
@@ -93,12 +87,19 @@ class FeatureSpec(_Strict):
 
     def differences(self, other: FeatureSpec) -> list[str]:
         """What differs between two specs, one ``name: other → self`` line each."""
-        mine, theirs = _flat(self.model_dump()), _flat(other.model_dump())
-        return [
-            f"{name}: {theirs.get(name, 'absent')} → {mine.get(name, 'absent')}"
-            for name in sorted(mine.keys() | theirs.keys())
-            if mine.get(name) != theirs.get(name)
-        ]
+        return differences(self, other)
+
+
+class TableSpec(_Strict):
+    """What decides the content of a set of tables. Its digest is the fingerprint."""
+
+    kind: TableKind
+    description: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the kind and the description (hex)."""
+        return digest({"schema": SCHEMA, "kind": self.kind, "description": self.description})
 
 
 class FileRecord(_Strict):
@@ -116,13 +117,62 @@ class ShardRecord(FileRecord):
     computed: dict[_Line, _Line | int]
 
 
-class FeatureSetRecord(_Strict):
-    """The commit point of a feature set: everything a reader needs to trust its files."""
+class TableRecord(FileRecord):
+    """One table of a shard."""
+
+    rows: Annotated[int, Field(ge=0, lt=1 << 48)]
+
+
+class TableShard(_Strict):
+    """The tables of one block, by name. ``computed`` is told, never hashed."""
+
+    tables: dict[str, TableRecord]
+    computed: dict[str, Any] = {}
+
+
+class Provenance(_Strict):
+    """Who computed a set: Sightline, or somebody else whose rows were imported.
+
+    Attributes:
+        imported: the rows came in a file of another form.
+        recomputed: rows of an imported set that were encoded again and agreed.
+    """
+
+    imported: bool = False
+    recomputed: _Count = 0
+
+    def __str__(self) -> str:
+        if not self.imported:
+            return "computed here"
+        if self.recomputed:
+            return f"imported, {self.recomputed:,} rows recomputed"
+        return "imported, not checked"
+
+
+class SetRecord(_Strict):
+    """The commit point of a set: everything that a reader needs to trust its files."""
 
     schema_: Annotated[str, Field(alias="schema")] = SCHEMA
-    spec: FeatureSpec
+    spec: FeatureSpec | TableSpec
     fingerprint: _Digest
     content_digest: _Digest
+    provenance: Provenance = Provenance()
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """Every file that the set consists of, beside its commit file."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files)
+
+
+class FeatureSetRecord(SetRecord):
+    """The commit point of a feature set."""
+
+    spec: FeatureSpec
     rows: _Count
     failed: _Count
     index: FileRecord
@@ -130,13 +180,19 @@ class FeatureSetRecord(_Strict):
 
     @property
     def files(self) -> tuple[FileRecord, ...]:
-        """The index and every shard."""
         return (self.index, *self.shards)
 
+
+class TableSetRecord(SetRecord):
+    """The commit point of a set of tables; ``counts`` is for people."""
+
+    spec: TableSpec
+    counts: dict[str, Any] = {}
+    shards: tuple[TableShard, ...]
+
     @property
-    def size(self) -> int:
-        """Bytes of the index and every shard."""
-        return self.index.bytes + sum(shard.bytes for shard in self.shards)
+    def files(self) -> tuple[FileRecord, ...]:
+        return tuple(file for shard in self.shards for file in shard.tables.values())
 
 
 def digest(value: object) -> str:
@@ -145,117 +201,14 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def feature_output(folder: Path, inputs: Iterable[Path] = ()) -> Output:
-    """The folder of a feature set, for one that writes there; ``inputs`` as of `Output`."""
-    return Output(folder, FILE_NAME, _listed, inputs)
-
-
-def _listed(data: bytes) -> set[str]:
-    """What a commit file names, be it damaged, so that what was damaged can be replaced."""
-    if _MARK not in data[:_HEAD_BYTES]:
-        raise SightlineError(
-            "not a record of Sightline's, so this folder is somebody else's; name another output, "
-            "or move it away"
-        )
-    return {name.decode() for name in _NAMES.findall(data)}
-
-
-def write_record(output: Output, record: FeatureSetRecord) -> None:
-    """Publish: replace ``feature_set.json`` by ``record``, with a digest of itself last.
-
-    What it supersedes stays among the claims, and on the disk, until `cache gc`.
-    """
-    names = {FILE_NAME, *(file.name for file in record.files)}
-    output.remember(output.owned - names)
-    output.write(FILE_NAME, to_bytes(record))
-    output.settle(file.name for file in record.files)
-
-
-def to_bytes(record: FeatureSetRecord) -> bytes:
-    """The commit file of a record: its fields and a digest of them, always in the same bytes."""
-    body = record.model_dump(mode="json", by_alias=True)
-    text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
-    return (text + "\n").encode()
-
-
-def read_record(folder: Path) -> FeatureSetRecord:
-    """Read and check ``folder/feature_set.json``.
-
-    Raises:
-        CacheError: no such file, not JSON, another schema version, an unknown or missing field,
-            a digest that does not fit, file names that leave the folder, or numbers of rows for
-            which the files are too small.
-    """
-    path = folder / FILE_NAME
-    again = "pull it again, or run its stage again"
-    if path.is_symlink():
-        raise CacheError(f"{path}: is a link; a feature set holds no links")
-    if not path.is_file():
-        raise CacheError(f"{folder}: no feature set here (no {FILE_NAME}); {again}")
-    if path.stat().st_size > MAX_BYTES:
-        raise CacheError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_BYTES} allowed")
-    try:
-        return _parse(path, path.read_bytes(), again)
-    except RecursionError as error:
-        raise CacheError(f"{path}: not usable JSON (nested too deeply); {again}") from error
-    except UnicodeEncodeError as error:
-        raise CacheError(f"{path}: holds text that is not Unicode; {again}") from error
-
-
-def _parse(path: Path, data: bytes, again: str) -> FeatureSetRecord:
-    try:
-        body = json.loads(data, parse_constant=_no_number)
-    except ValueError as error:
-        raise CacheError(f"{path}: cut short or not JSON ({error}); {again}") from error
-    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        found = body.get("schema", "none") if isinstance(body, dict) else type(body).__name__
-        raise CacheError(
-            f"{path}: schema version {str(found)[:80]!r}, expected {SCHEMA}; "
-            "use the Sightline version that wrote it, or run its stage again"
-        )
-    claimed = body.pop("digest", None)
-    if claimed != digest(body):
-        raise CacheError(f"{path}: its digest does not fit its content; {again}")
-    try:
-        record = FeatureSetRecord.model_validate_json(json.dumps(body))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise CacheError(f"{path}: {where}: {first['msg']}; {again}") from error
-    if record.fingerprint != record.spec.fingerprint:
-        raise CacheError(f"{path}: its fingerprint does not fit its encoder; {again}")
-    _check_names(path, record)
-    _check_sizes(path, record)
-    return record
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _check_names(path: Path, record: FeatureSetRecord) -> None:
-    names = [record.index.name, *(shard.name for shard in record.shards)]
-    patterns = [_INDEX_NAME, *[_SHARD_NAME] * len(record.shards)]
-    for name, pattern in zip(names, patterns, strict=True):
-        if not re.fullmatch(pattern, name):
-            raise CacheError(f"{path}: file name {name[:80]!r} is not allowed in a feature set")
-    if len(set(names)) != len(names):
-        raise CacheError(f"{path}: names a file twice")
-
-
-def _check_sizes(path: Path, record: FeatureSetRecord) -> None:
-    """Rows must have room in the files, so that no claim makes a reader reserve memory for it."""
-    row_bytes = record.spec.dim * (2 if record.spec.dtype == "float16" else 4) + 32
-    for file, rows, each in [
-        (record.index, record.rows + record.failed, 32),  # keys do not compress
-        *((shard, shard.rows, row_bytes) for shard in record.shards),
-    ]:
-        if file.bytes < rows * each:
-            raise CacheError(
-                f"{path}: {file.name} of {file.bytes} bytes cannot hold {rows} rows of {each} bytes"
-            )
-    if record.rows > sum(shard.rows for shard in record.shards):
-        raise CacheError(f"{path}: {record.rows} rows, more than its shards have")
+def differences(mine: BaseModel, theirs: BaseModel) -> list[str]:
+    """What differs between two specs, one ``name: theirs → mine`` line each."""
+    one, two = _flat(mine.model_dump()), _flat(theirs.model_dump())
+    return [
+        f"{name}: {two.get(name, 'absent')} → {one.get(name, 'absent')}"
+        for name in sorted(one.keys() | two.keys())
+        if one.get(name) != two.get(name)
+    ]
 
 
 def _flat(value: object, prefix: str = "") -> dict[str, object]:

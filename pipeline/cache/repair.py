@@ -9,12 +9,21 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.cache.assemble import Placed, publish
+from pipeline.cache.commit import read_record, set_output
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, read_index
 from pipeline.cache.keys import unique_sorted
-from pipeline.cache.record import FeatureSetRecord, feature_output, read_record
+from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
 from pipeline.cache.shard import check_file, map_features, map_keys
-from pipeline.cache.verify import Progress, check_index, check_shards, is_true
+from pipeline.cache.tables import publish_tables
+from pipeline.cache.verify import (
+    Progress,
+    check_index,
+    check_shards,
+    check_tables,
+    is_true,
+    verify,
+)
 from sightline.output import Output
 
 
@@ -40,7 +49,7 @@ class RepairReport:
 
     dropped: tuple[Dropped, ...]
     index_fault: str
-    record: FeatureSetRecord
+    record: SetRecord
 
     def lines(self) -> list[str]:
         """What was done, one sentence a fault."""
@@ -56,17 +65,22 @@ class RepairReport:
 def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
     """Read every byte of the set in ``folder`` and take out the shards that are damaged.
 
+    Of a grounding that is the damaged blocks of images.
+
     Their files are deleted and their rows leave the index; everything else stays as it is. A
     damaged index is made anew, and rows in error, which only it knew, will be tried again.
 
     Raises:
         BusyError: a run is writing there.
-        CacheError: ``feature_set.json`` itself is damaged and nothing can be told without it, or a
+        CacheError: ``set.json`` itself is damaged and nothing can be told without it, or a
             file may not be read.
     """
-    with feature_output(folder) as output:
+    with set_output(folder) as output:
         record = read_record(folder)
         _require_readable(folder, record)
+        if isinstance(record, TableSetRecord):
+            return _repair_tables(output, folder, record, progress)
+        assert isinstance(record, FeatureSetRecord)
         index, index_faults = check_index(folder, record, progress)
         faults = check_shards(folder, record, index, progress)
         if index is not None and not any(faults) and is_true(folder, record, index):
@@ -76,9 +90,26 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
         return _take_out(output, folder, record, index, "; ".join(index_faults), faults)
 
 
-def _require_readable(folder: Path, record: FeatureSetRecord) -> None:
+def _repair_tables(
+    output: Output, folder: Path, record: TableSetRecord, progress: Progress
+) -> RepairReport:
+    faults = check_tables(folder, record, progress)
+    sound = [shard for shard, found in zip(record.shards, faults, strict=True) if not found]
+    if len(sound) == len(record.shards) and not verify(folder):
+        return RepairReport((), "", record)
+    dropped = []
+    for shard, found in zip(record.shards, faults, strict=True):
+        if found:
+            output.remove(file.name for file in shard.tables.values())
+            first = next(iter(shard.tables.values()))
+            dropped.append(Dropped(first.name, first.rows, "; ".join(found)))
+    now = publish_tables(output, record.spec, sound, record.counts)
+    return RepairReport(tuple(dropped), "", now)
+
+
+def _require_readable(folder: Path, record: SetRecord) -> None:
     """A file that may not be read says nothing about its rows, so it is no damage."""
-    for file in (record.index, *record.shards):
+    for file in record.files:
         path = folder / file.name
         if path.exists() and not os.access(path, os.R_OK):
             raise CacheError(f"{path}: may not be read (no permission); nothing was repaired")
@@ -132,7 +163,7 @@ def _take_out(
         for i, shard in enumerate(record.shards)
         if faults[i]
     )
-    now = publish(output, record.spec, [placed], failed)
+    now = publish(output, record.spec, [placed], failed, record.provenance)
     return RepairReport(dropped, index_fault, now)
 
 

@@ -21,7 +21,7 @@ from sightline.output import Output
 FEATURES, KEYS = "features", "keys"
 TARGET_BYTES = 64 << 20
 _VERSIONS = ("v108", "v110")
-_REMEDY = "do not use it; pull the feature set again, or run its stage again"
+_REMEDY = "do not use it; pull the set again, or run its stage again"
 
 
 def rows_per_shard(dim: int, itemsize: int, target_bytes: int = TARGET_BYTES) -> int:
@@ -93,11 +93,11 @@ def check_file(folder: Path, record: FileRecord) -> Path:
     try:
         found = os.lstat(path)
     except OSError as error:
-        raise CacheError(f"{path}: missing; pull the feature set again") from error
+        raise CacheError(f"{path}: missing; {_REMEDY}") from error
     if not stat.S_ISREG(found.st_mode):
         # a stranger's link may point anywhere
         raise CacheError(
-            f"{path}: not a plain file; a feature set holds no links "
+            f"{path}: not a plain file; a set of the cache holds no links "
             "(with DVC, use `dvc config cache.type reflink,hardlink,copy`)"
         )
     if found.st_size != record.bytes:

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.assemble import Computed, Placed
+from pipeline.cache.commit import FILE_NAME, read_features
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.journal import Journal
 from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, unique_sorted
-from pipeline.cache.record import FILE_NAME, FeatureSpec, read_record
+from pipeline.cache.record import FeatureSpec
 from pipeline.cache.rows import RowView
 from pipeline.cache.shard import map_keys
 from pipeline.cache.shard_check import file_fault
@@ -107,7 +108,7 @@ def neighbours(root: Path, spec: FeatureSpec, own: Path) -> Iterator[FeatureSet]
         if folder.resolve() == own.resolve():
             continue
         try:
-            if read_record(folder).fingerprint == spec.fingerprint:
+            if read_features(folder).fingerprint == spec.fingerprint:
                 yield FeatureSet.open(folder)
         except CacheError:
             continue

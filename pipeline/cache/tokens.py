@@ -11,10 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.cache.errors import CacheError
-from pipeline.cache.headers import HeadedTable
 from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing, unique_sorted
 from pipeline.cache.manifest import TOKENS, key_array, key_column
 from pipeline.cache.ragged import ranges
+from pipeline.cache.tables import read_single, write_single
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class TokenHeader:
         max_length: longest row, special tokens included.
         pad_token_id: id that fills a batch.
         vocabulary_size: number of ids.
+        weights: what the student starts from, so that other weights under the same name reach a
+            training, which depends on this set; see `pipeline.tokens.weights_identity`.
     """
 
     student: str
@@ -34,11 +36,7 @@ class TokenHeader:
     max_length: int
     pad_token_id: int
     vocabulary_size: int
-
-
-_TABLE = HeadedTable(
-    "tokens.parquet", TOKENS, TokenHeader, b"sightline.tokens", "sightline tokens", "token set"
-)
+    weights: str = ""
 
 
 class TokenSet:
@@ -55,23 +53,23 @@ class TokenSet:
 
     @classmethod
     def open(cls, path: Path | str) -> TokenSet:
-        """Open the token set in folder ``path`` (or the Parquet file itself).
+        """Open the token set in folder ``path``.
 
         Raises:
-            CacheError: the file is missing, damaged, or not a token set.
+            CacheError: it is missing, damaged, or not a token set.
         """
-        file, table, header = _TABLE.read(Path(path))
+        file, table, header = read_single(Path(path), "tokens", TokenHeader)
         keys = key_column(table.column("key"))
         lists = table.column("input_ids").combine_chunks()
         if isinstance(lists, pa.ChunkedArray):
             lists = lists.chunk(0) if lists.num_chunks else pa.array([], TOKENS.field(1).type)
         if lists.null_count or lists.values.null_count:
-            raise CacheError(f"{file}: rows without token ids; {_TABLE.again}")
+            raise CacheError(f"{file}: rows without token ids; run `sightline tokens` again")
         ids = lists.values.to_numpy(zero_copy_only=True)
         if len(ids) and (ids.min() < 0 or ids.max() >= header.vocabulary_size):
             raise CacheError(
                 f"{file}: token ids {ids.min()} to {ids.max()} lie outside the vocabulary of "
-                f"{header.vocabulary_size}; {_TABLE.again}"
+                f"{header.vocabulary_size}; run `sightline tokens` again"
             )
         return cls(file, header, keys, ids, lists.offsets.to_numpy().astype(np.int64))
 
@@ -122,5 +120,6 @@ def write_tokens(
     """Write a token set; repeated keys are kept once. Returns the number of distinct texts."""
     order = unique_sorted(keys)
     ids = pa.array([input_ids[i] for i in order], TOKENS.field("input_ids").type)
-    _TABLE.write(folder, header, {"key": key_array(keys[order]), "input_ids": ids})
+    columns = {"key": key_array(keys[order]), "input_ids": ids}
+    write_single(folder, "tokens", header, pa.table(columns, schema=TOKENS), {"texts": len(order)})
     return len(order)

@@ -1,4 +1,4 @@
-"""Verify: read every byte of a feature set and name what is not as its record says."""
+"""Verify: read every byte of a set and name what is not as its record says."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.cache.commit import FILE_NAME, read_record, to_bytes
 from pipeline.cache.content import content_digest
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, read_index
-from pipeline.cache.record import FILE_NAME, FeatureSetRecord, read_record, to_bytes
+from pipeline.cache.record import FeatureSetRecord, SetRecord, TableRecord, TableSetRecord
 from pipeline.cache.shard_check import Progress, file_fault, shard_faults
+from pipeline.cache.tables import read_table, table_content
 
 _CORES = os.cpu_count() or 1
 
 
 def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]:
-    """Every fault of the feature set in ``folder``, one line each; empty when it is sound.
+    """Every fault of the set in ``folder``, one line each; empty when it is sound.
 
-    Checks the commit file's own digest and exact bytes, sizes and BLAKE3 of all files, layout and
-    dtype of the shards, the order of keys, that index and shards agree on every key, that no value
-    is NaN or infinite, and the content digest.
+    Checks the commit file's own digest and exact bytes, the sizes and BLAKE3 of all files, and the
+    content digest. Of features also the layout and dtype of the shards, the order of keys, that
+    index and shards agree on every key, and that no value is NaN or infinite; of tables also their
+    columns and numbers of rows.
 
     Args:
         progress: is told the bytes that were checked; their sum is `bytes_to_verify`.
@@ -34,19 +37,55 @@ def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]
         return [str(error)]
     faults: list[str] = []
     if (folder / FILE_NAME).read_bytes() != to_bytes(record):
-        faults.append(f"{folder / FILE_NAME}: says the right things in other bytes: changed")
+        faults.append(f"{folder / FILE_NAME}: its content is valid, but the file was rewritten")
+    if isinstance(record, FeatureSetRecord):
+        found = _feature_faults(folder, record, faults, progress)
+    else:
+        assert isinstance(record, TableSetRecord)
+        faults += [line for lines in check_tables(folder, record, progress) for line in lines]
+        found = "" if faults else table_content(folder, record.spec, record.shards, progress)
+    if not faults and found != record.content_digest:
+        faults.append(
+            f"{folder}: content digest {found[:16]}, the record says {record.content_digest[:16]}"
+        )
+    return faults
+
+
+def _feature_faults(
+    folder: Path, record: FeatureSetRecord, faults: list[str], progress: Progress
+) -> str:
+    """Add the faults of a feature set's files; its content digest, or nothing."""
     index, index_faults = check_index(folder, record, progress)
     faults += index_faults
     with ThreadPoolExecutor(max_workers=1) as pool:  # a core for the content, the others for files
         content = pool.submit(_content, folder, record, index, progress)
         for found in check_shards(folder, record, index, progress, threads=_CORES - 1):
             faults += found
-    found = content.result()
-    if not faults and found != record.content_digest:
-        faults.append(
-            f"{folder}: content digest {found[:16]}, the record says {record.content_digest[:16]}"
-        )
-    return faults
+    return content.result()
+
+
+def check_tables(
+    folder: Path, record: TableSetRecord, progress: Progress = lambda _: None
+) -> list[list[str]]:
+    """The faults of each shard of tables, in the record's order."""
+    return [
+        [
+            fault
+            for name, file in shard.tables.items()
+            if (fault := _table_fault(folder, name, file, progress))
+        ]
+        for shard in record.shards
+    ]
+
+
+def _table_fault(folder: Path, name: str, file: TableRecord, progress: Progress) -> str | None:
+    try:
+        fault = file_fault(folder, file, progress)
+        if fault is None:
+            read_table(folder, name, file)
+    except CacheError as error:
+        return str(error)
+    return None if fault is None else f"{fault}; its {file.rows:,} rows are in doubt"
 
 
 def is_true(folder: Path, record: FeatureSetRecord, index: Index) -> bool:
@@ -57,8 +96,10 @@ def is_true(folder: Path, record: FeatureSetRecord, index: Index) -> bool:
     )
 
 
-def bytes_to_verify(record: FeatureSetRecord) -> int:
-    """What `verify` tells its progress in all: every file, then every live row once more."""
+def bytes_to_verify(record: SetRecord) -> int:
+    """What `verify` tells its progress in all: every file, then every row once more."""
+    if not isinstance(record, FeatureSetRecord):
+        return 2 * record.size
     row_bytes = record.spec.dim * np.dtype(record.spec.dtype).itemsize
     return record.size + record.rows * row_bytes
 

@@ -12,19 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.assemble import Placed, RowSource, publish, write_shards
+from pipeline.cache.commit import FILE_NAME, read_features, refuse_other_kinds, set_output
 from pipeline.cache.errors import CacheError
 from pipeline.cache.failures import FailureList
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.journal import Block, Journal
 from pipeline.cache.keys import Keys, KeyTable, as_keys, picked, sort_order, unique_sorted
 from pipeline.cache.plan import Batch, Plan
-from pipeline.cache.record import (
-    FILE_NAME,
-    FeatureSetRecord,
-    FeatureSpec,
-    feature_output,
-    read_record,
-)
+from pipeline.cache.record import FeatureSetRecord, FeatureSpec, Provenance
 from pipeline.cache.repair import drop_unreadable
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
 from pipeline.cache.sources import (
@@ -69,7 +64,7 @@ class FeatureSetWriter:
 
     def __init__(self, folder: Path, spec: FeatureSpec, inputs: Iterable[Path] = ()) -> None:
         self.folder = folder
-        self._output = feature_output(folder, inputs)
+        self._output = set_output(folder, inputs)
         self.run_folder = self._output.run_folder
         self.spec = spec
         self.dtype = np.dtype(spec.dtype).newbyteorder("<")
@@ -91,6 +86,7 @@ class FeatureSetWriter:
         """Where paths and reasons of failed rows are listed."""
 
     def __enter__(self) -> FeatureSetWriter:
+        refuse_other_kinds(self.folder, self.spec.kind)
         self._output.__enter__()
         try:
             self._published = self._open_published()
@@ -246,11 +242,14 @@ class FeatureSetWriter:
         self.durable_rows += len(keys) + len(failed)
         self._buffer, self._buffered_rows = [], 0
 
-    def publish(self, computed: dict[str, str | int]) -> FeatureSetRecord:
+    def publish(
+        self, computed: dict[str, str | int], provenance: Provenance | None = None
+    ) -> FeatureSetRecord:
         """Assemble shards from the journal and replace the commit point.
 
         Args:
             computed: device, library versions and batch size of this run, for the new shards.
+            provenance: of imported rows; default: computed here.
 
         Raises:
             CacheError: rows of the plan were neither added nor reported as failed.
@@ -277,7 +276,13 @@ class FeatureSetWriter:
         keys = np.concatenate([self._plan.keys, self._copied_keys, small.keys])
         keys = keys[sort_order(keys)]
         new = write_shards(self._output, self.spec, keys, self._plan.shard_rows, sources)
-        record = publish(self._output, self.spec, [kept, new], {**kept_failed, **failed})
+        record = publish(
+            self._output,
+            self.spec,
+            [kept, new],
+            {**kept_failed, **failed},
+            provenance or Provenance(),
+        )
         self.failures.keep({*kept_failed, *failed})
         self.failures.write()
         self._finish()
@@ -289,15 +294,10 @@ class FeatureSetWriter:
         if not (self.folder / FILE_NAME).exists():
             return None
         try:
-            record = read_record(self.folder)
+            record = read_features(self.folder)
         except CacheError as error:
             self.replaces = [f"what stood there is damaged: {error}"]
             return None
-        if record.spec.kind != self.spec.kind:
-            raise CacheError(
-                f"{self.folder}: holds {record.spec.kind} features, and these are {self.spec.kind} "
-                "features; name another folder, or remove this one first"
-            )
         if record.fingerprint != self.spec.fingerprint:
             self.replaces = self.spec.differences(record.spec)
             return None

@@ -1,4 +1,4 @@
-"""`sightline cache`: look at feature sets, check, mend and tidy them."""
+"""`sightline cache`: look at the sets of the cache, check, mend and tidy them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Annotated
 import typer
 
 from pipeline.cli import share
-from pipeline.cli.feature_sets import PATH, feature_sets, info, list_sets, readable_size
 from pipeline.cli.options import DEVICE, JSON, MOST_SEED, PARAMS, print_json
+from pipeline.cli.sets import PATH, info, list_sets, readable_size, sets_below
 
-app = typer.Typer(help="Look at feature sets; check, mend, share them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at the sets of the cache; check, mend, share them.", no_args_is_help=True
+)
 app.command("list")(list_sets)
 app.command()(info)
 
@@ -56,12 +58,15 @@ def verify(
     params: PARAMS = Path("params.yaml"),
     as_json: JSON = False,
 ) -> None:
-    """Read every byte of the feature sets below a folder and name what is damaged.
+    """Read every byte of the sets below a folder and name what is damaged.
 
-    Exits with 1 when anything is.
+    These are features, groundings, cut-outs, tokens and phrase tokens; --recompute looks at
+    features alone. Exits with 1 when anything is damaged.
 
-    Example: sightline cache verify data/features
+    Example: sightline cache verify data
     """
+    from pipeline.cache.commit import read_record
+    from pipeline.cache.record import FeatureSetRecord
     from pipeline.cache.verify import verify as verify_set
 
     named = {"inputs": inputs, "root": root, "phrases": phrases}
@@ -70,10 +75,10 @@ def verify(
         options = ", ".join(f"--{name}" for name, value in named.items() if value)
         raise typer.BadParameter(f"{options}: only --recompute N looks at inputs and encoders")
     results: dict[str, list[str]] = {}
-    for folder in feature_sets(path, lost=True):
+    for folder in sets_below(path, lost=True):
         with _progress("verify", folder) as advance:
             faults = results[folder.as_posix()] = verify_set(folder, advance)
-        if recompute and not faults:
+        if recompute and not faults and isinstance(read_record(folder), FeatureSetRecord):
             from pipeline.origin import Origin
             from pipeline.recompute import recompute as encode_again
 
@@ -94,7 +99,7 @@ def verify(
 
 @app.command()
 def repair(path: PATH, as_json: JSON = False) -> None:
-    """Take damaged shards out of the feature sets below a folder; the next run computes them again.
+    """Take damaged shards out of the sets below a folder; the next run computes them again.
 
     Example: sightline cache repair data/features/scenes/image/clip
     """
@@ -104,7 +109,7 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
     results: dict[str, list[str]] = {}
     beyond: list[str] = []
-    for folder in feature_sets(path):
+    for folder in sets_below(path):
         try:
             with _progress("read", folder) as advance:
                 report = repair_set(folder, advance)
@@ -131,12 +136,16 @@ def compact(path: PATH, as_json: JSON = False) -> None:
 
     Example: sightline cache compact data/features/scenes/image/clip
     """
+    from pipeline.cache.commit import read_record
     from pipeline.cache.compact import compact as compact_set
-    from pipeline.cache.record import read_record
+    from pipeline.cache.record import FeatureSetRecord
 
     results: dict[str, dict[str, int]] = {}
-    for folder in feature_sets(path):
-        before, after = len(read_record(folder).shards), len(compact_set(folder).shards)
+    for folder in sets_below(path):
+        record = read_record(folder)
+        if not isinstance(record, FeatureSetRecord):
+            continue
+        before, after = len(record.shards), len(compact_set(folder).shards)
         results[folder.as_posix()] = {"shards_before": before, "shards": after}
         if not as_json:
             print(f"{folder}: {before} shards → {after}; `sightline cache gc` removes the old ones")
@@ -152,15 +161,14 @@ def gc(
     ] = False,
     as_json: JSON = False,
 ) -> None:
-    """Remove what feature sets no longer name: superseded files, and rows the manifest dropped.
+    """Remove what sets no longer name: superseded files, and rows the manifest dropped.
 
-    Example: sightline cache gc data/features --dry-run
+    Example: sightline cache gc data --dry-run
     """
     from pipeline.cache.compact import collect, garbage
 
     found = {
-        folder.as_posix(): (garbage if dry_run else collect)(folder)
-        for folder in feature_sets(path)
+        folder.as_posix(): (garbage if dry_run else collect)(folder) for folder in sets_below(path)
     }
     if as_json:
         print_json({folder: asdict(each) for folder, each in found.items()})
@@ -183,7 +191,7 @@ app.command("export-mcse")(share.export_mcse)
 def _progress(what: str, folder: Path) -> Iterator[Callable[[int], None]]:
     """A bar in megabytes, told in bytes, from any thread."""
     from pipeline.cache import CacheError
-    from pipeline.cache.record import read_record
+    from pipeline.cache.commit import read_record
     from pipeline.cache.verify import bytes_to_verify
     from sightline.progress import progress
 

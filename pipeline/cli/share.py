@@ -1,4 +1,4 @@
-"""`sightline cache`: feature sets to and from other people, other revisions, other formats."""
+"""`sightline cache`: sets to and from other people, other revisions, other formats."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.feature_sets import SET
 from pipeline.cli.options import JSON, OUT, print_json
+from pipeline.cli.sets import SET, readable_size
 
 _FILE = Annotated[Path, typer.Option("--out", help="File to write.", show_default=False)]
 _TEXTS = Annotated[Path, typer.Option(help="Captions, one a line, as the rows are aligned.")]
@@ -22,7 +22,7 @@ _SOURCE = Annotated[
 
 
 def diff(a: SET, b: SET, as_json: JSON = False) -> None:
-    """Say which rows a feature set has gained, lost and changed.
+    """Say which rows a set has gained, lost and changed.
 
     Example: sightline cache diff features/old features/new
     """
@@ -45,7 +45,7 @@ def diff(a: SET, b: SET, as_json: JSON = False) -> None:
 
 
 def export_set(path: SET, out: _FILE) -> None:
-    """Write a feature set to one tar file with the SHA-256 of everything in it.
+    """Write a set to one tar file with the SHA-256 of everything in it.
 
     Example: sightline cache export data/features/scenes/image/clip --out clip.tar
     """
@@ -58,14 +58,16 @@ def import_set(
     archive: Annotated[Path, typer.Argument(help="A tar of `cache export`.", show_default=False)],
     out: OUT,
 ) -> None:
-    """Unpack a tar of `cache export` into a new feature set, whole or not at all.
+    """Unpack a tar of `cache export` into a new set, whole or not at all.
 
     Example: sightline cache import clip.tar --out data/features/scenes/image/clip
     """
     from pipeline.cache.archive import import_set as unpack
+    from pipeline.cache.record import NAMES
 
     record = unpack(archive, out)
-    print(f"{out}: {record.rows:,} rows by {record.spec.encoder.name}")
+    size = readable_size(record.size)
+    print(f"{out}: {NAMES[record.spec.kind]}, {len(record.files)} files, {size}")
 
 
 def import_mcse(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.cache import IMAGES, key_column, read_manifest
 from pipeline.cache.keys import unique_sorted
 from pipeline.cache.parquet import read_schema, read_table
-from pipeline.cache.records import read_phrases
+from pipeline.cache.tables import read_phrases
 from pipeline.extract.run import ImageEntry
 from sightline.errors import SightlineError
 

@@ -18,18 +18,10 @@ import pyarrow as pa
 from PIL import Image
 
 from pipeline.cache import CacheError
-from pipeline.cache.records import (
-    CUTOUT_SET,
-    CUTOUTS,
-    GROUNDING,
-    ShardSet,
-    is_whole,
-    read_shard_set,
-    read_table,
-    shard_set_output,
-    write_shard_set,
-)
+from pipeline.cache.commit import read_tables_record, refuse_other_kinds, set_output
+from pipeline.cache.record import TableShard, TableSpec
 from pipeline.cache.rle import CROP_RULE, decode_mask
+from pipeline.cache.tables import CUTOUTS, is_whole, publish_tables, read_table
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from pipeline.extract.objects import cut_out
 from pipeline.grounding.journal import BlockJournal, FinishedBlock
@@ -37,6 +29,8 @@ from sightline.errors import SightlineError
 from sightline.progress import progress
 
 _FORMAT = "cutouts/1"
+SPEC = TableSpec(kind="cutouts", description={"format": _FORMAT, "crop_rule": CROP_RULE})
+"""What decides the content of cut-outs, beside the phrases that they are made from."""
 
 
 def write_cutouts(
@@ -64,20 +58,23 @@ def write_cutouts(
         BusyError: another process is writing here.
         SightlineError: no grounding, or one of its images is missing or no longer the same.
     """
-    grounding = read_shard_set(records, GROUNDING)
-    with shard_set_output(out, CUTOUT_SET, inputs) as output:
+    if out.resolve() == records.resolve():
+        raise SightlineError(f"{out}: holds the grounding itself; name another folder for cut-outs")
+    grounding = read_tables_record(records, "grounding")
+    refuse_other_kinds(out, "cutouts")
+    with set_output(out, inputs) as output:
         journal = BlockJournal(output)
         published = _published(out)
         blocks: list[FinishedBlock] = []
-        total = sum(shard["phrases"].rows for shard in grounding.shards)
+        total = sum(shard.tables["phrases"].rows for shard in grounding.shards)
         with (
             progress(out.as_posix(), total, "records") as advance,
             ThreadPoolExecutor(max_workers=max(workers, 1)) as pool,
         ):
             for shard in grounding.shards:
-                source = shard["phrases"]
-                name = hashlib.sha256(f"{_FORMAT}\n{source.sha256}".encode()).hexdigest()
-                block = published.get(source.sha256) or journal.finished(name)
+                source = shard.tables["phrases"]
+                name = hashlib.sha256(f"{_FORMAT}\n{source.blake3}".encode()).hexdigest()
+                block = published.get(source.blake3) or journal.finished(name)
                 if block is None:
                     objects = _objects(read_table(records, "phrases", source))
                     cut = partial(_cut_image, paths, max_pixels)
@@ -85,34 +82,32 @@ def write_cutouts(
                         row for some in pool.map(cut, objects, objects.values()) for row in some
                     ]
                     table = pa.Table.from_pylist(rows, schema=CUTOUTS)
-                    block = journal.finish(name, {"cutouts": table}, source.sha256)
+                    block = journal.finish(name, {"cutouts": table}, source.blake3)
                 blocks.append(block)
                 advance(source.rows)
         for block in blocks:
             journal.move_files(block)
-        shards = tuple(block.shard for block in blocks)
-        count = sum(shard["cutouts"].rows for shard in shards)
-        description = {
-            "format": _FORMAT,
-            "crop_rule": CROP_RULE,
-            "phrases": [block.notes for block in blocks],  # SHA-256 of each shard's source
-        }
-        write_shard_set(output, CUTOUT_SET, ShardSet(description, shards, {"cutouts": count}))
+        shards = [
+            TableShard(tables=block.shard.tables, computed={"phrases": block.notes})
+            for block in blocks
+        ]
+        count = sum(shard.tables["cutouts"].rows for shard in shards)
+        publish_tables(output, SPEC, shards, {"cutouts": count})
         journal.clear()
     return count
 
 
 def _published(out: Path) -> dict[str, FinishedBlock]:
-    """Shards that stand in ``out`` whole, by the SHA-256 of the table they were made from."""
+    """Shards that stand in ``out`` whole, by the BLAKE3 of the table they were made from."""
     try:
-        found = read_shard_set(out, CUTOUT_SET)
+        found = read_tables_record(out, "cutouts")
     except CacheError:
         return {}  # damaged or not there: everything is made anew
-    if found.description["format"] != _FORMAT or found.description["crop_rule"] != CROP_RULE:
+    if found.fingerprint != SPEC.fingerprint:
         return {}
     return {
-        source: FinishedBlock(shard, source)
-        for source, shard in zip(found.description["phrases"], found.shards, strict=True)
+        shard.computed["phrases"]: FinishedBlock(shard, shard.computed["phrases"])
+        for shard in found.shards
         if is_whole(out, shard)
     }
 

@@ -6,25 +6,24 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache.records import Shard, shard_from_json, write_table
+from pipeline.cache.record import TableShard
+from pipeline.cache.tables import TABLES, write_table
 from sightline.files import remove_leftovers, write_bytes
 from sightline.output import Output
 
-_OURS = re.compile(
-    r"(rest-)?[0-9a-f]{64}\.json|(images|phrases|drops|cutouts)-[0-9a-f]{16}\.parquet"
-)
+_OURS = re.compile(rf"(rest-)?[0-9a-f]{{64}}\.json|({'|'.join(TABLES)})-[0-9a-f]{{32}}\.parquet")
 
 
 @dataclass(frozen=True)
 class FinishedBlock:
     """One block's tables, and what is to be told of it beside them (JSON values)."""
 
-    shard: Shard
+    shard: TableShard
     notes: Any
 
 
@@ -45,10 +44,10 @@ class BlockJournal:
         """The block of that name, if an earlier run finished it and its files are whole."""
         try:
             body = json.loads((self._folder / f"{name}.json").read_bytes())
-            block = FinishedBlock(shard_from_json(body["shard"]), body["notes"])
+            block = FinishedBlock(TableShard.model_validate(body["shard"]), body["notes"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        for file in block.shard.values():
+        for file in block.shard.tables.values():
             places = (self._folder / file.name, self._output.folder / file.name)
             if not any(path.is_file() and path.stat().st_size == file.bytes for path in places):
                 return None
@@ -56,14 +55,15 @@ class BlockJournal:
 
     def finish(self, name: str, tables: Mapping[str, pa.Table], notes: Any) -> FinishedBlock:
         """Write a block durably; it counts once this returns."""
-        shard = {kind: write_table(self._folder, kind, table) for kind, table in tables.items()}
-        body = {"shard": {kind: asdict(file) for kind, file in shard.items()}, "notes": notes}
+        files = {name: write_table(self._folder, name, table) for name, table in tables.items()}
+        shard = TableShard(tables=files)
+        body = {"shard": shard.model_dump(mode="json"), "notes": notes}
         write_bytes(self._folder / f"{name}.json", json.dumps(body).encode())
         return FinishedBlock(shard, notes)
 
     def move_files(self, block: FinishedBlock) -> None:
         """Move the tables of a block to the output, where nothing reads them before the commit."""
-        paths = {file.name: self._folder / file.name for file in block.shard.values()}
+        paths = {file.name: self._folder / file.name for file in block.shard.tables.values()}
         self._output.move({name: path for name, path in paths.items() if path.is_file()})
 
     def clear(self) -> None:

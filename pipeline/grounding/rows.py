@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pipeline.cache import key_of_text
 from pipeline.cache.manifest import PHRASES
-from pipeline.cache.records import DROPS, GROUNDED_IMAGES
 from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
+from pipeline.cache.tables import DROPS, GROUNDED_IMAGES
 from pipeline.grounding.base import Caption, Dropped, Grounded, GroundingError
 from pipeline.grounding.config import Rules
 from pipeline.grounding.matching import hull
@@ -31,7 +31,7 @@ class Selected:
 
 @dataclass
 class Tables:
-    """Rows of one block of images, collected in order; see `pipeline.cache.records`."""
+    """Rows of one block of images, collected in order; see `pipeline.cache.tables`."""
 
     images: list[dict[str, Any]] = field(default_factory=list)
     phrases: list[dict[str, Any]] = field(default_factory=list)

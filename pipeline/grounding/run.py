@@ -13,18 +13,16 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.cache import CacheError
+from pipeline.cache.commit import read_tables_record, refuse_other_kinds, set_output
 from pipeline.cache.failures import FailureList
-from pipeline.cache.records import (
-    GROUNDING,
-    ShardSet,
+from pipeline.cache.record import TableShard, TableSpec
+from pipeline.cache.rle import CROP_RULE
+from pipeline.cache.tables import (
     is_whole,
-    read_shard_set,
+    publish_tables,
     read_table,
     read_tables,
-    shard_set_output,
-    write_shard_set,
 )
-from pipeline.cache.rle import CROP_RULE
 from pipeline.extract.summary import check_failures
 from pipeline.grounding.base import Grounder, Segmenter
 from pipeline.grounding.config import Rules
@@ -71,13 +69,14 @@ def ground(
         "crop_rule": CROP_RULE,
     }
     description = json.loads(json.dumps(description))  # tuples become lists, as they are read back
-    with shard_set_output(out, GROUNDING, settings.inputs) as output:
+    refuse_other_kinds(out, "grounding")
+    spec = TableSpec(kind="grounding", description=description)
+    with set_output(out, settings.inputs) as output:
         journal = BlockJournal(output)
-        target = ShardSet(description, (), {})
         wanted = {unit.unit_key: unit for unit in units}
-        kept, held = _kept(out, target.fingerprint, set(wanted), journal, settings.retry_failed)
+        kept, held = _kept(out, spec.fingerprint, set(wanted), journal, settings.retry_failed)
         missing = [unit for key, unit in wanted.items() if key not in held]
-        blocks = blocks_of(missing, settings.block_images, target.fingerprint)
+        blocks = blocks_of(missing, settings.block_images, spec.fingerprint)
         finished = _finished(journal, blocks, settings.retry_failed)
         resumed = sum(len(block.units) for block in blocks if block.name in finished)
         worker = Worker(grounder, segmenter, rules, settings)
@@ -102,7 +101,7 @@ def ground(
             {bytes.fromhex(each["key"]): each for block in new for each in block.notes["failures"]}
         )
         failures.write()  # before it is published: no kill leaves an error without its reason
-        counts = _publish(output, out, journal, description, kept, new)
+        counts = _publish(output, out, journal, spec, kept, new)
         failures.keep(_failed_images(out))
         failures.write()
         journal.clear()
@@ -172,27 +171,27 @@ def _kept(
     kept: list[FinishedBlock] = []
     held: set[bytes] = set()
     try:
-        published = read_shard_set(out, GROUNDING)
+        published = read_tables_record(out, "grounding")
     except CacheError:
         return kept, held  # damaged or not there: everything is made anew
-    if published.fingerprint != fingerprint or len(published.computed) != len(published.shards):
+    if published.fingerprint != fingerprint:
         return kept, held
-    for shard, computed in zip(published.shards, published.computed, strict=True):
+    for shard in published.shards:
         if not is_whole(out, shard):
             continue  # its images are made anew
-        table = read_table(out, "images", shard["images"])
+        table = read_table(out, "images", shard.tables["images"])
         keys, errors = table["unit_key"].to_pylist(), table["error"].to_pylist()
         stay = [
             key in wanted and not (retry_failed and error)
             for key, error in zip(keys, errors, strict=True)
         ]
-        notes = {"failures": [], "computed": computed}
+        notes = {"failures": [], "computed": shard.computed}
         if not all(stay):
             keys_of_images = table["image_key"].to_pylist()
             gone = {key for key, each in zip(keys_of_images, stay, strict=True) if not each}
-            tables = {kind: read_table(out, kind, file) for kind, file in shard.items()}
-            rest = {kind: _without(table, gone) for kind, table in tables.items()}
-            block = journal.finish(f"rest-{shard['images'].sha256}", rest, notes)
+            tables = {name: read_table(out, name, file) for name, file in shard.tables.items()}
+            rest = {name: _without(table, gone) for name, table in tables.items()}
+            block = journal.finish(f"rest-{shard.tables['images'].blake3}", rest, notes)
         else:
             block = FinishedBlock(shard, notes)
         if any(stay):
@@ -210,19 +209,21 @@ def _publish(
     output: Output,
     out: Path,
     journal: BlockJournal,
-    description: dict[str, Any],
+    spec: TableSpec,
     kept: Sequence[FinishedBlock],
     new: Sequence[FinishedBlock],
 ) -> dict[str, Any]:
-    """Move the finished tables, replace the commit point, remove what it no longer names."""
+    """Move the finished tables and replace the commit point."""
     blocks = [*kept, *new]
-    shards = tuple(block.shard for block in blocks)
+    shards = [
+        TableShard(tables=block.shard.tables, computed=block.notes["computed"]) for block in blocks
+    ]
     for block in blocks:
         journal.move_files(block)
-    images = pa.concat_tables(read_table(out, "images", shard["images"]) for shard in shards)
+    images = pa.concat_tables(read_table(out, "images", shard.tables["images"]) for shard in shards)
     reasons: Counter[str] = Counter()
     for shard in shards:
-        reasons.update(read_table(out, "drops", shard["drops"])["reason"].to_pylist())
+        reasons.update(read_table(out, "drops", shard.tables["drops"])["reason"].to_pylist())
     counts = {
         "images": images.num_rows,
         "captions": sum(images["captions"].to_pylist()),
@@ -230,8 +231,7 @@ def _publish(
         "failed": sum(error != "" for error in images["error"].to_pylist()),
         "dropped": dict(sorted(reasons.items())),
     }
-    computed = tuple(block.notes["computed"] for block in blocks)
-    write_shard_set(output, GROUNDING, ShardSet(description, shards, counts, computed))
+    publish_tables(output, spec, shards, counts)
     return counts
 
 

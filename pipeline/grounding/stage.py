@@ -12,6 +12,7 @@ from pipeline.grounding.run import GroundSummary, ground
 from pipeline.grounding.segmenters.registry import build_segmenter
 from pipeline.grounding.units import units_of
 from pipeline.grounding.worker import GroundSettings
+from sightline.errors import SightlineError
 from sightline.output import check_apart
 
 
@@ -57,6 +58,11 @@ def ground_dataset(
     inputs = (paths.images, paths.captions, paths.root)
     if paths.cutouts is not None:
         check_apart(paths.cutouts, inputs)
+        if paths.cutouts.resolve() == paths.out.resolve():
+            raise SightlineError(
+                f"{paths.cutouts}: is named for the grounding and for its cut-outs; they are two "
+                "sets, so name two folders"
+            )
     units = units_of(paths.images, paths.captions, paths.root, settings.captions)
     where = pick_device(device)
     grounder = build_grounder(settings.grounder, where, precision)

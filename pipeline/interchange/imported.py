@@ -26,7 +26,7 @@ from pipeline.cache import (
     key_of_file,
 )
 from pipeline.cache.keys import Keys
-from pipeline.cache.record import Kind
+from pipeline.cache.record import Kind, Provenance
 from pipeline.datasets.base import PrepareReport
 from pipeline.datasets.captioned import write_captioned
 
@@ -63,7 +63,9 @@ def write_rows(
         if writer.plan(as_keys(keys), batch_size=_BATCH):
             for some, rows in blocks:
                 writer.add(as_keys(some), rows)
-        return writer.publish({"imported_from": spec.encoder.name})
+        return writer.publish(
+            {"imported_from": spec.encoder.name}, provenance=Provenance(imported=True)
+        )
 
 
 def write_manifests(

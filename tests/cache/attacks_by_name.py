@@ -9,7 +9,7 @@ from typing import Any
 
 from forger import Attacks, Forger
 
-from pipeline.cache.record import FILE_NAME
+from pipeline.cache.commit import FILE_NAME
 
 
 def _rename_shard(name: str) -> Callable[[Forger], None]:

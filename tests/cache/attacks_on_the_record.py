@@ -7,7 +7,8 @@ from typing import Any
 
 from forger import Attacks, Forger
 
-from pipeline.cache.record import FILE_NAME, digest
+from pipeline.cache.commit import FILE_NAME
+from pipeline.cache.record import digest
 
 
 def _text(text: str | bytes) -> Callable[[Forger], None]:
@@ -25,7 +26,7 @@ def _say(change: Callable[[dict[str, Any]], Any]) -> Callable[[Forger], None]:
         if "fingerprint" in body and isinstance(body["spec"], dict):
             spec = {k: v for k, v in body["spec"].items() if k not in ("encoder", "kind")}
             encoder = body["spec"]["encoder"]
-            spec |= {"schema": body["schema"], "kind": body["spec"]["kind"]}
+            spec |= {"schema": "sightline.feature_set/1", "kind": body["spec"]["kind"]}
             spec |= {"encoder": encoder["name"], "weights_sha256": encoder["weights_sha256"]}
             body["fingerprint"] = digest(spec)
         f.commit(body)
@@ -52,17 +53,17 @@ JSON: Attacks = {
     ),
     "a number of a million digits": (_text("1" * 1_000_000), "not JSON"),
     "a number that is infinite": (
-        _text('{"schema": "sightline.feature_set/1", "rows": 1e999}'),
+        _text('{"schema": "sightline.set/2", "rows": 1e999}'),
         "digest does not fit",
     ),
-    "NaN": (_text('{"schema": "sightline.feature_set/1", "rows": NaN}'), "NaN is no JSON number"),
+    "NaN": (_text('{"schema": "sightline.set/2", "rows": NaN}'), "NaN is no JSON number"),
     "a huge file": (_text(b" " * (9 << 20)), "more than the"),
     "a million empty lists": (
-        _text('{"schema": "sightline.feature_set/1", "x": [' + "[]," * 1_000_000 + "0]}"),
+        _text('{"schema": "sightline.set/2", "x": [' + "[]," * 1_000_000 + "0]}"),
         "digest does not fit",
     ),
     "half a surrogate pair": (
-        _text('{"schema": "sightline.feature_set/1", "x": "\\ud800", "digest": ""}'),
+        _text('{"schema": "sightline.set/2", "x": "\\ud800", "digest": ""}'),
         "not Unicode",
     ),
     "bytes that are not UTF-8": (_text(b'{"schema": "\xff\xfe"}'), "not JSON"),

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from pipeline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, keys_of_texts
-from pipeline.cache.record import FILE_NAME, digest
+from pipeline.cache.commit import FILE_NAME
+from pipeline.cache.record import digest
 
 DIM, ROWS = 8, 90
 SPEC = FeatureSpec(

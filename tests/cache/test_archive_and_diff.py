@@ -12,8 +12,8 @@ from stub_set import KEYS, SPEC, files, fill, flip, rows_of
 
 from pipeline.cache import CacheError, FeatureSetWriter, verify
 from pipeline.cache.archive import SUMS, export_set, import_set
+from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.diff import compare
-from pipeline.cache.record import FILE_NAME
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ SHARD = f"shard-{'0' * 32}.h5"
     [
         (named("../outside", size=3), "does not name"),
         (named("/tmp/outside-of-everything", size=3), "does not name"),
-        (named("sub/feature_set.json", size=3), "does not name"),
+        (named("sub/set.json", size=3), "does not name"),
         (named(SHARD, size=3), "does not name"),
         (named(SHARD, tarfile.SYMTYPE, "/etc/passwd"), "not a plain file"),
         (named(SHARD, tarfile.LNKTYPE, "../secret"), "not a plain file"),
@@ -112,7 +112,7 @@ def test_every_cut_is_noticed(archive, tmp_path):
 
 def test_a_set_that_is_there_is_left_alone(archive, tmp_path):
     before = files(tmp_path / "set")
-    with pytest.raises(CacheError, match="there is a feature set already"):
+    with pytest.raises(CacheError, match="there is a set already"):
         import_set(archive, tmp_path / "set")
     assert files(tmp_path / "set") == before
 

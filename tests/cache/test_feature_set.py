@@ -21,7 +21,8 @@ from pipeline.cache import (
     MissingKeys,
     verify,
 )
-from pipeline.cache.record import FILE_NAME, digest
+from pipeline.cache.commit import FILE_NAME
+from pipeline.cache.record import digest
 
 
 def write(folder: Path, keys: np.ndarray = KEYS, **options):
@@ -205,8 +206,8 @@ class TestDamage:
             FeatureSet.open(folder)
 
     def test_another_schema_version(self, folder):
-        self.rewrite(folder, schema="sightline.feature_set/9")
-        with pytest.raises(CacheError, match=r"feature_set/9'?, expected sightline.feature_set/1"):
+        self.rewrite(folder, schema="sightline.set/9")
+        with pytest.raises(CacheError, match=r"sightline.set/9'?, expected sightline.set/2"):
             FeatureSet.open(folder)
 
     def test_a_shard_name_that_leaves_the_folder(self, folder):

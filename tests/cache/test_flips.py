@@ -77,7 +77,7 @@ def test_a_tenth_of_ten_thousand_damages(folder: Path, seed: int) -> None:
 
 @pytest.mark.slow
 def test_every_bit_of_the_commit_file(folder: Path) -> None:
-    path = folder / "feature_set.json"
+    path = folder / "set.json"
     data = path.read_bytes()
     for place in range(len(data)):
         for bit in range(8):

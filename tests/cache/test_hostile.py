@@ -24,9 +24,12 @@ from pipeline.cache import (
     IMAGES,
     CacheError,
     FeatureSet,
+    TokenHeader,
     TokenSet,
+    keys_of_texts,
     read_manifest,
     verify,
+    write_tokens,
 )
 from sightline.files import token
 
@@ -167,9 +170,9 @@ class TestAWriterAmongLinks:
         shutil.copytree(sound, tmp_path / "theirs")
         folder = tmp_path / "set"
         folder.mkdir()
-        record = tmp_path / "theirs" / "feature_set.json"
+        record = tmp_path / "theirs" / "set.json"
         before = record.read_bytes()
-        (folder / "feature_set.json").symlink_to(record)
+        (folder / "set.json").symlink_to(record)
         write_set(folder)
         assert record.read_bytes() == before
         assert verify(folder) == []
@@ -183,14 +186,24 @@ def test_a_damaged_list_of_failures_is_named(tmp_path: Path) -> None:
         write_set(tmp_path / "set")
 
 
+def sound_tokens(folder: Path) -> Path:
+    """A token set of one text."""
+    header = TokenHeader("tiny", "0" * 64, 32, 0, 100)
+    write_tokens(folder, header, keys_of_texts(["a"]), [[1]])
+    return folder
+
+
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" + b"\xff" * 60 + b"PAR1", b"\x80\x04."])
 def test_manifests_and_tokens_that_are_no_parquet(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "images.parquet"
     path.write_bytes(data)
     with pytest.raises(CacheError, match="not a readable Parquet file"):
         read_manifest(path, IMAGES)
+    (file,) = (sound_tokens(tmp_path / "tokens")).glob("tokens-*.parquet")
+    size = file.stat().st_size
+    file.write_bytes(data.ljust(size, b"\0"))
     with pytest.raises(CacheError, match="not a readable Parquet file"):
-        TokenSet.open(path)
+        TokenSet.open(tmp_path / "tokens")
 
 
 def test_a_pickle_that_calls_itself_safetensors_is_not_unpickled(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_gc_removes_what_the_set_no_longer_names_and_nothing_else(tmp_path):
     before = files(folder)
     assert collect(folder) == planned
     gone = before.keys() - files(folder).keys()
-    assert gone == {*planned.files, "feature_set.claims"}
+    assert gone == {*planned.files, "set.claims"}
     assert sum(len(before[name]) for name in planned.files) == planned.bytes
     assert list(planned.files) == [name for name in planned.files if name.startswith("index-")]
     assert (folder / "notes.txt").exists()

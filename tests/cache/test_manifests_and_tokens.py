@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from pipeline.cache import (
     write_manifest,
     write_tokens,
 )
+from pipeline.cache.record import TableSpec, digest
 
 HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
 
@@ -92,7 +94,9 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path):
 
 def test_a_token_set_without_its_header_is_refused(tmp_path):
     write_tokens(tmp_path, HEADER, keys_of_texts(["a"]), [[1]])
-    table = pq.read_table(tmp_path / "tokens.parquet")
-    pq.write_table(table.replace_schema_metadata({}), tmp_path / "tokens.parquet")
-    with pytest.raises(CacheError, match="header"):
+    body = json.loads((tmp_path / "set.json").read_text())
+    del body["digest"], body["spec"]["description"]["pad_token_id"]
+    body["fingerprint"] = TableSpec.model_validate(body["spec"]).fingerprint
+    (tmp_path / "set.json").write_text(json.dumps({**body, "digest": digest(body)}))
+    with pytest.raises(CacheError, match="its description is of another version"):
         TokenSet.open(tmp_path)

@@ -12,7 +12,8 @@ from blake3 import blake3
 from stub_set import KEYS, SPEC, files, fill, flip
 
 from pipeline.cache import CacheError, FeatureSet, verify
-from pipeline.cache.record import FILE_NAME, digest, read_record
+from pipeline.cache.commit import FILE_NAME, read_features
+from pipeline.cache.record import digest
 from pipeline.cache.repair import repair
 from pipeline.cache.verify import bytes_to_verify
 
@@ -39,11 +40,11 @@ def forge(folder, number: int, change) -> None:
 def test_progress_adds_up(folder):
     told: list[int] = []
     assert verify(folder, told.append) == []
-    assert sum(told) == bytes_to_verify(read_record(folder))
+    assert sum(told) == bytes_to_verify(read_features(folder))
 
 
 def test_a_flipped_bit_of_a_row_names_the_shard_and_the_rows_at_stake(folder):
-    shard = read_record(folder).shards[2]
+    shard = read_features(folder).shards[2]
     with h5py.File(folder / shard.name) as file:
         at = file["features"].id.get_offset()
     flip(folder / shard.name, at + 5)
@@ -54,7 +55,7 @@ def test_a_flipped_bit_of_a_row_names_the_shard_and_the_rows_at_stake(folder):
 
 
 def test_a_flipped_bit_beside_the_rows_is_told_apart(folder):
-    shard = read_record(folder).shards[0]
+    shard = read_features(folder).shards[0]
     path = folder / shard.name
     with h5py.File(path) as file:
         used = [
@@ -98,12 +99,12 @@ def test_other_bytes_of_the_same_record_are_found(folder):
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     FeatureSet.open(folder)
     (fault,) = verify(folder)
-    assert "other bytes" in fault
+    assert "the file was rewritten" in fault
 
 
 def test_repair_takes_out_exactly_the_damaged_shards_and_a_run_brings_back_the_files(folder):
     before = files(folder)
-    record = read_record(folder)
+    record = read_features(folder)
     damaged = record.shards[1]
     flip(folder / damaged.name, (folder / damaged.name).stat().st_size - 1)
     report = repair(folder)
@@ -134,7 +135,7 @@ def test_a_file_without_permission_is_no_damage(folder, monkeypatch):
 
 
 def test_a_damaged_index_is_made_anew_from_the_shards(folder):
-    index = folder / read_record(folder).index.name
+    index = folder / read_features(folder).index.name
     before = index.read_bytes()
     flip(index, len(before) // 2)
     assert any(index.name in fault for fault in verify(folder))
@@ -144,7 +145,7 @@ def test_a_damaged_index_is_made_anew_from_the_shards(folder):
 
 
 def test_a_missing_shard_costs_a_run_only_its_rows(folder):
-    record = read_record(folder)
+    record = read_features(folder)
     before = files(folder)
     (folder / record.shards[0].name).unlink()
     _, computed = fill(folder)
@@ -160,7 +161,7 @@ def test_a_damaged_commit_file_cannot_be_repaired(folder):
 
 
 def test_a_run_takes_no_link_for_damage(folder):
-    shard = folder / read_record(folder).shards[0].name
+    shard = folder / read_features(folder).shards[0].name
     shard.rename(folder.parent / "elsewhere.h5")
     shard.symlink_to(folder.parent / "elsewhere.h5")
     with pytest.raises(CacheError, match="not a plain file"):
@@ -169,7 +170,7 @@ def test_a_run_takes_no_link_for_damage(folder):
 
 
 def test_a_run_deletes_nothing_that_it_cannot_read(folder):
-    shard = folder / read_record(folder).shards[0].name
+    shard = folder / read_features(folder).shards[0].name
     shard.write_bytes(shard.read_bytes()[:-8])
     fill(folder, KEYS[:0:-1], stop_after=0)
     assert shard.exists()

@@ -9,7 +9,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from pipeline.encoders.base import EncoderError
+from sightline.errors import SightlineError as EncoderError
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.registry import build_image_encoder
 

@@ -47,7 +47,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     (line,) = broken.stderr.splitlines()
     assert os.strerror(errno.EFBIG) in line
     assert "of 3,000 texts are done and kept" in line
-    assert not (tmp_path / "set" / "feature_set.json").exists()
+    assert not (tmp_path / "set" / "set.json").exists()
     assert run(STAGE + "stage()", tmp_path / "set").returncode == 0
     assert run(STAGE + "stage()", tmp_path / "whole").returncode == 0
     assert files(tmp_path / "set") == files(tmp_path / "whole")

@@ -180,7 +180,7 @@ def test_ten_kills_of_a_real_encoder_with_decode_workers(
         words = [*real.words, str(out)]
         delay = rng.uniform(0, 0.9 * real.seconds)
         hits += real.server.run(out, words=words, kill_after=delay).code == KILLED
-        if (out / "feature_set.json").exists():
+        if (out / "set.json").exists():
             assert verify(out) == []
         # decode workers of the killed run may still be there
         again = real.server.run(out, words=words)

@@ -11,16 +11,10 @@ import pyarrow as pa
 from PIL import Image
 
 from pipeline.cache import CAPTIONS, IMAGES, PHRASES, key_of_file, key_of_text, write_manifest
-from pipeline.cache.records import (
-    DROPS,
-    GROUNDED_IMAGES,
-    GROUNDING,
-    ShardSet,
-    shard_set_output,
-    write_shard_set,
-    write_table,
-)
+from pipeline.cache.commit import set_output
+from pipeline.cache.record import TableShard, TableSpec
 from pipeline.cache.rle import encode_mask
+from pipeline.cache.tables import DROPS, GROUNDED_IMAGES, publish_tables, write_table
 
 HOSTILE = (
     "a \"dog\" & <script>window.hacked = 1</script> <img src=x onerror='window.hacked=1'> "
@@ -137,10 +131,11 @@ class Builder:
             "phrases": pa.Table.from_pylist(self.phrases, schema=PHRASES),
             "drops": pa.Table.from_pylist(self.drops, schema=DROPS),
         }
-        with shard_set_output(grounding, GROUNDING) as output, output.scratch() as made:
+        with set_output(grounding) as output, output.scratch() as made:
             shard = {kind: write_table(made, kind, table) for kind, table in tables.items()}
             output.move_in(made)
-            write_shard_set(output, GROUNDING, ShardSet({"format": "test"}, (shard,), {}))
+            spec = TableSpec(kind="grounding", description={"format": "test"})
+            publish_tables(output, spec, [TableShard(tables=shard)], {})
         return Files(grounding, captions, images, self.root)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from pipeline.cache import key_of_file
-from pipeline.cache.records import read_tables
+from pipeline.cache.tables import read_tables
 from pipeline.cli import app
 
 WIDTH, HEIGHT = 40, 30

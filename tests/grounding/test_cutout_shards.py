@@ -10,8 +10,9 @@ import pytest
 from ground_data import DataSet, files_of, run_ground
 from PIL import Image
 
-from pipeline.cache.records import CUTOUT_SET, read_phrases, read_tables
+from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.rle import decode_mask
+from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.grounding.cutouts import write_cutouts
 from sightline.errors import SightlineError
 
@@ -32,9 +33,7 @@ def cut(data: DataSet, records: Path, out: Path) -> int:
 def test_a_cutout_is_the_masked_pixels_and_nothing_else(data, tmp_path):
     run_ground(data, tmp_path / "out")
     count = cut(data, tmp_path / "out", tmp_path / "cut")
-    cutouts = {
-        r["key"]: r for r in read_tables(tmp_path / "cut", "cutouts", CUTOUT_SET).to_pylist()
-    }
+    cutouts = {r["key"]: r for r in read_tables(tmp_path / "cut", "cutouts").to_pylist()}
     paths = {unit.key: unit.path for unit in data.units()}
     phrases = read_phrases(tmp_path / "out").to_pylist()
     assert len(cutouts) == count == len({row["cutout_key"] for row in phrases})
@@ -68,31 +67,18 @@ def test_cutouts_made_again_are_the_same_bytes_and_only_new_ones_are_made(data, 
     run_ground(data, tmp_path / "clean")
     cut(data, tmp_path / "clean", tmp_path / "clean-cut")
     keys = [
-        sorted(read_tables(tmp_path / name, "cutouts", CUTOUT_SET)["key"].to_pylist())
+        sorted(read_tables(tmp_path / name, "cutouts")["key"].to_pylist())
         for name in ("cut", "clean-cut")
     ]
     assert keys[0] == keys[1]
 
 
-def test_records_and_cutouts_may_share_a_folder(data, tmp_path):
+def test_a_grounding_and_its_cutouts_are_two_folders(data, tmp_path):
     run_ground(data, tmp_path / "out")
-    records = files_of(tmp_path / "out")
-    cut(data, tmp_path / "out", tmp_path / "out")
-    cut(data, tmp_path / "out", tmp_path / "cut")
-    assert files_of(tmp_path / "out") == records | files_of(tmp_path / "cut")
-    del data.captions["0.png"]  # which supersedes tables of both kinds
-    run_ground(data, tmp_path / "out")
-    cut(data, tmp_path / "out", tmp_path / "out")
-    files = files_of(tmp_path / "out")
-    run_ground(data, tmp_path / "clean")
-    cut(data, tmp_path / "clean", tmp_path / "clean")
-    assert sorted(files) != sorted(records)
-    keys = [
-        sorted(read_tables(tmp_path / name, "cutouts", CUTOUT_SET)["key"].to_pylist())
-        for name in ("out", "clean")
-    ]
-    assert keys[0] == keys[1]
-    assert read_phrases(tmp_path / "out").num_rows == read_phrases(tmp_path / "clean").num_rows
+    before = files_of(tmp_path / "out")
+    with pytest.raises(SightlineError, match="out: holds the grounding itself; name another"):
+        cut(data, tmp_path / "out", tmp_path / "out")
+    assert files_of(tmp_path / "out") == before
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(data, tmp_path, monkeypatch):
@@ -143,7 +129,7 @@ def test_an_image_that_is_gone_is_named_with_what_to_do(data, tmp_path):
 def test_a_damaged_commit_point_of_cutouts_is_made_anew(data, tmp_path):
     run_ground(data, tmp_path / "out")
     cut(data, tmp_path / "out", tmp_path / "cut")
-    commit = tmp_path / "cut" / CUTOUT_SET
+    commit = tmp_path / "cut" / FILE_NAME
     good = commit.read_text()
     for strange in ("", "[]"):
         commit.write_text(strange)

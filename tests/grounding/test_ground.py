@@ -23,8 +23,12 @@ from ground_data import (
 from PIL import Image
 
 from pipeline.cache import CacheError, key_of_file, key_of_text
-from pipeline.cache.records import GROUNDING, read_phrases, read_shard_set, read_tables
+from pipeline.cache.commit import FILE_NAME, read_tables_record
+from pipeline.cache.compact import collect, garbage
+from pipeline.cache.record import digest
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
+from pipeline.cache.tables import read_phrases, read_tables
+from pipeline.cache.verify import verify
 from pipeline.grounding.base import GroundingError
 from pipeline.grounding.config import Rules
 from pipeline.grounding.run import ground
@@ -99,8 +103,12 @@ def test_only_what_is_new_is_grounded_and_what_is_gone_is_dropped(data, tmp_path
     run_ground(data, tmp_path / "clean")
     for kind in ("images", "phrases", "drops"):
         assert rows(tmp_path / "out", kind) == rows(tmp_path / "clean", kind)
-    named = {f.name for s in read_shard_set(tmp_path / "out", GROUNDING).shards for f in s.values()}
-    assert set(files_of(tmp_path / "out")) == named | {GROUNDING}
+    named = {file.name for file in read_tables_record(tmp_path / "out", "grounding").files}
+    assert verify(tmp_path / "out") == []
+    superseded = garbage(tmp_path / "out").files
+    assert set(files_of(tmp_path / "out")) == named | {FILE_NAME, "set.claims", *superseded}
+    assert collect(tmp_path / "out").files == superseded
+    assert set(files_of(tmp_path / "out")) == named | {FILE_NAME}
 
 
 def test_renaming_an_image_grounds_nothing(data, tmp_path):
@@ -125,11 +133,11 @@ def test_batch_size_and_workers_change_no_byte_of_a_table(data, tmp_path):
         data, tmp_path / "b", settings=dataclasses.replace(SETTINGS, batch_size=1, workers=1)
     )
     a, b = files_of(tmp_path / "a"), files_of(tmp_path / "b")
-    before, after = json.loads(a.pop(GROUNDING)), json.loads(b.pop(GROUNDING))
+    before, after = json.loads(a.pop(FILE_NAME)), json.loads(b.pop(FILE_NAME))
     assert a == b
     assert before["fingerprint"] == after["fingerprint"]
-    assert {each["batch_size"] for each in before["computed"]} == {SETTINGS.batch_size}
-    assert {each["batch_size"] for each in after["computed"]} == {1}
+    assert {each["computed"]["batch_size"] for each in before["shards"]} == {SETTINGS.batch_size}
+    assert {each["computed"]["batch_size"] for each in after["shards"]} == {1}
 
 
 class Killed(BaseException):
@@ -355,11 +363,11 @@ def test_no_caption_is_an_error(tmp_path):
 
 def test_a_commit_point_that_was_changed_is_refused_and_made_anew(data, tmp_path):
     run_ground(data, tmp_path / "out")
-    commit = tmp_path / "out" / GROUNDING
+    commit = tmp_path / "out" / FILE_NAME
     good = commit.read_text()
     for bad in (good.replace('"pairs"', '"pears"'), good[:-40], "[]", ""):
         commit.write_text(bad)
-        with pytest.raises(CacheError, match="ground anew"):
+        with pytest.raises(CacheError, match="run its stage again"):
             read_phrases(tmp_path / "out")
     with pytest.raises(SightlineError, match="not a record of Sightline's"):
         run_ground(data, tmp_path / "out")
@@ -370,11 +378,12 @@ def test_a_commit_point_that_was_changed_is_refused_and_made_anew(data, tmp_path
 
 def test_a_table_outside_of_the_folder_is_never_read(data, tmp_path):
     run_ground(data, tmp_path / "out")
-    commit = tmp_path / "out" / GROUNDING
+    commit = tmp_path / "out" / FILE_NAME
     body = json.loads(commit.read_text())
-    body["shards"][0]["phrases"]["name"] = "../secret.parquet"
-    commit.write_text(json.dumps(body))
-    with pytest.raises(CacheError, match="no name of a table"):
+    del body["digest"]
+    body["shards"][0]["tables"]["phrases"]["name"] = "../secret.parquet"
+    commit.write_text(json.dumps({**body, "digest": digest(body)}))
+    with pytest.raises(CacheError, match=r"file name '\.\./secret\.parquet' is not allowed"):
         read_phrases(tmp_path / "out")
 
 
@@ -382,9 +391,9 @@ def test_a_table_that_is_missing_is_named_and_its_images_are_made_anew(data, tmp
     run_ground(data, tmp_path / "out")
     before = rows(tmp_path / "out", "phrases")
     next((tmp_path / "out").glob("phrases-*")).unlink()
-    with pytest.raises(CacheError, match=r"phrases-.*no file"):
+    with pytest.raises(CacheError, match=r"phrases-.*missing"):
         read_phrases(tmp_path / "out")
     assert run_ground(data, tmp_path / "out").computed in (1, SETTINGS.block_images)
     assert rows(tmp_path / "out", "phrases") == before
-    with pytest.raises(CacheError, match="sightline ground run"):
+    with pytest.raises(CacheError, match="nothing: no grounding here"):
         read_tables(tmp_path / "nothing", "phrases")

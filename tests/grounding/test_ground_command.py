@@ -11,7 +11,8 @@ from ground_data import DataSet, run_ground
 from typer.testing import CliRunner
 
 from pipeline import layout, stages
-from pipeline.cache.records import CUTOUT_SET, read_phrases, read_tables
+from pipeline.cache.commit import FILE_NAME
+from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.cli import app
 from pipeline.grounding.settings_file import read_settings
 from pipeline.params import Params, ParamsError, load_params
@@ -61,7 +62,7 @@ def test_the_command_writes_records_and_cutouts(data, tmp_path):
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["counts"]["pairs"] == 3 * 7
     assert read_phrases(tmp_path / "out").num_rows == 3 * 7
-    assert read_tables(tmp_path / "cut", "cutouts", CUTOUT_SET).num_rows > 0
+    assert read_tables(tmp_path / "cut", "cutouts").num_rows > 0
     again = CliRunner().invoke(app, arguments)
     assert "nothing to ground" in again.stdout
 
@@ -129,7 +130,7 @@ def test_the_stage_grounds_a_data_set_in_the_layout_of_the_graph(data, tmp_path,
     summary = stages.ground(params_of(data, settings_of(data)), "mine")
     assert summary.counts["pairs"] == 3 * 7
     assert read_phrases(layout.grounding_folder("mine")).num_rows == 3 * 7
-    assert (layout.cutouts_folder("mine") / CUTOUT_SET).is_file()
+    assert (layout.cutouts_folder("mine") / FILE_NAME).is_file()
 
 
 def test_the_stage_grounds_again_what_failed(data, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ground_data import DataSet
 
-from pipeline.cache.records import CUTOUT_SET, read_phrases, read_tables
+from pipeline.cache.tables import read_phrases, read_tables
 
 HERE = Path(__file__).parent
 OUTPUTS = ("out", "cut", "out.run", "cut.run")
@@ -86,7 +86,7 @@ class World:
         """Rows of both outputs, in an order of their own."""
         tables = [
             read_phrases(folder / "out"),
-            read_tables(folder / "cut", "cutouts", CUTOUT_SET),
+            read_tables(folder / "cut", "cutouts"),
         ]
         return [sorted(map(repr, table.to_pylist())) for table in tables]
 
@@ -114,12 +114,12 @@ def test_a_kill_at_every_write_boundary_of_records_and_cutouts(world, tmp_path):
     for point in world.unbroken["points"]:
         by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
     tables = ("images", "phrases", "drops", "cutouts")
-    records = ("grounding record", "cutouts record")
+    records = ("record",)
     names = {
         *(f"before rename {what}" for what in (*tables, *records, "block", "failures")),
         *(f"after rename {what}" for what in (*tables, *records, "block", "failures")),
         *(f"half write {what}" for what in (*records, "block", "failures")),
-        *(f"before remove {what}" for what in (*tables, "block")),
+        "before remove block",
     }
     assert names <= by_name.keys()
     for name in sorted(names):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from ground_data import SETTINGS, BoxSegmenter, DataSet, Killed, WordGrounder, files_of, run_ground
 
-from pipeline.cache.records import GROUNDING, read_phrases, read_shard_set
+from pipeline.cache.commit import read_tables_record
+from pipeline.cache.tables import read_phrases
 from pipeline.grounding.memory import HalvingBatches
 from sightline.errors import SightlineError
 
@@ -30,7 +30,7 @@ def at_most(count: int):
 
 
 def computed(out: Path) -> list[dict]:
-    return list(read_shard_set(out, GROUNDING).computed)
+    return [shard.computed for shard in read_tables_record(out, "grounding").shards]
 
 
 def test_batches_are_halved_until_they_fit_and_that_is_recorded(data, tmp_path, capsys):
@@ -50,7 +50,7 @@ def test_batches_are_halved_until_they_fit_and_that_is_recorded(data, tmp_path, 
     run_ground(data, tmp_path / "clean")
     assert all("halved_to" not in each for each in computed(tmp_path / "clean"))
     assert read_phrases(tmp_path / "out") == read_phrases(tmp_path / "clean")
-    commits = [read_shard_set(tmp_path / name, GROUNDING) for name in ("out", "clean")]
+    commits = [read_tables_record(tmp_path / name, "grounding") for name in ("out", "clean")]
     assert commits[0].fingerprint == commits[1].fingerprint
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_begins_with_the_smaller_batch(data, tmp_path):
     assert summary.halved_to == {"grounder": 2}
     run_ground(data, tmp_path / "whole", WordGrounder(small))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
-    assert json.loads((tmp_path / "out" / GROUNDING).read_bytes())["computed"][0]["halved_to"]
+    assert read_tables_record(tmp_path / "out", "grounding").shards[0].computed["halved_to"]
 
 
 def test_an_item_that_never_fits_is_an_error_with_a_remedy():

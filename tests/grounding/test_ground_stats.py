@@ -10,7 +10,7 @@ from gallery_data import HOSTILE, small_grounding
 from typer.testing import CliRunner
 
 from pipeline.cache import CAPTIONS, PHRASES, CacheError, write_manifest
-from pipeline.cache.records import read_phrases
+from pipeline.cache.tables import read_phrases
 from pipeline.cli import app
 from pipeline.grounding.stats import ground_stats, write_stats
 

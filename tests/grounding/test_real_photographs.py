@@ -12,7 +12,7 @@ from tiny_sam2 import configuration, hf_config
 from torch import Tensor
 
 from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
-from pipeline.cache.records import read_phrases
+from pipeline.cache.tables import read_phrases
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.registry import prepare
 from pipeline.grounding.base import Answer, Caption, Grounded

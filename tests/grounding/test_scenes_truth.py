@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from pipeline.cache import CAPTIONS, PHRASES, key_of_bytes, key_of_text, read_manifest
-from pipeline.cache.records import CUTOUT_SET, read_phrases, read_tables
 from pipeline.cache.rle import decode_mask
+from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.datasets.registry import prepare
 from pipeline.datasets.scenes.draw import box_of, draw, png
 from pipeline.datasets.scenes.scene import random_scene, stream
@@ -101,7 +101,7 @@ def test_boxes_and_masks_are_those_that_were_drawn(drawn):
 
 
 def test_cutouts_on_the_fill_colour_are_the_rendered_objects_pixel_for_pixel(drawn):
-    table = read_tables(drawn.folder / "cut", "cutouts", CUTOUT_SET).to_pylist()
+    table = read_tables(drawn.folder / "cut", "cutouts").to_pylist()
     cutouts = {row["key"]: row["png"] for row in table}
     found = records(drawn)
     assert cutouts.keys() == {row["cutout_key"] for row in found}

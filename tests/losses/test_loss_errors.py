@@ -172,5 +172,5 @@ def test_losses_import_torch_and_the_cache_and_nothing_else():
         "math",
         "torch",
         "torch.nn.functional",
-        "pipeline.cache",
+        "sightline.errors",
     }

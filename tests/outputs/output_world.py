@@ -96,7 +96,7 @@ FOLDERS = [
         _prepare("sentences", "--path", "@texts.txt"),
         ("dataset.json", "sentences.parquet"),
     ),
-    Command("extract image", _extract_image, ("feature_set.json", "feature_set.claims")),
+    Command("extract image", _extract_image, ("set.json", "set.claims")),
     Command(
         "extract text",
         lambda made, out: [
@@ -104,7 +104,7 @@ FOLDERS = [
             *("--encoder", made / "scenes/encoders/clip.json", "--weights", "random:0"),
             *("--out", out),
         ],
-        ("feature_set.json",),
+        ("set.json",),
     ),
     Command(
         "extract object",
@@ -113,7 +113,7 @@ FOLDERS = [
             *_on_manifests(made)[:2],
             *("--root", made / "scenes/images", *_clip(made, out)),
         ],
-        ("feature_set.json",),
+        ("set.json",),
     ),
     Command(
         "extract teacher",
@@ -121,7 +121,7 @@ FOLDERS = [
             *("extract", "teacher", "--texts", made / "texts.txt"),
             *("--encoder", made / "scenes/student", "--out", out),
         ],
-        ("feature_set.json",),
+        ("set.json",),
     ),
     Command(
         "ground run",
@@ -129,7 +129,7 @@ FOLDERS = [
             *("ground", "run", "--settings", made / "grounding.yaml", *_on_manifests(made)),
             *("--out", out, "--cutouts", out.with_name(out.name + "-cutouts")),
         ],
-        ("grounding.json", "grounding.claims"),
+        ("set.json", "set.claims"),
     ),
     Command(
         "ground stats",
@@ -142,7 +142,7 @@ FOLDERS = [
             *("tokens", "--texts", made / "texts.txt", "--student", made / "scenes/student"),
             *("--out", out),
         ],
-        ("student.json", "tokens.parquet"),
+        ("set.json",),
     ),
     Command(
         "phrase-tokens",
@@ -151,7 +151,7 @@ FOLDERS = [
             *("--captions", made / "scenes/captions.parquet"),
             *("--student", made / "scenes/student", "--out", out),
         ],
-        ("phrase_tokens.json", "phrase_tokens.parquet"),
+        ("set.json",),
     ),
     Command(
         "train",
@@ -161,7 +161,7 @@ FOLDERS = [
     Command(
         "cache import",
         lambda made, out: ["cache", "import", made / "set.tar", "--out", out],
-        ("feature_set.json",),
+        ("set.json",),
     ),
     Command(
         "cache import-mcse",

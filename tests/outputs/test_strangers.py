@@ -47,7 +47,7 @@ def test_files_beside_below_and_around_the_output_stay(
     (tmp_path / "out.run").mkdir(exist_ok=True)
     (tmp_path / "out.run/thesis.tex").write_text("years of work")
     before, inputs = everything(tmp_path), everything(world.made)
-    ours = {"out/feature_set.json", "out/feature_set.claims"} if command.maker else set()
+    ours = {"out/set.json", "out/set.claims"} if command.maker else set()
     for _ in range(2):
         done = world.run(command, out)
         assert done.code == 0 or command.name == "cache import", done.said
@@ -133,7 +133,7 @@ def test_another_kind_in_the_folder_is_refused(
         assert world.run(other, out).code == 0
         before = everything(out)
         done = world.run(command, out)
-        if set(command.names) & {"feature_set.json"} and "feature_set.json" in other.names:
+        if set(command.names) & {"set.json"} and "set.json" in other.names:
             continue  # another encoder's features replace these; `gc` removes what they were
         if command is other:
             assert done.code == 0, done.said

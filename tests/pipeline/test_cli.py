@@ -79,9 +79,9 @@ def test_a_stage_outside_a_dvc_repository(monkeypatch, capsys, tmp_path):
 def test_cache_commands_on_nothing(monkeypatch, capsys, tmp_path):
     for command in ("list", "verify"):
         assert sightline(monkeypatch, "cache", command, tmp_path) == 1
-        assert "no feature set here or below" in capsys.readouterr().err
+        assert "no set of the cache here or below" in capsys.readouterr().err
     assert sightline(monkeypatch, "cache", "info", tmp_path) == 1
-    assert "no feature set here" in capsys.readouterr().err
+    assert "no set here" in capsys.readouterr().err
 
 
 def test_doctor_says_what_there_is(monkeypatch, capsys, tmp_path):

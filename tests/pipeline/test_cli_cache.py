@@ -115,11 +115,11 @@ def test_damage_is_named_repaired_and_computed_again(monkeypatch, capsys, world)
 
 
 def test_a_damaged_set_hides_no_other(monkeypatch, capsys, world):
-    (world / "image" / "feature_set.json").write_text("{")
+    (world / "image" / "set.json").write_text("{")
     assert run(monkeypatch, "cache", "list", world, "--json") == 1
     said = capsys.readouterr()
     assert [each["path"] for each in json.loads(said.out)] == [(world / "text").as_posix()]
-    assert "feature_set.json: cut short or not JSON" in said.err
+    assert "set.json: cut short or not JSON" in said.err
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [("image", "photos"), ("text", "texts.txt")])
@@ -178,18 +178,18 @@ def test_inputs_without_recompute_are_a_mistake(monkeypatch, capsys, world):
 @pytest.mark.parametrize("command", ["verify", "list"])
 def test_a_set_that_lost_its_commit_file_is_a_fault(monkeypatch, capsys, world, command):
     monkeypatch.setenv("COLUMNS", "300")
-    (world / "image/feature_set.json").unlink()
+    (world / "image/set.json").unlink()
     assert run(monkeypatch, "cache", command, world) == 1
     said = capsys.readouterr()
-    assert f"{world / 'image'}: no feature set here (no feature_set.json)" in said.out + said.err
+    assert f"{world / 'image'}: no set here (no set.json)" in said.out + said.err
     assert "text" in said.out  # the other is there all the same
 
 
 def test_a_damaged_commit_file_keeps_no_other_set_from_repair(monkeypatch, capsys, world):
-    (world / "image/feature_set.json").write_text("{")
+    (world / "image/set.json").write_text("{")
     damage(world / "text")
     assert run(monkeypatch, "cache", "repair", world) == 1
-    assert str(world / "image/feature_set.json") in capsys.readouterr().err
+    assert str(world / "image/set.json") in capsys.readouterr().err
     assert verify(world / "text") == []
 
 
@@ -203,12 +203,12 @@ def test_markup_in_a_name_is_shown_as_it_stands(monkeypatch, capsys, world):
 @pytest.mark.parametrize("command", ["list", "verify", "repair", "compact", "gc"])
 def test_a_path_that_is_no_folder_is_named(monkeypatch, capsys, world, command):
     assert run(monkeypatch, "cache", command, world / "nowhere") == 1
-    assert "nowhere: no such folder; expected a feature set" in capsys.readouterr().err
+    assert "nowhere: no such folder; expected a set" in capsys.readouterr().err
     assert run(monkeypatch, "cache", command, world / "clip.json") == 1
-    assert "clip.json: a file; expected a feature set" in capsys.readouterr().err
+    assert "clip.json: a file; expected a set" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["image/feature_set.json", "image/more.tar", "photos"])
+@pytest.mark.parametrize("name", ["image/set.json", "image/more.tar", "photos"])
 def test_an_export_spoils_nothing(monkeypatch, capsys, world, name):
     assert run(monkeypatch, "cache", "export", world / "image", "--out", world / name) == 1
     assert f"{world / name}: " in capsys.readouterr().err
@@ -228,7 +228,10 @@ def test_features_of_another_kind_are_not_replaced(monkeypatch, capsys, world):
     encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
     words = ["--texts", world / "texts.txt", "--out", world / "image"]
     assert run(monkeypatch, "extract", "text", *words, *encoder) == 1
-    assert "holds image features, and these are text features" in capsys.readouterr().err
+    assert (
+        "holds a feature set of kind image, and this is a feature set of kind text"
+        in capsys.readouterr().err
+    )
     assert verify(world / "image") == []
 
 
@@ -245,7 +248,7 @@ def test_gc_says_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
     (world / "image" / f"shard-{'1' * 32}.h5").write_bytes(b"somebody else's")
     claims = ["sightline.claims/1", f"shard-{'0' * 32}.h5"]
     lines = "".join(f"{json.dumps(line)}\n" for line in claims)
-    (world / "image" / "feature_set.claims").write_text(lines)
+    (world / "image" / "set.claims").write_text(lines)
     assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run") == 0
     assert "3.0 MB would be freed" in capsys.readouterr().out
     assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run", "--json") == 0

@@ -20,6 +20,8 @@ from pipeline.cache import (
     keys_of_texts,
     write_manifest,
 )
+from pipeline.cache.tables import read_tables, write_single
+from pipeline.cache.verify import verify
 from pipeline.phrase_tokens import summary, token_span, tokenize_phrases
 from sightline.errors import SightlineError
 
@@ -176,8 +178,12 @@ def test_the_same_input_gives_the_same_bytes(bert, tmp_path):
     captions = write_captions(tmp_path)
     for name in ("one", "other"):
         tokenize_phrases(phrases, captions, str(bert), 32, tmp_path / name)
-    one, other = (tmp_path / name / "phrase_tokens.parquet" for name in ("one", "other"))
-    assert one.read_bytes() == other.read_bytes()
+    one, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("one", "other")
+    )
+    assert one == other
+    assert verify(tmp_path / "one") == []
 
 
 @pytest.mark.parametrize(("start", "end"), [(5, 90), (-1, 3), (4, 4), (6, 2)])
@@ -196,21 +202,16 @@ def test_a_phrase_of_an_unknown_caption_is_an_error(bert, tmp_path):
 
 
 def test_damaged_phrase_tokens_are_refused(bert, tmp_path):
-    import pyarrow.parquet as pq
-
     texts = CAPTIONS_USED[0], CAPTIONS_USED[2]
     phrases = write_phrases(tmp_path, span(texts[0], "dog"), span(texts[1], "two"))
     out = tmp_path / "out"
     tokenize_phrases(phrases, write_captions(tmp_path), str(bert), 32, out)
-    file = out / "phrase_tokens.parquet"
-    table = pq.read_table(file)
-    pq.write_table(table.take([1, 0]).replace_schema_metadata(table.schema.metadata), file)
+    table = read_tables(out, "phrase_tokens")
+    header = PhraseTokens.open(out).header
+    write_single(out, "phrase-tokens", header, table.take([1, 0]), {})
     with pytest.raises(CacheError, match="rows are not sorted"):
         PhraseTokens.open(out)
     wild = table.set_column(2, table.schema.field(2), pa.array([1, 999], pa.int32()))
-    pq.write_table(wild.replace_schema_metadata(table.schema.metadata), file)
+    write_single(out, "phrase-tokens", header, wild, {})
     with pytest.raises(CacheError, match=r"row \d has tokens \d to"):
-        PhraseTokens.open(out)
-    pq.write_table(table.replace_schema_metadata({}), file)
-    with pytest.raises(CacheError, match="header is missing"):
         PhraseTokens.open(out)

@@ -96,7 +96,7 @@ def test_a_push_after_one_per_cent_of_new_images_sends_only_what_is_new(team, hi
     for cell in (CLIP, RESNET):
         own = {name: file for name, file in objects_of(history, cell).items() if name in sent}
         kinds = sorted(file.name.partition("-")[0] for file in own.values())
-        assert kinds == ["feature_set.claims", "feature_set.json", "index", "shard"]
+        assert kinds == ["index", "set.claims", "set.json", "shard"]
         new |= own
     lists = sent - new.keys()
     assert len(lists) == 2
@@ -119,7 +119,7 @@ def test_one_feature_set_is_pulled_and_followed_to_its_newer_version(team):
     assert len(FeatureSet.open(mate.folder / CLIP)) == 2020
     assert "sound" in mate.run("sightline", "cache", "verify", CLIP)
     kept = before & {file.name for file in (mate.folder / CLIP).iterdir()}
-    assert {name.partition("-")[0] for name in kept} >= {"shard", "feature_set.json"}
+    assert {name.partition("-")[0] for name in kept} >= {"shard", "set.json"}
     assert not (mate.folder / RESNET).exists()
 
 
@@ -146,4 +146,4 @@ def test_the_password_stays_with_its_owner_and_nobody_gets_in_without(team):
     ended = stranger.attempt("dvc", "pull", CLIP)
     assert ended.returncode != 0
     assert "Traceback" not in ended.stderr
-    assert not (stranger.folder / CLIP / "feature_set.json").exists()
+    assert not (stranger.folder / CLIP / "set.json").exists()

@@ -247,7 +247,7 @@ def test_phrase_tokens_that_are_missing_are_asked_for(world, features, objects, 
     with pytest.raises(SightlineError, match="needs phrase tokens; make them with `sightline phra"):
         case.build()
     case.pairs["phrases"] = tmp_path / "nowhere"
-    with pytest.raises(SightlineError, match="no such phrase tokens"):
+    with pytest.raises(SightlineError, match="no phrase tokens here"):
         case.build()
 
 

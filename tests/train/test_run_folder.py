@@ -7,13 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from conftest import World, silent
 from feature_sets import Features
 from phrase_world import Objects
 from transformers import TrainerCallback
 
+from pipeline.cache import PhraseTokens
+from pipeline.cache.tables import read_tables, write_single
 from sightline.errors import BusyError, SightlineError
 from train.checkpoints import Progress
 from train.run import train_run
@@ -237,8 +238,11 @@ def test_other_phrase_tokens_are_another_run(world: World, tmp_path: Path) -> No
         },
     )
     first = train_run(spec, say=silent)
-    file = objects.path / "phrase_tokens.parquet"
-    pq.write_table(pq.read_table(file).slice(3), file)
+    table, header = (
+        read_tables(objects.path, "phrase_tokens"),
+        PhraseTokens.open(objects.path).header,
+    )
+    write_single(objects.path, "phrase-tokens", header, table.slice(3), {})
     second = train_run(spec, say=silent)
     assert first.spec_digest != second.spec_digest
     assert RunSummary.load(tmp_path / "out") == second

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
-from pipeline.cache.records import DROPS, read_phrases, read_tables
+from pipeline.cache.tables import DROPS, read_phrases, read_tables
 from sightline.errors import SightlineError
 
 COLOURS = 8

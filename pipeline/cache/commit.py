@@ -1,0 +1,207 @@
+"""set.json, the one commit point of every set: read, checked, replaced."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from pipeline.cache.errors import CacheError
+from pipeline.cache.record import (
+    NAMES,
+    SCHEMA,
+    TABLE_KINDS,
+    FeatureSetRecord,
+    SetRecord,
+    TableSetRecord,
+    digest,
+)
+from sightline.errors import SightlineError
+from sightline.output import Output
+
+FILE_NAME = "set.json"
+MAX_BYTES = 8 << 20
+"""A commit file above this size is refused unread. It has room for 20,000 shards, more than a
+terabyte of features; JSON of this size can be made to take thirty times its bytes in memory."""
+
+_MARK = b'"sightline.set/'
+_HEAD_BYTES = 4096
+_INDEX_NAME, _SHARD_NAME = r"index-[0-9a-f]{32}\.parquet", r"shard-[0-9a-f]{32}\.h5"
+_TABLE_NAME = r"(?:images|phrases|drops|cutouts|tokens|phrase_tokens)-[0-9a-f]{32}\.parquet"
+_NAMES = re.compile(f"{_INDEX_NAME}|{_SHARD_NAME}|{_TABLE_NAME}".encode())
+_AGAIN = "pull it again, or run its stage again"
+
+R = TypeVar("R", bound=SetRecord)
+
+
+def set_output(folder: Path, inputs: Iterable[Path] = ()) -> Output:
+    """The folder of a set, for a command that writes there; ``inputs`` as of `Output`."""
+    return Output(folder, FILE_NAME, _listed, inputs)
+
+
+def _listed(data: bytes) -> set[str]:
+    """What a commit file names, be it damaged, so that what was damaged can be replaced."""
+    if _MARK not in data[:_HEAD_BYTES]:
+        raise SightlineError(
+            "not a record of Sightline's, so this folder is somebody else's; name another output, "
+            "or move it away"
+        )
+    return {name.decode() for name in _NAMES.findall(data)}
+
+
+def write_record(output: Output, record: SetRecord) -> None:
+    """Publish: replace ``set.json`` by ``record``, with a digest of itself last.
+
+    What it supersedes stays among the claims, and on the disk, until `cache gc`.
+    """
+    names = {FILE_NAME, *(file.name for file in record.files)}
+    output.remember(output.owned - names)
+    output.write(FILE_NAME, to_bytes(record))
+    output.settle(names)
+
+
+def to_bytes(record: SetRecord) -> bytes:
+    """The commit file of a record: its fields and a digest of them, always in the same bytes."""
+    body = record.model_dump(mode="json", by_alias=True)
+    text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
+    return (text + "\n").encode()
+
+
+def read_features(folder: Path) -> FeatureSetRecord:
+    """The record of the feature set in ``folder``; raises as `read_record`."""
+    return _of_type(folder, FeatureSetRecord, "feature set")
+
+
+def read_tables_record(folder: Path, kind: str) -> TableSetRecord:
+    """The record of a set of tables of this kind; raises as `read_record`."""
+    record = _of_type(folder, TableSetRecord, NAMES[kind].removeprefix("a "))
+    if record.spec.kind != kind:
+        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {NAMES[kind]}")
+    return record
+
+
+def refuse_other_kinds(folder: Path, kind: str) -> None:
+    """Refuse to replace a set of another kind; one of the same kind may be replaced.
+
+    Raises:
+        CacheError: there is one.
+    """
+    try:
+        found = read_record(folder).spec.kind
+    except CacheError:
+        return  # none, or a damaged one, which `Output` looks at
+    if found != kind:
+        raise CacheError(
+            f"{folder}: holds {NAMES[found]} of kind {found}, and this is {NAMES[kind]} of kind "
+            f"{kind}; name another folder, or remove that one first"
+        )
+
+
+def _of_type(folder: Path, expected: type[R], name: str) -> R:
+    record = read_record(folder, name)
+    if not isinstance(record, expected):
+        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected a {name}")
+    return record
+
+
+def read_record(folder: Path, expected: str = "set") -> SetRecord:
+    """Read and check ``folder/set.json``, whatever kind of set it is.
+
+    Args:
+        expected: what to call the set where there is none.
+
+    Raises:
+        CacheError: no such file, not JSON, another schema version, an unknown or missing field,
+            a digest that does not fit, file names that leave the folder, or numbers of rows for
+            which the files are too small.
+    """
+    path = folder / FILE_NAME
+    if path.is_symlink():
+        raise CacheError(f"{path}: is a link; a set holds no links")
+    if not path.is_file():
+        older = folder / "feature_set.json"
+        if older.is_file() or (folder / "grounding.json").is_file():
+            raise CacheError(
+                f"{folder}: a set of an earlier schema, which this version does not read; "
+                "move it away and run its stage (or `sightline extract`, `ground`) again"
+            )
+        raise CacheError(f"{folder}: no {expected} here (no {FILE_NAME}); {_AGAIN}")
+    if path.stat().st_size > MAX_BYTES:
+        raise CacheError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_BYTES} allowed")
+    try:
+        return _parse(path, path.read_bytes())
+    except RecursionError as error:
+        raise CacheError(f"{path}: not usable JSON (nested too deeply); {_AGAIN}") from error
+    except UnicodeEncodeError as error:
+        raise CacheError(f"{path}: holds text that is not Unicode; {_AGAIN}") from error
+
+
+def _parse(path: Path, data: bytes) -> SetRecord:
+    try:
+        body = json.loads(data, parse_constant=_no_number)
+    except ValueError as error:
+        raise CacheError(f"{path}: cut short or not JSON ({error}); {_AGAIN}") from error
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        found = body.get("schema", "none") if isinstance(body, dict) else type(body).__name__
+        raise CacheError(
+            f"{path}: schema version {str(found)[:80]!r}, expected {SCHEMA}; "
+            "use the Sightline version that wrote it, or run its stage again"
+        )
+    claimed = body.pop("digest", None)
+    if claimed != digest(body):
+        raise CacheError(f"{path}: its digest does not fit its content; {_AGAIN}")
+    spec = body.get("spec")
+    tables = isinstance(spec, dict) and spec.get("kind") in TABLE_KINDS
+    kind = TableSetRecord if tables else FeatureSetRecord
+    try:
+        record = kind.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CacheError(f"{path}: {where}: {first['msg']}; {_AGAIN}") from error
+    if record.fingerprint != record.spec.fingerprint:
+        raise CacheError(f"{path}: its fingerprint does not fit what it describes; {_AGAIN}")
+    _check_names(path, record)
+    if isinstance(record, FeatureSetRecord):
+        _check_sizes(path, record)
+    return record
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _check_names(path: Path, record: SetRecord) -> None:
+    names = [file.name for file in record.files]
+    for name, pattern in zip(names, _patterns(record), strict=True):
+        if not re.fullmatch(pattern, name):
+            raise CacheError(f"{path}: file name {name[:80]!r} is not allowed in a set")
+    if len(set(names)) != len(names) and isinstance(record, FeatureSetRecord):
+        raise CacheError(f"{path}: names a file twice")
+
+
+def _patterns(record: SetRecord) -> list[str]:
+    if isinstance(record, FeatureSetRecord):
+        return [_INDEX_NAME, *[_SHARD_NAME] * len(record.shards)]
+    assert isinstance(record, TableSetRecord)
+    return [rf"{name}-[0-9a-f]{{32}}\.parquet" for shard in record.shards for name in shard.tables]
+
+
+def _check_sizes(path: Path, record: FeatureSetRecord) -> None:
+    """Rows must have room in the files, so that no claim makes a reader reserve memory for it."""
+    row_bytes = record.spec.dim * (2 if record.spec.dtype == "float16" else 4) + 32
+    needs: list[tuple[Any, int, int]] = [
+        (record.index, record.rows + record.failed, 32),  # keys do not compress
+        *((shard, shard.rows, row_bytes) for shard in record.shards),
+    ]
+    for file, rows, each in needs:
+        if file.bytes < rows * each:
+            raise CacheError(
+                f"{path}: {file.name} of {file.bytes} bytes cannot hold {rows} rows of {each} bytes"
+            )
+    if record.rows > sum(shard.rows for shard in record.shards):
+        raise CacheError(f"{path}: {record.rows} rows, more than its shards have")

@@ -1,0 +1,280 @@
+"""Sets of tables: groundings, cut-outs, tokens and phrase tokens, in Parquet files.
+
+Every set has one commit point, `set.json`, and immutable shards of tables that are named by their
+content. A shard of a grounding covers a block of images and has three tables: ``images`` (what was
+grounded, failures included), ``phrases`` (which words of which caption name which pixels) and
+``drops`` (what did not become a phrase, and why). Cut-outs have one table for each of ``phrases``;
+tokens and phrase tokens are one table each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from blake3 import blake3
+
+from pipeline.cache.commit import read_tables_record, refuse_other_kinds, set_output, write_record
+from pipeline.cache.errors import CacheError
+from pipeline.cache.keys import sort_order
+from pipeline.cache.manifest import (
+    PHRASE_TOKENS,
+    PHRASES,
+    TOKENS,
+    key_column,
+    read_manifest,
+    write_manifest,
+)
+from pipeline.cache.record import TableKind, TableRecord, TableSetRecord, TableShard, TableSpec
+from pipeline.cache.shard import check_file
+from sightline.files import fsync_folder, token
+from sightline.output import Output
+
+GROUNDED_IMAGES = pa.schema(
+    [
+        ("unit_key", pa.binary(32)),  # SHA-256 of the image's key and its captions' keys
+        ("image_key", pa.binary(32)),
+        ("captions", pa.int32()),  # that were grounded
+        ("pairs", pa.int32()),  # records that came of them
+        ("error", pa.string()),  # code of what kept the image from being grounded, or empty
+    ],
+    metadata={"sightline": "grounded-images/1"},
+)
+"""One row an image that was grounded, with or without success."""
+
+DROPS = pa.schema(
+    [
+        ("image_key", pa.binary(32)),
+        ("caption_key", pa.binary(32)),
+        ("phrase", pa.string()),  # as the caption, or the grounder, writes it; may be empty
+        ("reason", pa.string()),  # one of `pipeline.grounding.base.Reason`
+        ("detail", pa.string()),
+    ],
+    metadata={"sightline": "drops/1"},
+)
+"""One row a phrase, or a box of one, that did not become a record."""
+
+CUTOUTS = pa.schema(
+    [
+        ("key", pa.binary(32)),  # `cutout_key` of the records
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("png", pa.binary()),  # RGBA, cropped to the mask; alpha 0 (and black) or 255
+    ],
+    metadata={"sightline": "cutouts/1"},
+)
+"""One row a distinct cut-out, in the order of the records."""
+
+TABLES = {
+    **{"images": GROUNDED_IMAGES, "phrases": PHRASES, "drops": DROPS, "cutouts": CUTOUTS},
+    **{"tokens": TOKENS, "phrase_tokens": PHRASE_TOKENS},
+}
+"""Schema of each table."""
+
+TABLES_OF = {
+    "grounding": ("images", "phrases", "drops"),
+    "cutouts": ("cutouts",),
+    "tokens": ("tokens",),
+    "phrase-tokens": ("phrase_tokens",),
+}
+"""Names of the tables of each kind of set."""
+
+_ORDERED_BY = {
+    **{"images": "unit_key", "phrases": "image_key", "drops": "image_key"},
+    **{"cutouts": "key", "tokens": "key", "phrase_tokens": "pair_key"},
+}
+_MADE_BY = {
+    **{"grounding": "sightline ground run", "cutouts": "sightline ground run"},
+    **{"tokens": "sightline tokens", "phrase-tokens": "sightline phrase-tokens"},
+}
+
+
+H = TypeVar("H")
+
+
+def write_table(folder: Path, name: str, table: pa.Table) -> TableRecord:
+    """Write one table under a name of its content; the same rows give the same file."""
+    part = folder / f".{name}.{token()}.tmp"
+    write_manifest(part, table, TABLES[name])
+    digest = blake3().update_mmap(part).hexdigest()
+    path = folder / f"{name}-{digest[:32]}.parquet"
+    part.replace(path)
+    fsync_folder(folder)
+    return TableRecord(
+        name=path.name, blake3=digest, bytes=path.stat().st_size, rows=table.num_rows
+    )
+
+
+def read_tables(folder: Path, name: str) -> pa.Table:
+    """All rows of the table ``name`` of a set, in the order of the shards.
+
+    Raises:
+        CacheError: there is no set with such a table, or one of its files is missing or of
+            another size.
+    """
+    (kind,) = (kind for kind, names in TABLES_OF.items() if name in names)
+    record = read_tables_record(folder, kind)
+    tables = [read_table(folder, name, shard.tables[name]) for shard in record.shards]
+    return pa.concat_tables([TABLES[name].empty_table(), *tables]).combine_chunks()
+
+
+def read_table(folder: Path, name: str, file: TableRecord) -> pa.Table:
+    """One table of a shard.
+
+    Raises:
+        CacheError: the file is missing, of another size, or holds something else.
+    """
+    path = check_file(folder, file)
+    table = read_manifest(path, TABLES[name]).replace_schema_metadata(TABLES[name].metadata)
+    if table.num_rows != file.rows:
+        raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {file.rows:,}")
+    return table
+
+
+def is_whole(folder: Path, shard: TableShard) -> bool:
+    """Whether every table of ``shard`` is there and of its size."""
+    paths = {folder / file.name: file.bytes for file in shard.tables.values()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+
+def read_phrases(path: Path | str) -> pa.Table:
+    """The phrases of a grounding's folder, or of one phrases manifest: `PHRASES`.
+
+    Raises:
+        CacheError: neither is there, or it is damaged.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return read_tables(path, "phrases")
+    return read_manifest(path, PHRASES)
+
+
+def publish_tables(
+    output: Output, spec: TableSpec, shards: Sequence[TableShard], counts: Mapping[str, Any]
+) -> TableSetRecord:
+    """Replace the commit point; the files of ``shards`` lie in the folder already."""
+    record = TableSetRecord(
+        spec=spec,
+        fingerprint=spec.fingerprint,
+        content_digest=table_content(output.folder, spec, shards),
+        counts=dict(counts),
+        shards=tuple(shards),
+    )
+    write_record(output, record)
+    return record
+
+
+def write_single(
+    folder: Path, kind: TableKind, header: Any, table: pa.Table, counts: Mapping[str, Any]
+) -> TableSetRecord:
+    """Publish a set of one table; the fields of the dataclass ``header`` describe it.
+
+    Raises:
+        CacheError: ``folder`` holds a set of another kind.
+        SightlineError: as `sightline.output.Output`.
+    """
+    (name,) = TABLES_OF[kind]
+    refuse_other_kinds(folder, kind)
+    spec = TableSpec(kind=kind, description=asdict(header))
+    with set_output(folder) as output:
+        folder.mkdir(parents=True, exist_ok=True)
+        with output.scratch() as made:
+            file = write_table(made, name, table)
+            output.move_in(made)
+        return publish_tables(output, spec, [TableShard(tables={name: file})], counts)
+
+
+def read_single(folder: Path, kind: str, header: type[H]) -> tuple[Path, pa.Table, H]:
+    """The file of a set of one table, its rows and its header.
+
+    Raises:
+        CacheError: missing, damaged, or of another kind or version.
+    """
+    (name,) = TABLES_OF[kind]
+    again = f"run `{_MADE_BY[kind]}` again"
+    record = read_tables_record(folder, kind)
+    if not record.shards:
+        raise CacheError(f"{folder}: holds no table any more; {again}")
+    file = record.shards[0].tables[name]
+    table = read_table(folder, name, file).combine_chunks()
+    try:
+        found = header(**record.spec.description)
+    except TypeError as error:
+        raise CacheError(f"{folder}: its description is of another version; {again}") from error
+    return folder / file.name, table, found
+
+
+def table_content(
+    folder: Path,
+    spec: TableSpec,
+    shards: Sequence[TableShard],
+    progress: Callable[[int], None] = lambda _: None,
+) -> str:
+    """BLAKE3 (hex) of the fingerprint and every row, by key, however the shards were cut.
+
+    Raises:
+        CacheError: a file is missing, or not what the record says.
+    """
+    total = blake3(spec.fingerprint.encode())
+    for name in TABLES_OF[spec.kind]:
+        parts = []
+        for shard in shards:
+            parts.append(_light(read_table(folder, name, shard.tables[name])))
+            progress(shard.tables[name].bytes)
+        if not parts:
+            continue
+        table = pa.concat_tables(parts).combine_chunks()
+        table = table.take(sort_order(key_column(table[_ORDERED_BY[name]])))
+        total.update(name.encode())
+        for column in table.columns:
+            for piece in _canonical(column.combine_chunks()):
+                total.update(piece)
+    return total.hexdigest()
+
+
+def rows_by_key(
+    folder: Path, spec: TableSpec, shards: Sequence[TableShard]
+) -> dict[bytes, list[bytes]]:
+    """Key of the set's first table → digests of all rows that belong to it, in their order."""
+    found: dict[bytes, list[bytes]] = {}
+    for name in TABLES_OF[spec.kind]:
+        key = "image_key" if spec.kind == "grounding" else _ORDERED_BY[name]
+        for shard in shards:
+            for row in _light(read_table(folder, name, shard.tables[name])).to_pylist():
+                row_digest = blake3(f"{name} {sorted(row.items())!r}".encode()).digest()
+                found.setdefault(row[key], []).append(row_digest)
+    return found
+
+
+def _light(table: pa.Table) -> pa.Table:
+    """``table`` with pictures replaced by their BLAKE3, so that all shards fit into memory."""
+    for number, field in enumerate(table.schema):
+        if field.type == pa.binary():
+            digests = [blake3(value.as_buffer()).digest() for value in table.column(number)]
+            table = table.set_column(number, field.name, pa.array(digests, pa.binary(32)))
+    return table
+
+
+def _canonical(array: pa.Array | pa.ChunkedArray) -> Iterator[bytes]:
+    """The values of a column as bytes that do not depend on how Arrow holds them."""
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    yield np.asarray(array.is_valid()).tobytes() if array.null_count else b""
+    if pa.types.is_struct(array.type):
+        for number in range(array.type.num_fields):
+            yield from _canonical(array.field(number))
+    elif pa.types.is_list(array.type):
+        yield np.asarray(array.value_lengths().fill_null(0), dtype="<i8").tobytes()
+        yield from _canonical(array.flatten())
+    elif pa.types.is_fixed_size_list(array.type):
+        yield from _canonical(array.flatten())
+    elif pa.types.is_string(array.type) or pa.types.is_fixed_size_binary(array.type):
+        values = [value or b"" for value in array.cast(pa.binary()).to_pylist()]
+        yield np.array([len(value) for value in values], dtype="<i8").tobytes()
+        yield b"".join(values)
+    else:
+        yield np.asarray(array.fill_null(0)).tobytes()

@@ -1,0 +1,158 @@
+"""`sightline cache list` and `info`: which sets there are, and what made them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.cli.options import JSON, print_json
+
+if TYPE_CHECKING:
+    from pipeline.cache.record import FeatureSetRecord, SetRecord
+
+_EXPECTED = "expected a set, or a folder above several"
+_LOST = re.compile(r"(shard|index|images|phrases|drops|cutouts|\w*tokens)-[0-9a-f]{32}\.\w+")
+PATH = Annotated[Path, typer.Argument(help="A set of the cache, or a folder above several.")]
+SET = Annotated[Path, typer.Argument(help="A set of the cache.", show_default=False)]
+
+
+def list_sets(path: PATH = Path("data"), as_json: JSON = False) -> None:
+    """List every set of the cache below a folder.
+
+    Example: sightline cache list data
+    """
+    from pipeline.cache import CacheError
+    from pipeline.cache.commit import read_record
+
+    found: list[tuple[Path, SetRecord]] = []
+    damaged: list[str] = []
+    for folder in sets_below(path, lost=True):
+        try:
+            found.append((folder, read_record(folder)))
+        except CacheError as error:  # which hides none of the others
+            damaged.append(str(error))
+    if as_json:
+        print_json([_about(folder, record) for folder, record in found])
+    else:
+        _print_sets(found)
+    if damaged:
+        raise CacheError("\n".join(damaged))
+
+
+def _print_sets(found: list[tuple[Path, SetRecord]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from pipeline.cache.record import FeatureSetRecord
+
+    table = Table("set", "kind", "rows", "failed", "dim", "size", "made by", "weights", box=None)
+    for folder, record in found:
+        about = _about(folder, record)
+        cells = [folder.as_posix(), record.spec.kind, f"{about['rows']:,}"]
+        if isinstance(record, FeatureSetRecord):
+            encoder = record.spec.encoder
+            untrained = " (untrained weights)" if encoder.untrained else ""
+            cells += [f"{record.failed:,}", str(record.spec.dim), about["size"]]
+            cells += [encoder.name, f"{encoder.source}{untrained}"]
+        else:
+            cells += ["", "", about["size"], "", ""]
+        table.add_row(*map(Text, cells))  # names from strangers, which rich would read as markup
+    Console().print(table)
+
+
+def info(path: SET, as_json: JSON = False) -> None:
+    """Say where the rows of a set come from, in a form that fits a paper's appendix.
+
+    Example: sightline cache info data/features/scenes/image/clip
+    """
+    from pipeline.cache.commit import read_record
+    from pipeline.provenance import licence_note, paragraph
+
+    record = read_record(path)
+    licence = licence_note(path)
+    if as_json:
+        print_json({**_about(path, record), "bytes": record.size, "licence": licence})
+        return
+    print(paragraph(path, record, licence))
+
+
+def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
+    """The sets at or below ``path``; an error when there is none.
+
+    Args:
+        lost: with those that have files of a set but no commit file.
+    """
+    from pipeline.cache import CacheError
+    from pipeline.cache.commit import FILE_NAME
+
+    if not path.is_dir():
+        raise CacheError(f"{path}: {'a file' if path.exists() else 'no such folder'}; {_EXPECTED}")
+    found: list[Path] = []
+    for parent, folders, files in os.walk(path, onerror=_raise):
+        folders[:] = [name for name in folders if not name.endswith(".run")]
+        if FILE_NAME in files or (lost and any(map(_LOST.fullmatch, files))):
+            found.append(Path(parent))
+    if not found:
+        raise CacheError(
+            f"{path}: no set of the cache here or below; `sightline extract`, `ground` and "
+            "`tokens` make them"
+        )
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _about(path: Path, record: SetRecord) -> dict[str, Any]:
+    from pipeline.cache.record import FeatureSetRecord, TableSetRecord
+
+    about: dict[str, Any] = {"path": path.as_posix(), "kind": record.spec.kind}
+    if isinstance(record, FeatureSetRecord):
+        about |= _about_features(record)
+    else:
+        assert isinstance(record, TableSetRecord)
+        about |= {
+            "description": record.spec.description,
+            "counts": record.counts,
+            "rows": sum(next(iter(shard.tables.values())).rows for shard in record.shards),
+            "computed": sorted({str(shard.computed) for shard in record.shards if shard.computed}),
+            "shards": len(record.shards),
+        }
+    return about | {
+        "size": readable_size(record.size),
+        "provenance": str(record.provenance),
+        "fingerprint": record.fingerprint,
+        "content_digest": record.content_digest,
+    }
+
+
+def _about_features(record: FeatureSetRecord) -> dict[str, Any]:
+    spec, encoder = record.spec, record.spec.encoder
+    return {
+        "encoder": encoder.name,
+        "weights": encoder.source,
+        "untrained": encoder.untrained,
+        "revision": encoder.revision,
+        "weights_sha256": encoder.weights_sha256,
+        "preprocessing": spec.preprocessing,
+        "precision": spec.precision,
+        "dtype": spec.dtype,
+        "dim": spec.dim,
+        "rows": record.rows,
+        "failed": record.failed,
+        "shards": len(record.shards),
+        "computed": sorted({str(shard.computed) for shard in record.shards}),
+    }
+
+
+def readable_size(count: int) -> str:
+    """Bytes in the unit that suits them."""
+    if count < 1e6:
+        return f"{count / 1e3:,.1f} kB"
+    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"
