@@ -62,6 +62,12 @@ def read_recipe(source: str | Path, *, bare: bool = False) -> Recipe:
             Sightline does not have; leaving it out would silently change the embeddings.
     """
     there = Pretrained(str(source))
+    with there.reading("sentence-transformers settings"):
+        return _recipe(there, bare)
+
+
+def _recipe(there: Pretrained, bare: bool) -> Recipe:
+    source = there.name
     modules = there.json("modules.json")
     if modules is None:
         return Recipe()
@@ -92,12 +98,13 @@ def read_recipe(source: str | Path, *, bare: bool = False) -> Recipe:
                 f"{source}: config_sentence_transformers.json puts the prompt {prompt!r} before "
                 "every sentence, which Sightline does not; give a pooling to use it without"
             )
-    transformer = Pretrained(str(source), subfolder=subfolder)
+    transformer = Pretrained(source, subfolder=subfolder)
     settings = transformer.json("sentence_bert_config.json") or {}
+    length = settings.get("max_seq_length")
     return Recipe(
         pooling=pooling,
         normalize=normalize,
-        max_length=settings.get("max_seq_length"),
+        max_length=None if length is None else int(length),
         do_lower_case=bool(settings.get("do_lower_case", False)),
         subfolder=subfolder,
     )
@@ -154,7 +161,7 @@ def own_max_length(
     tokenizer's `model_max_length` and the number of usable `positions`.
     """
     if recipe is not None and recipe.max_length is not None:
-        return int(recipe.max_length)
+        return recipe.max_length
     limits = [int(tokenizer.model_max_length)] if tokenizer.model_max_length < _NO_LIMIT else []
     usable = positions(config)
     if usable is not None:
@@ -185,7 +192,7 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.suffix in (".safetensors", ".json"))
 
 
-def _read_pooling(source: str | Path, name: str, config: dict[str, Any]) -> Pooling:
+def _read_pooling(source: str, name: str, config: dict[str, Any]) -> Pooling:
     found = config.get("pooling_mode")
     if found is None:
         found = [mode for key, mode in _LEGACY_POOLING.items() if config.get(key)] or ["mean"]

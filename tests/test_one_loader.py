@@ -183,6 +183,15 @@ def weights_are_a_harmful_pickle(folder: Path, kind: str) -> None:
     torch.save({"a": Harmful(code(folder))}, folder / "pytorch_model.bin")
 
 
+def index_of_a_harmful_pickle(folder: Path, kind: str) -> None:
+    tensors, _ = some_tensors(folder)
+    weights_are_a_harmful_pickle(folder, kind)
+    (folder / "pytorch_model.bin").rename(folder / "harmful.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "harmful.bin")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"x": torch.ones(1)}, folder / "other.safetensors")
+
+
 def some_tensors(folder: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The weights, and the names of two tensors that every pooling needs."""
     tensors = load_file(folder / "model.safetensors")
@@ -225,6 +234,7 @@ SPOILT = {
     no_weights: "no weights here",
     truncated_weights: "its weights cannot be read",
     weights_are_a_harmful_pickle: "no weights here|a pickle that would run code",
+    index_of_a_harmful_pickle: "a pickle that would run code",
     missing_weights: "its weights lack 2 tensors of the model and 0 have another shape",
     weights_of_another_shape: "its weights lack 0 tensors of the model and 2 have another shape",
     no_words: "knows no word|its processor cannot be read",
@@ -238,6 +248,26 @@ def test_a_spoilt_folder_is_one_clear_error(folder, kind, load, spoil):
         load(folder)
     assert "\n" not in str(caught.value)
     assert all(name in str(caught.value) for name in named)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("modules.json", "{"),
+        ("modules.json", "[1]"),
+        ("sentence_bert_config.json", "[1]"),
+        ("sentence_bert_config.json", '{"max_seq_length": "wide"}'),
+    ],
+)
+def test_settings_of_sentence_transformers_that_are_none(whole, tmp_path, file, text):
+    for kind in ("student", "teacher"):
+        folder = shutil.copytree(whole[kind], tmp_path / kind)
+        modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / file).write_text(text)
+        if (kind, file) != ("teacher", "modules.json"):  # which a teacher does not read
+            with pytest.raises(SightlineError, match=f"^{folder}: its .* cannot be read"):
+                LOADERS[kind](str(folder), "pretrained")
 
 
 def test_a_folder_without_fault_loads(folder, load):

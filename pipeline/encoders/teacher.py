@@ -117,7 +117,7 @@ def build_text(config: EncoderConfig, device: torch.device, precision: str) -> T
             "name an encoder (BERT, RoBERTa, MPNet, …)"
         )
     tokenizer.padding_side = "right"  # [CLS] stays the first token
-    max_length = _max_length(config, teacher.positions, tokenizer, teacher.sentence_config)
+    max_length = _max_length(config, teacher.positions, tokenizer, teacher.sentence_length)
     return TeacherEncoder(
         teacher.model, tokenizer, teacher.identity, pooling, max_length, device, precision
     )
@@ -131,9 +131,7 @@ def bucket(tokens: int, max_length: int) -> int:
     return min(length, max_length)
 
 
-def _max_length(
-    config: EncoderConfig, positions: int | None, tokenizer: Any, sentence_config: dict[str, Any]
-) -> int:
+def _max_length(config: EncoderConfig, positions: int | None, tokenizer: Any, own: int) -> int:
     """What the user says, else what the sentence encoder says, else what the positions allow."""
     if config.max_length is not None:
         if positions is not None and config.max_length > positions:
@@ -142,7 +140,6 @@ def _max_length(
                 f"positions it was trained with; use at most {positions}"
             )
         return config.max_length
-    own = sentence_config.get("max_seq_length")
     # Tokenizers that know no limit report an astronomical number.
     known = [n for n in (own, positions, tokenizer.model_max_length) if n and n < 1 << 20]
     if not known:

@@ -25,6 +25,7 @@ from sightline.names import Pooling
 from sightline.pretrained import Pretrained
 
 MASKED_ATTENTION = "sightline_masked_sdpa"
+_SENTENCE_CONFIG = "sentence_bert_config.json"
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,16 @@ class TeacherModel:
 
     Attributes:
         positions: tokens that its position embeddings allow; None if it does not say.
-        sentence_config: content of ``sentence_bert_config.json``, empty where there is none; it
-            holds the maximum length that a published sentence encoder is evaluated with. Not
-            looked for where the user gives a maximum length.
+        sentence_length: tokens that ``sentence_bert_config.json`` says a published sentence
+            encoder is evaluated with; 0 where it says nothing, and not looked for where the user
+            gives a maximum length.
     """
 
     model: nn.Module
     tokenizer: Any
     identity: EncoderIdentity
     positions: int | None
-    sentence_config: dict[str, Any]
+    sentence_length: int
 
 
 def load_teacher(config: EncoderConfig, pooling: Pooling) -> TeacherModel:
@@ -82,11 +83,13 @@ def load_teacher(config: EncoderConfig, pooling: Pooling) -> TeacherModel:
         weights_sha256=state_dict_sha256(model.state_dict()),
         untrained=spec.kind == "random",
     )
-    sentence_config = None
+    length = 0
     if config.max_length is None:
         same = source if source.folder else replace(source, revision=commit or spec.revision)
-        sentence_config = same.json("sentence_bert_config.json", or_give="max_length")
-    return TeacherModel(model, tokenizer, identity, positions(settings), sentence_config or {})
+        with same.reading(_SENTENCE_CONFIG):
+            found = same.json(_SENTENCE_CONFIG, or_give="max_length") or {}
+            length = int(found.get("max_seq_length") or 0)
+    return TeacherModel(model, tokenizer, identity, positions(settings), length)
 
 
 def _encoder_part(model: Any, state: dict[str, Tensor], pooling: str) -> dict[str, Tensor]:
