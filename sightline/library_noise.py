@@ -12,10 +12,9 @@ from contextlib import contextmanager
 def quiet() -> Iterator[None]:
     """Silence warnings and progress bars of model libraries while a model is built or written.
 
-    They speak of random weights and unused heads, which are errors of ours, or told by the
-    identity, where they matter. `logging.info`
-    at module level, as open_clip uses it, also installs a handler on the root logger; it is
-    taken off again.
+    They speak of random weights and unused heads; where these matter, they are errors of ours or
+    told by the identity. `logging.info` at module level, as open_clip uses it, also installs a
+    handler on the root logger; it is taken off again.
     """
     from transformers.utils import logging as transformers_logging
 
