@@ -68,6 +68,6 @@ def weights_identity(student: str) -> str:
     if folder.is_dir():
         files = files_of(folder)
         return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
-    from transformers import AutoConfig
+    from sightline.pretrained import Pretrained
 
-    return f"hub:{getattr(AutoConfig.from_pretrained(student), '_commit_hash', None)}"
+    return f"hub:{getattr(Pretrained(student).config(), '_commit_hash', None)}"

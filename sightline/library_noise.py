@@ -9,32 +9,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No bar for a file that is read in a second, and no report of a pooler left out on purpose.
-
-    What matters of such a report (weights that are missing) is an error of ours already.
-    """
-    from transformers.utils import logging as transformers_logging
-
-    verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
-@contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings and progress bars of model libraries while a model is built.
+    """Silence warnings and progress bars of model libraries while a model is built or written.
 
-    They speak of random weights and unused heads, which the identity says better. `logging.info`
-    at module level, as open_clip uses it, also installs a handler on the root logger; it is
-    taken off again.
+    They speak of random weights and unused heads; where these matter, they are errors of ours or
+    told by the identity. `logging.info` at module level, as open_clip uses it, also installs a
+    handler on the root logger; it is taken off again.
     """
     from transformers.utils import logging as transformers_logging
 

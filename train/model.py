@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sightline.encoder_folder import load_model, load_tokenizer, positions, read_recipe
+from sightline.encoder_folder import (
+    fit_pooler,
+    load_model,
+    load_tokenizer,
+    positions,
+    read_recipe,
+)
 from sightline.errors import SightlineError
 from sightline.names import Pooling
 from sightline.pooling import needs_hidden_states, pool
@@ -119,14 +125,7 @@ def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedToke
     recipe = read_recipe(config.model, bare=True)
     encoder = load_model(config.model, recipe)
     tokenizer = load_tokenizer(config.model, recipe)
-    if config.pooling == "pooler":
-        if getattr(encoder, "pooler", None) is None:
-            raise SightlineError(
-                f"{config.model}: pooling 'pooler' was asked of an encoder without pooler weights; "
-                "use cls or mean"
-            )
-    elif getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    fit_pooler(encoder, config.model, config.pooling)
     if config.layers is not None:
         _keep_first_layers(encoder, config)
     return encoder, tokenizer

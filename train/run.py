@@ -15,7 +15,7 @@ from pipeline.cache.keys import key_of_file
 from sightline.devices import pick_device
 from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError
-from sightline.library_noise import quiet_transformers
+from sightline.library_noise import quiet
 from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress, step_of
@@ -111,8 +111,7 @@ def _run(
         tell(f"{spec.run}: warning: {line}")
 
     set_seed(spec.seed)  # before the heads are drawn
-    with quiet_transformers():
-        encoder, tokenizer = load_student(spec.student)
+    encoder, tokenizer = load_student(spec.student)
     check_tokenizer(tokenizer, encoder, data.samples, spec.student.max_length, data.vocabulary_size)
     model = GroundedModel(encoder, objective, spec.student.pooling, data.dims)
     embedder = Embedder(encoder, tokenizer, spec.student.pooling)
@@ -155,7 +154,7 @@ def _run(
     card = model_card(summary, objective.source, spec.student.pooling)
     results = made / "results"
     results.mkdir()
-    with quiet_transformers():
+    with quiet():
         export_model(results / MODEL_FOLDER, encoder, tokenizer, spec.student.pooling, card)
     export_heads(results / HEADS_FILE, model.heads)
     return folder.finish(summary, results)

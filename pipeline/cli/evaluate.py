@@ -85,8 +85,6 @@ def similarity(
 
 
 def _embedder(model: str, pooling: str | None, device: str) -> Embedder:
-    from sightline.library_noise import quiet_transformers
     from train.embed import Embedder
 
-    with quiet_transformers():
-        return Embedder.load(model, pooling, device=device)  # pyright: ignore[reportArgumentType]
+    return Embedder.load(model, pooling, device=device)  # pyright: ignore[reportArgumentType]

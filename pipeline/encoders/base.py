@@ -1,4 +1,4 @@
-"""What a frozen encoder is: two small protocols, and the error that every encoder raises."""
+"""What a frozen encoder is: two small protocols."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "EncoderError",
     "EncoderIdentity",
     "ImageEncoder",
     "ImagePreprocessing",
     "TextEncoder",
 ]
-
-
-class EncoderError(SightlineError):
-    """An encoder cannot be built as asked: unknown name, unreachable or unfitting weights, …"""
 
 
 @dataclass(frozen=True)

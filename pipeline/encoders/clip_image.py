@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.encoders.base import EncoderError, EncoderIdentity
+from pipeline.encoders.base import EncoderIdentity
 from pipeline.encoders.clip_model import ClipModel, load_clip
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from sightline.devices import check_precision, computing
+from sightline.errors import SightlineError
 
 _TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
 
@@ -52,12 +53,12 @@ def preprocessing_of(clip: ClipModel) -> ImagePreprocessing:
     if interpolation == "random":  # open_clip's name for "whatever"; it evaluates with bicubic
         interpolation = "bicubic"
     if interpolation not in ("bilinear", "bicubic"):
-        raise EncoderError(
+        raise SightlineError(
             f"{clip.identity.name}: interpolation {interpolation!r} in its preprocess_cfg; "
             "expected bilinear or bicubic"
         )
     if mode not in ("shortest", "longest", "squash"):
-        raise EncoderError(
+        raise SightlineError(
             f"{clip.identity.name}: resize_mode {mode!r} in its preprocess_cfg; "
             "expected shortest, longest or squash"
         )

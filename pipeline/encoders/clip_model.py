@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeline.encoders.base import EncoderError, EncoderIdentity
+from pipeline.encoders.base import EncoderIdentity
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.libraries import reaching, require
+from pipeline.encoders.libraries import require
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,
@@ -22,7 +22,8 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
-from sightline.hub import use_cache_where_silent
+from sightline.errors import SightlineError
+from sightline.hub import reaching, use_cache_where_silent
 from sightline.library_noise import quiet
 
 _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
@@ -56,7 +57,7 @@ def load_clip(config: EncoderConfig) -> ClipModel:
     """Build what `config` names and load its weights.
 
     Raises:
-        EncoderError: unknown model or tag, unreadable config, weights that do not fit or cannot
+        SightlineError: unknown model or tag, unreadable config, weights that do not fit or cannot
             be had, or a pair of model and weights that disagree about QuickGELU.
     """
     open_clip: Any = require("open_clip")
@@ -70,7 +71,7 @@ def load_clip(config: EncoderConfig) -> ClipModel:
         name = config.model.replace("/", "-")
         architecture = open_clip.get_model_config(name)
         if architecture is None:
-            raise EncoderError(
+            raise SightlineError(
                 f"unknown open_clip model {config.model!r}; name the JSON file of a model config "
                 f"or one of {', '.join(open_clip.list_models())}"
             )
@@ -84,7 +85,7 @@ def load_clip(config: EncoderConfig) -> ClipModel:
             model = _untrained(open_clip, name)
     else:
         if spec.kind == "pretrained":
-            raise EncoderError(
+            raise SightlineError(
                 f"{path}: a model config of your own has no published weights; "
                 "use file:PATH or random:SEED"
             )
@@ -98,7 +99,7 @@ def load_clip(config: EncoderConfig) -> ClipModel:
                 try:
                     model = _untrained(open_clip, f"local-dir:{folder}")
                 except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
-                    raise EncoderError(
+                    raise SightlineError(
                         f"{path}: open_clip cannot build this model config "
                         f"({type(error).__name__}: {error})"
                     ) from error
@@ -143,18 +144,20 @@ def _untrained(open_clip: Any, name: str) -> nn.Module:
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(model config, preprocessing config) of a JSON file: open_clip's flat or nested layout."""
     if not path.is_file():
-        raise EncoderError(f"{path}: no such file; expected the JSON of an open_clip model config")
+        raise SightlineError(
+            f"{path}: no such file; expected the JSON of an open_clip model config"
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise EncoderError(f"{path}: not readable as JSON ({error})") from error
+        raise SightlineError(f"{path}: not readable as JSON ({error})") from error
     content = content if isinstance(content, dict) else {}
     architecture = content.get("model_cfg", content)
     preprocessing = content.get("preprocess_cfg", {})
     needed = ("embed_dim", "vision_cfg", "text_cfg")
     missing = [name for name in needed if name not in architecture]
     if missing:
-        raise EncoderError(
+        raise SightlineError(
             f"{path}: not an open_clip model config, {', '.join(missing)} missing; "
             f"expected {', '.join(needed)} and, where wanted, preprocess_cfg"
         )
@@ -176,11 +179,11 @@ def _published(
     if not record:
         there = ", ".join(tags) or "none; use file:PATH or random:SEED"
         found = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
-        raise EncoderError(f"{name} {found}; published tags: {there}")
+        raise SightlineError(f"{name} {found}; published tags: {there}")
     if bool(record.get("quick_gelu")) != bool(architecture.get("quick_gelu")):
         # open_clip warns and goes on with the wrong activation; the features would be wrong.
         twin = f"{name}-quickgelu" if record.get("quick_gelu") else name.removesuffix("-quickgelu")
-        raise EncoderError(
+        raise SightlineError(
             f"weights {tag!r} of {name} were trained with "
             f"{'QuickGELU' if record.get('quick_gelu') else 'GELU'}; use model {twin!r} with them"
         )

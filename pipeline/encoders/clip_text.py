@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.encoders.base import EncoderError, EncoderIdentity
+from pipeline.encoders.base import EncoderIdentity
 from pipeline.encoders.clip_model import ClipModel, load_clip
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.libraries import reaching, require
+from pipeline.encoders.libraries import require
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision, computing
-from sightline.hub import use_cache_where_silent
+from sightline.errors import SightlineError
+from sightline.hub import reaching, use_cache_where_silent
 from sightline.library_noise import quiet
 
 DEFAULT_CONTEXT_LENGTH = 77
@@ -73,7 +74,7 @@ def _tokenizer(clip: ClipModel, context_length: int) -> Any:
     """The tokenizer that the model config asks for.
 
     Raises:
-        EncoderError: it lives on a hub that cannot be reached, or has more tokens than the tower.
+        SightlineError: it lives on a hub that cannot be reached, or has more tokens than the tower.
     """
     open_clip: Any = require("open_clip")
     text = clip.architecture["text_cfg"]
@@ -97,7 +98,7 @@ def _tokenizer(clip: ClipModel, context_length: int) -> Any:
         size = tokenizer.vocab_size
     room = int(text.get("vocab_size", size))
     if not text.get("hf_model_name") and size > room:
-        raise EncoderError(
+        raise SightlineError(
             f"{clip.identity.name}: its tokenizer has {size} tokens and its text tower only "
             f"{room}; set text_cfg.vocab_size to {size}"
         )

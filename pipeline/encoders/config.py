@@ -38,6 +38,11 @@ class WeightsSpec:
         """The seed of ``random:SEED``."""
         return int(self.value)
 
+    @property
+    def revision(self) -> str:
+        """The revision of ``pretrained:REVISION``; empty otherwise."""
+        return self.value if self.kind == "pretrained" else ""
+
 
 def parse_weights(weights: str) -> WeightsSpec:
     """Take ``weights`` apart; ValueError says which forms there are.

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from pipeline.encoders.base import EncoderError, ImageEncoder, TextEncoder
+from pipeline.encoders.base import ImageEncoder, TextEncoder
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.libraries import require
+from sightline.errors import SightlineError
 from sightline.parameter_errors import explain
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def build_image_encoder(
     """The frozen image encoder that `config` describes, ready on `device`.
 
     Raises:
-        EncoderError: whatever keeps it from being built, in one message.
+        SightlineError: whatever keeps it from being built, in one message.
     """
     return _family(config, IMAGE_FAMILIES, "images").build_image(config, device, precision)
 
@@ -46,14 +47,14 @@ def build_text_encoder(config: EncoderConfig, device: torch.device, precision: s
     """The frozen text encoder that `config` describes, ready on `device`.
 
     Raises:
-        EncoderError: whatever keeps it from being built, in one message.
+        SightlineError: whatever keeps it from being built, in one message.
     """
     return _family(config, TEXT_FAMILIES, "texts").build_text(config, device, precision)
 
 
 def _family(config: EncoderConfig, families: dict[str, str], what: str) -> Any:
     if config.family not in families:
-        raise EncoderError(
+        raise SightlineError(
             f"family {config.family!r} ({config.model}) does not encode {what}; "
             f"families that do: {', '.join(families)}"
         )
@@ -77,7 +78,7 @@ def named_encoder(
         pooling, max_length: of a teacher.
 
     Raises:
-        EncoderError: unknown name (lists what there is and names the nearest), unknown form of
+        SightlineError: unknown name (lists what there is and names the nearest), unknown form of
             weights, or an option that means nothing to this encoder.
     """
     try:
@@ -91,7 +92,7 @@ def named_encoder(
             }
         )
     except ValidationError as error:
-        raise EncoderError(f"{name}: {'; '.join(explain(error, EncoderConfig))}") from error
+        raise SightlineError(f"{name}: {'; '.join(explain(error, EncoderConfig))}") from error
 
 
 def _family_of(name: str, kind: EncoderKind) -> str:
@@ -101,7 +102,7 @@ def _family_of(name: str, kind: EncoderKind) -> str:
         return "torchvision"
     if name.endswith(".json"):
         if not Path(name).is_file():
-            raise EncoderError(f"{name}: no such file; expected the JSON of an open_clip model")
+            raise SightlineError(f"{name}: no such file; expected the JSON of an open_clip model")
         return "open_clip"
     models: list[str] = require("open_clip").list_models()
     if name.replace("/", "-") in models:
@@ -111,7 +112,7 @@ def _family_of(name: str, kind: EncoderKind) -> str:
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.4)
     guess = f" (did you mean {lowered[near[0]]}?)" if near else ""
     resnets = f"torchvision: {', '.join(RESNETS)}; " if kind == "image" else ""
-    raise EncoderError(
+    raise SightlineError(
         f"unknown {kind} encoder {name!r}{guess}. There are {resnets}"
         f"open_clip: {', '.join(models)}; or the path of an open_clip model config (JSON)"
     )

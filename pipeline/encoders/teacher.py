@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.base import EncoderError, EncoderIdentity
+from pipeline.encoders.base import EncoderIdentity
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.teacher_model import load_teacher
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision, computing
+from sightline.errors import SightlineError
 from sightline.names import Pooling
 from sightline.pooling import needs_hidden_states, pool
 
@@ -104,7 +104,7 @@ def build_text(config: EncoderConfig, device: torch.device, precision: str) -> T
     """The teacher that `config` names, on `device`. Its pooling is ``cls`` unless said otherwise.
 
     Raises:
-        EncoderError: see `pipeline.encoders.teacher_model.load_teacher`; or a tokenizer without
+        SightlineError: see `pipeline.encoders.teacher_model.load_teacher`; or a tokenizer without
             padding token, a maximum length beyond the model's positions.
     """
     check_precision(precision)
@@ -112,12 +112,12 @@ def build_text(config: EncoderConfig, device: torch.device, precision: str) -> T
     teacher = load_teacher(config, pooling)
     tokenizer = teacher.tokenizer
     if tokenizer.pad_token_id is None:
-        raise EncoderError(
+        raise SightlineError(
             f"{config.model}: its tokenizer has no padding token, so texts cannot share a batch; "
             "name an encoder (BERT, RoBERTa, MPNet, …)"
         )
     tokenizer.padding_side = "right"  # [CLS] stays the first token
-    max_length = _max_length(config, teacher.positions, tokenizer, teacher.sentence_config)
+    max_length = _max_length(config, teacher.positions, tokenizer, teacher.sentence_length)
     return TeacherEncoder(
         teacher.model, tokenizer, teacher.identity, pooling, max_length, device, precision
     )
@@ -131,20 +131,17 @@ def bucket(tokens: int, max_length: int) -> int:
     return min(length, max_length)
 
 
-def _max_length(
-    config: EncoderConfig, positions: int | None, tokenizer: Any, sentence_config: str | None
-) -> int:
+def _max_length(config: EncoderConfig, positions: int | None, tokenizer: Any, own: int) -> int:
     """What the user says, else what the sentence encoder says, else what the positions allow."""
     if config.max_length is not None:
         if positions is not None and config.max_length > positions:
-            raise EncoderError(
+            raise SightlineError(
                 f"{config.model}: max_length {config.max_length} is beyond the {positions} "
                 f"positions it was trained with; use at most {positions}"
             )
         return config.max_length
-    own = json.loads(sentence_config).get("max_seq_length") if sentence_config else None
     # Tokenizers that know no limit report an astronomical number.
     known = [n for n in (own, positions, tokenizer.model_max_length) if n and n < 1 << 20]
     if not known:
-        raise EncoderError(f"{config.model}: it names no maximum length; give max_length")
+        raise SightlineError(f"{config.model}: it names no maximum length; give max_length")
     return int(min(known))

@@ -11,9 +11,9 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.base import EncoderError, EncoderIdentity
+from pipeline.encoders.base import EncoderIdentity
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.libraries import reaching, require
+from pipeline.encoders.libraries import require
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.encoders.weights import (
     describe_source,
@@ -23,6 +23,8 @@ from pipeline.encoders.weights import (
     state_dict_sha256,
 )
 from sightline.devices import check_precision, computing
+from sightline.errors import SightlineError
+from sightline.hub import reaching
 from sightline.library_noise import quiet
 
 DIMS = {"resnet18": 512, "resnet50": 2048, "resnet101": 2048, "resnet152": 2048}
@@ -64,11 +66,11 @@ def build_image(config: EncoderConfig, device: torch.device, precision: str) -> 
     Only the trunk is loaded: the classifier of a checkpoint, of however many classes, is left out.
 
     Raises:
-        EncoderError: unknown model, unknown tag, weights that do not fit or cannot be had.
+        SightlineError: unknown model, unknown tag, weights that do not fit or cannot be had.
     """
     check_precision(precision)
     if config.model not in DIMS:
-        raise EncoderError(
+        raise SightlineError(
             f"unknown torchvision model {config.model!r}; there are {', '.join(DIMS)}"
         )
     models = require("torchvision").models
@@ -105,7 +107,7 @@ def _published(models: Any, model: str, tag: str) -> tuple[str, str, dict[str, T
     if tag not in choices.__members__:
         there = ", ".join(choices.__members__)
         found = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
-        raise EncoderError(f"{model} {found}; use pretrained: with one of {there}")
+        raise SightlineError(f"{model} {found}; use pretrained: with one of {there}")
     weights = choices[tag]
     with reaching(model, f"weights {weights.name!r}"), quiet(), redirect_stdout(sys.stderr):
         # The file's name ends in the head of its SHA-256, which torch checks on download. It also
@@ -122,7 +124,7 @@ def _preprocessing(config: EncoderConfig) -> ImagePreprocessing:
     resize = config.resize or config.crop or 256
     crop = config.crop or config.resize or 224
     if crop > resize:
-        raise EncoderError(
+        raise SightlineError(
             f"{config.model}: crop {crop} is larger than resize {resize}, which would frame every "
             "image in black; make crop at most resize"
         )

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pipeline.encoders.base import EncoderError
 from pipeline.encoders.config import WeightsSpec
+from sightline.errors import SightlineError
 
 _SHOWN = 3
 
@@ -52,36 +52,36 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     data-parallel training leaves on every name is taken off.
 
     Raises:
-        EncoderError: no such file, not readable, or holding more than tensors. Nothing is
+        SightlineError: no such file, not readable, or holding more than tensors. Nothing is
             unpickled beyond what ``weights_only=True`` allows.
     """
     if not path.is_file():
-        raise EncoderError(f"{path}: no such weights file; check the path after 'file:'")
+        raise SightlineError(f"{path}: no such weights file; check the path after 'file:'")
     if path.suffix == ".safetensors":
         try:
             state: object = load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
-            raise EncoderError(
+            raise SightlineError(
                 f"{path}: not a readable safetensors file ({error}); make or fetch it again"
             ) from error
     else:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            raise EncoderError(
+            raise SightlineError(
                 f"{path}: holds more than tensors, and Sightline never unpickles objects; "
                 "save its state dict as safetensors and name that file"
             ) from error
         except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
             first = str(error).splitlines()[0]
-            raise EncoderError(
+            raise SightlineError(
                 f"{path}: neither safetensors nor a state dict of torch.save ({first})"
             ) from error
     for nested in ("state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(nested), Mapping):
             state = state[nested]
     if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise EncoderError(f"{path}: expected a state dict (name → tensor), found something else")
+        raise SightlineError(f"{path}: expected a state dict (name → tensor), found something else")
     tensors = {str(name): tensor for name, tensor in state.items()}
     if tensors and all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
@@ -92,7 +92,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, mo
     """Load `state` into `module`: every name and every shape must fit.
 
     Raises:
-        EncoderError: one message with a few missing and unexpected names and shapes; `source`
+        SightlineError: one message with a few missing and unexpected names and shapes; `source`
             names the file and `model` the architecture in it.
     """
     expected = module.state_dict()
@@ -116,7 +116,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, mo
         if names
     ]
     if problems:
-        raise EncoderError(
+        raise SightlineError(
             f"{source} does not fit {model}: of {len(expected)} tensors "
             f"{'; '.join(problems)}. Name the model these weights were made for, or other weights"
         )
@@ -148,7 +148,9 @@ def _provenance(folder: Path) -> str:
     try:
         claim = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise EncoderError(f"{path}: not readable as JSON ({error}); mend or remove it") from error
+        raise SightlineError(
+            f"{path}: not readable as JSON ({error}); mend or remove it"
+        ) from error
     sentence = claim.get("source") if isinstance(claim, dict) else None
     return f" ({sentence})" if isinstance(sentence, str) and sentence else ""
 

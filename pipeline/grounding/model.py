@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import transformers
 
-from pipeline.encoders.config import parse_weights
-from pipeline.encoders.teacher_model import loading
+from pipeline.encoders.config import WeightsSpec, parse_weights
 from pipeline.encoders.tokenizers import tokenizer_sha256
-from pipeline.encoders.weights import describe_source, seeded, state_dict_sha256
+from pipeline.encoders.weights import (
+    describe_source,
+    load_exactly,
+    read_state_dict,
+    seeded,
+    state_dict_sha256,
+)
 from sightline.errors import SightlineError
-from sightline.library_noise import quiet
+from sightline.pretrained import Pretrained
 
 
 @dataclass(frozen=True)
@@ -41,57 +46,53 @@ def load_model(name: str, weights: str, model_type: str, class_name: str) -> Loa
         class_name: of transformers.
 
     Raises:
-        SightlineError: no such folder and the hub cannot be reached; a checkpoint of another
-            model; weights that are missing, incomplete or of another shape.
+        SightlineError: see `Pretrained`; or a checkpoint of another model.
     """
-    import transformers
-
     spec = parse_weights(weights)
-    folder = Path(name) if Path(name).is_dir() else None
-    where: dict[str, Any] = {"trust_remote_code": False}
-    if spec.kind == "pretrained" and spec.value:
-        where["revision"] = spec.value
-    with quiet():
-        with loading(name, folder, "configuration"):
-            settings = transformers.AutoConfig.from_pretrained(name, **where)
-        if settings.model_type != model_type:
-            raise SightlineError(
-                f"{name}: this is a checkpoint of {settings.model_type!r}, expected "
-                f"{model_type!r}; name a model of that family, or change `family`"
-            )
-        with loading(name, folder, "processor"):
-            processor = transformers.AutoProcessor.from_pretrained(name, **where)
-        architecture = getattr(transformers, class_name)
-        if spec.kind == "random":
-            with seeded(spec.seed), loading(name, folder, "configuration"):
-                model = architecture(settings)
-        else:
-            with loading(name, folder, "weights"):
-                model, report = architecture.from_pretrained(
-                    name, config=settings, dtype=torch.float32, output_loading_info=True, **where
-                )
-            require_complete(name, report)
-    identity: dict[str, object] = {
-        "model": folder.resolve().name if folder else name,
-        "source": describe_source(spec, folder=folder),
-        "weights_sha256": state_dict_sha256(model.state_dict()),
+    source = Pretrained(name, spec.revision)
+    settings = source.config()
+    if settings.model_type != model_type:
+        raise SightlineError(
+            f"{name}: this is a checkpoint of {settings.model_type!r}, expected "
+            f"{model_type!r}; name a model of that family, or change `family`"
+        )
+    processor = source.processor()
+    model, about = build_model(source, spec, getattr(transformers, class_name), settings)
+    identity = {
+        **about,
         "tokenizer_sha256": tokenizer_sha256(processor.tokenizer),
         "image_processing": _plain(processor.image_processor.to_dict()),
+    }
+    return LoadedModel(model, processor, identity)
+
+
+def build_model(
+    source: Pretrained, spec: WeightsSpec, architecture: Any, settings: Any
+) -> tuple[Any, dict[str, object]]:
+    """A model with the weights that ``spec`` names.
+
+    Args:
+        architecture: class of transformers.
+        settings: its configuration.
+
+    Returns:
+        The model as `LoadedModel` has it; and its name, source and SHA-256, as JSON values.
+    """
+    if spec.kind == "pretrained":
+        model = source.model(architecture, settings)
+    else:
+        with seeded(spec.seed if spec.kind == "random" else 0), source.reading("configuration"):
+            model = architecture(settings).eval()
+    if spec.kind == "file":
+        load_exactly(model, read_state_dict(Path(spec.value)), spec.value, source.name)
+    return model, {
+        "model": source.title,
+        "source": describe_source(
+            spec, folder=source.folder if spec.kind == "pretrained" else None
+        ),
+        "weights_sha256": state_dict_sha256(model.state_dict()),
         "untrained": spec.kind == "random",
     }
-    return LoadedModel(model.eval(), processor, identity)
-
-
-def require_complete(name: str, report: dict[str, Any]) -> None:
-    """Refuse weights that left tensors of the model unset, by transformers' loading report."""
-    missing = sorted(report.get("missing_keys", ()))
-    unlike = sorted(str(entry) for entry in report.get("mismatched_keys", ()))
-    if missing or unlike:
-        raise SightlineError(
-            f"{name}: its weights lack {len(missing)} tensors of the model and {len(unlike)} have "
-            f"another shape ({', '.join((missing + unlike)[:3])}); name weights that were made "
-            "for this model"
-        )
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, object]:

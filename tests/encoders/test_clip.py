@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import CLIP, clip_config
 
-from pipeline.encoders.base import EncoderError
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.registry import build_image_encoder, build_text_encoder
+from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
 TEXTS = ["a red circle", "", "two blue squares beside a star " * 5, "猫"]
@@ -155,13 +155,13 @@ def test_mistakes_are_one_error_each(tmp_path: Path, trained) -> None:
         ("ViT-B-23", "random:0", "unknown open_clip model 'ViT-B-23'.*ViT-B-32"),
     ]
     for model, spec, words in cases:
-        with pytest.raises(EncoderError, match=words):
+        with pytest.raises(SightlineError, match=words):
             build_text_encoder(config(model, spec), CPU, "fp32")
 
 
 def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(EncoderError) as caught:
+    with pytest.raises(SightlineError) as caught:
         build_image_encoder(config("ViT-B-32", "pretrained:laion2b_s34b_b79k"), CPU, "fp32")
     message = str(caught.value)
     assert message.startswith("ViT-B-32: its weights 'laion2b_s34b_b79k' cannot be had")

@@ -10,7 +10,6 @@ import torch
 from pydantic import ValidationError
 from tiny_models import clip_config
 
-from pipeline.encoders.base import EncoderError
 from pipeline.encoders.config import EncoderConfig, parse_weights
 from pipeline.encoders.registry import (
     IMAGE_FAMILIES,
@@ -22,6 +21,7 @@ from pipeline.encoders.registry import (
 )
 from pipeline.encoders.torchvision_resnet import DIMS
 from sightline.devices import computing
+from sightline.errors import SightlineError
 
 
 def test_names_find_their_family(tmp_path) -> None:
@@ -41,7 +41,7 @@ def test_names_find_their_family(tmp_path) -> None:
      ("ViT-B32", "text", "ViT-B-32")],
 )  # fmt: skip
 def test_an_unknown_name_lists_what_there_is(name: str, kind, nearest: str) -> None:
-    with pytest.raises(EncoderError) as caught:
+    with pytest.raises(SightlineError) as caught:
         named_encoder(name, "random:0", kind)
     message = str(caught.value)
     assert f"unknown {kind} encoder {name!r} (did you mean {nearest}" in message
@@ -50,13 +50,13 @@ def test_an_unknown_name_lists_what_there_is(name: str, kind, nearest: str) -> N
 
 
 def test_a_resnet_encodes_no_texts() -> None:
-    with pytest.raises(EncoderError, match="unknown text encoder 'resnet50'"):
+    with pytest.raises(SightlineError, match="unknown text encoder 'resnet50'"):
         named_encoder("resnet50", "random:0", "text")
     config = EncoderConfig(family="torchvision", model="resnet18", weights="random:0")
-    with pytest.raises(EncoderError, match="does not encode texts; families that do: open_clip"):
+    with pytest.raises(SightlineError, match="does not encode texts; families that do: open_clip"):
         build_text_encoder(config, torch.device("cpu"), "fp32")
     config = EncoderConfig(family="transformers", model="x", weights="pretrained")
-    with pytest.raises(EncoderError, match="does not encode images"):
+    with pytest.raises(SightlineError, match="does not encode images"):
         build_image_encoder(config, torch.device("cpu"), "fp32")
 
 
@@ -67,12 +67,12 @@ def test_forms_of_weights() -> None:
     for wrong in ("", "openai", "file:", "random", "random:x", "random:-1", "Pretrained:x"):
         with pytest.raises(ValueError, match="are no weights; write pretrained:TAG"):
             parse_weights(wrong)
-    with pytest.raises(EncoderError, match="resnet18: weights: 'openai' are no weights"):
+    with pytest.raises(SightlineError, match="resnet18: weights: 'openai' are no weights"):
         named_encoder("resnet18", "openai")
 
 
 def test_options_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(EncoderError, match="pooling mean nothing to family 'torchvision'"):
+    with pytest.raises(SightlineError, match="pooling mean nothing to family 'torchvision'"):
         named_encoder("resnet18", "random:0", pooling="mean")
     for fields in (
         {"family": "open_clip", "model": "ViT-B-32", "crop": 64},

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import bert_folder
 from transformers import AutoModel, AutoTokenizer
 
-from pipeline.encoders.base import EncoderError
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.registry import build_text_encoder
 from pipeline.encoders.teacher import bucket
+from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
 TEXTS = ["a cat sits", "dog", "", "a red dog runs " * 5, "a cat " * 200]
@@ -136,9 +136,9 @@ def test_an_incomplete_checkpoint_is_never_filled_up(folder: Path, tmp_path: Pat
         build(tmp_path / "no-pooler").identity
         == build(shutil.copytree(folder, tmp_path / "again" / "no-pooler")).identity
     )
-    with pytest.raises(EncoderError, match="saved without a pooler: use cls, mean"):
+    with pytest.raises(SightlineError, match="no pooler weights; use another, such as cls"):
         build(tmp_path / "no-pooler", pooling="pooler")
-    with pytest.raises(EncoderError, match=r"lack 16 tensors of the encoder.*layer\.1"):
+    with pytest.raises(SightlineError, match=r"lack 16 tensors of the model.*layer\.1"):
         build(tmp_path / "no-layer")
 
 
@@ -168,19 +168,19 @@ def test_mistakes_are_one_error_each(folder: Path, tmp_path: Path) -> None:
         (evil, {}, "its weights are a pickle that would run code"),
         (widths[-4], {}, "negative dimension"),
         (widths["wide"], {}, "'hidden_size' expected int"),
-        (tmp_path / "empty", {}, "empty: .*expected config.json, a tokenizer and model"),
-        (tmp_path / "gone", {}, "gone: no such folder"),
-        ("nobody/no-model", {}, "nobody/no-model: its configuration cannot be had"),
+        (tmp_path / "empty", {}, "empty: no config.json here, so no model; expected"),
+        (tmp_path / "gone", {}, "gone: there is no such folder"),
+        ("nobody/no-model", {}, "nobody/no-model .*: its configuration cannot be had"),
         (code, {}, "code from its own repository, which Sightline never"),
-        (bare, {}, "no usable weights in this folder"),
-        (cut, {}, "weights"),
+        (bare, {}, "bare: no weights here"),
+        (cut, {}, "cut: its weights cannot be read"),
         (mute, {}, "mute: its tokenizer knows no word"),
         (folder, {"max_length": 41}, "beyond the 40 positions"),
         (folder, {"weights": "pretrained:main"}, "a folder has no revision 'main'"),
         (folder, {"weights": f"file:{tmp_path / 'x.safetensors'}"}, "x.safetensors does not fit"),
     ]
     for model, fields, words in cases:
-        with pytest.raises(EncoderError, match=words):
+        with pytest.raises(SightlineError, match=words):
             build(model, **{"weights": "pretrained", **fields})
 
 

@@ -9,9 +9,9 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from sightline.errors import SightlineError as EncoderError
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.registry import build_image_encoder
+from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
 
@@ -83,7 +83,7 @@ def test_bf16_is_near_fp32_and_not_fp32(images: torch.Tensor) -> None:
     exact, coarse = build("random:0").encode(images), build("random:0", "bf16").encode(images)
     assert not torch.equal(exact, coarse)
     assert torch.cosine_similarity(exact, coarse).min() > 0.999
-    with pytest.raises(EncoderError, match="fp32, bf16, fp16"):
+    with pytest.raises(SightlineError, match="fp32, bf16, fp16"):
         build("random:0", "int8")
 
 
@@ -92,27 +92,29 @@ def test_preprocessing_is_the_papers_unless_told_otherwise() -> None:
     assert (usual.resize, usual.crop, usual.interpolation) == ((256, 256), (224, 224), "bilinear")
     small = build("random:0", crop=64, interpolation="bicubic").preprocessing
     assert (small.resize, small.crop, small.interpolation) == ((64, 64), (64, 64), "bicubic")
-    with pytest.raises(EncoderError, match="crop 65 is larger than resize 64"):
+    with pytest.raises(SightlineError, match="crop 65 is larger than resize 64"):
         build("random:0", resize=64, crop=65)
 
 
 def test_weights_of_another_resnet_do_not_fit(tmp_path: Path) -> None:
     state = torchvision.models.resnet50(weights=None).state_dict()
     save_file(state, tmp_path / "r50.safetensors")
-    with pytest.raises(EncoderError, match=r"r50\.safetensors does not fit resnet18.*unexpected"):
+    with pytest.raises(SightlineError, match=r"r50\.safetensors does not fit resnet18.*unexpected"):
         build(f"file:{tmp_path / 'r50.safetensors'}")
 
 
 def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nothing listens there
-    with pytest.raises(EncoderError) as caught:
+    with pytest.raises(SightlineError) as caught:
         build("pretrained:IMAGENET1K_V1")
     message = str(caught.value)
     assert "resnet18: its weights 'IMAGENET1K_V1' cannot be had: not cached here" in message
     assert "Nothing was put in its place" in message
     assert capsys.readouterr().out == ""  # which belongs to results
-    with pytest.raises(EncoderError, match="has no weights 'V9'; use pretrained: with one of IMA"):
+    with pytest.raises(
+        SightlineError, match="has no weights 'V9'; use pretrained: with one of IMA"
+    ):
         build("pretrained:V9")
 
 

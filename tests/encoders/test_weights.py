@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pipeline.encoders.base import EncoderError
 from pipeline.encoders.config import WeightsSpec
 from pipeline.encoders.weights import (
     describe_source,
@@ -19,6 +18,7 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
+from sightline.errors import SightlineError
 
 STATE = {
     "b.weight": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -69,7 +69,7 @@ def test_a_file_that_does_not_fit_is_one_error() -> None:
     state["0.weight"] = torch.zeros(2, 4)
     del state["0.bias"]
     state["head"] = torch.zeros(1)
-    with pytest.raises(EncoderError) as caught:
+    with pytest.raises(SightlineError) as caught:
         load_exactly(module, state, "w.pt", "tiny")
     message = str(caught.value)
     assert "w.pt does not fit tiny" in message
@@ -96,7 +96,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         "text.pt": "neither safetensors nor a state dict|holds more than tensors",
         "gone.pt": "no such weights file",
     }.items():
-        with pytest.raises(EncoderError, match=words) as caught:
+        with pytest.raises(SightlineError, match=words) as caught:
             read_state_dict(tmp_path / name)
         assert name in str(caught.value)
 

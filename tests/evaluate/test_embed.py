@@ -134,7 +134,7 @@ def test_a_missing_model_says_so_once_and_what_to_do(tmp_path):
         Embedder.load(tmp_path / "nowhere", "cls")
     assert str(tmp_path / "nowhere") in str(caught.value)
     assert "hub" in str(caught.value)
-    with pytest.raises(SightlineError, match=r"no-such/model: there is no such folder"):
+    with pytest.raises(SightlineError, match=r"no-such/model \(no such folder .* cannot be had"):
         Embedder.load("no-such/model", "cls")
 
 
@@ -143,7 +143,7 @@ def test_a_folder_without_config_or_safetensors_is_refused(tmp_path, encoder_fol
         Embedder.load(tmp_path, "cls")
     shutil.copytree(encoder_folder, tmp_path / "pickled")
     (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
-    with pytest.raises(SightlineError, match="does not unpickle weights"):
+    with pytest.raises(SightlineError, match=r"no weights here .*does not unpickle"):
         Embedder.load(tmp_path / "pickled", "cls")
 
 
@@ -166,7 +166,7 @@ def test_an_impossible_width_is_one_clear_error(tmp_path, encoder_folder, width,
     folder = shutil.copytree(encoder_folder, tmp_path / "encoder")
     config = json.loads((folder / "config.json").read_text()) | {"hidden_size": width}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SightlineError, match=f"encoder: this folder could not be read .*{said}"):
+    with pytest.raises(SightlineError, match=f"encoder: its .* cannot be read .*{said}"):
         Embedder.load(folder, "cls")
 
 
@@ -183,7 +183,7 @@ def test_missing_weights_are_never_random(tmp_path, encoder_folder):
         Embedder.load(folder, "pooler")
     del headless["encoder.layer.1.output.dense.weight"]
     save_file(headless, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(SightlineError, match="lacks 1 of the encoder's tensors"):
+    with pytest.raises(SightlineError, match=r"lack 1 tensors .*layer\.1\.output"):
         Embedder.load(folder, "cls")
 
 

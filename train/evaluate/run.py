@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sightline.library_noise import quiet_transformers
 from train.embed import Embedder
 from train.evaluate.score import score
 from train.report.results import DevPoint, RunResult, TrainingSummary, save_result
@@ -23,8 +22,7 @@ def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "
         SightlineError: the run is not finished, or an evaluation file is missing or malformed.
     """
     summary = RunSummary.read(folder)
-    with quiet_transformers():
-        embedder = Embedder.load(folder / "model", device=device)
+    embedder = Embedder.load(folder / "model", device=device)
     found = score(embedder.encode, test, dev)
     history = dict(summary.dev_history)
     result = RunResult(

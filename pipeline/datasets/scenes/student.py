@@ -57,8 +57,8 @@ def new_bert(*, layers: int, hidden: int, seed: int) -> BertModel:
 
 def save(folder: Path, model: BertModel) -> None:
     """Write ``model`` and its tokenizer as a Hugging Face folder (safetensors)."""
-    from sightline.library_noise import quiet_transformers
+    from sightline.library_noise import quiet
 
-    with quiet_transformers():
+    with quiet():
         model.save_pretrained(folder)
     new_tokenizer().save_pretrained(folder)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.encoders.libraries import reaching
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,
@@ -23,6 +22,7 @@ from pipeline.grounding.segmenters.config import Sam2Settings
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
+from sightline.hub import reaching
 from sightline.library_noise import quiet
 
 INSTALL = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"

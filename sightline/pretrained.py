@@ -1,0 +1,217 @@
+"""The one way to load what others trained: no code of theirs is run, no weight is made up."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
+from transformers import AutoConfig, AutoTokenizer
+
+from sightline.errors import SightlineError
+from sightline.hub import first_lines, reaching, use_cache_where_silent
+from sightline.library_noise import quiet
+
+_EXPECTED = "expected config.json, model.safetensors and the tokenizer's files of one model"
+_POOLER = "pooler."
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A Hugging Face folder or hub name; whatever is wrong with it is one SightlineError.
+
+    Student, teachers, grounders and SAM 2 are loaded by these methods alone. They run no code of
+    the folder, print nothing of the libraries', and ask a hub that is silent only once.
+
+    Attributes:
+        name: of the folder or the hub model.
+        revision: of a hub model; empty for its main branch.
+        subfolder: of the folder or hub model that holds the files.
+
+    Raises:
+        SightlineError: neither a folder nor a possible hub name, or a revision of a folder.
+    """
+
+    name: str
+    revision: str = ""
+    subfolder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.folder is None:
+            try:
+                validate_repo_id(self.name)
+            except HFValidationError as error:
+                raise SightlineError(
+                    f"{self.name}: there is no such folder, and no hub model can be called that; "
+                    "name a folder or a hub model"
+                ) from error
+        elif self.revision:
+            raise SightlineError(
+                f"{self.name}: a folder has no revision {self.revision!r}; "
+                "write weights: pretrained"
+            )
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the files lie; None for a hub model."""
+        return Path(self.name, self.subfolder) if Path(self.name).is_dir() else None
+
+    @property
+    def title(self) -> str:
+        """What records call it: the folder's own name, never its path, or the hub name."""
+        return self.folder.resolve().name if self.folder else self.name
+
+    def config(self, kind: Any = AutoConfig) -> Any:
+        """config.json, as a configuration of transformers; ``kind`` is the class to read it as."""
+        if self.folder and not (self.folder / "config.json").is_file():
+            raise SightlineError(f"{self.folder}: no config.json here, so no model; {_EXPECTED}")
+        with self.reading("configuration"):
+            return kind.from_pretrained(self.name, **self._where())
+
+    def tokenizer(self) -> Any:
+        """The tokenizer; one that knows no word is refused."""
+        with self.reading("tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(self.name, **self._where())
+        return self._with_words(tokenizer)
+
+    def processor(self) -> Any:
+        """Image processing, tokenizer and post-processing; the tokenizer must know words."""
+        from transformers import AutoProcessor  # it asks for the vision libraries
+
+        with self.reading("processor"):
+            processor: Any = AutoProcessor.from_pretrained(self.name, **self._where())
+            tokenizer = processor.tokenizer
+        self._with_words(tokenizer)
+        return processor
+
+    def model(self, architecture: Any, config: Any, *, unpickle: bool = False) -> Any:
+        """The model in float32 on the CPU, in evaluation mode, with exactly its own weights.
+
+        A pooler without weights (of a masked language model, which saves none) is left out, so
+        that none of random weights is ever used.
+
+        Args:
+            architecture: class of transformers, such as ``AutoModel``.
+            config: see `config`.
+            unpickle: read ``pytorch_model.bin`` where there are no safetensors. For teachers
+                alone: those of the papers (princeton-nlp/unsup-simcse-…) were published as nothing
+                else. transformers reads it by ``torch.load(weights_only=True)``, which makes
+                tensors and refuses a pickle that would do more; and a teacher is known by the
+                digest of its tensors, where a student is known by its safetensors files.
+        """
+        patterns = ["*.safetensors", *(["pytorch_model*.bin"] if unpickle else [])]
+        if self.folder and not any(any(self.folder.glob(pattern)) for pattern in patterns):
+            raise SightlineError(
+                f"{self.folder}: no weights here ({' or '.join(patterns)}), and Sightline does not "
+                "unpickle others; convert them with model.save_pretrained(folder) of transformers"
+            )
+        with self.reading("weights"):
+            model, report = architecture.from_pretrained(
+                self.name,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=None if unpickle else True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                output_loading_info=True,
+                **self._where(),
+            )
+        missing = sorted(key for key in report["missing_keys"] if not key.startswith(_POOLER))
+        unlike = [
+            f"{key} is {list(found)}, expected {list(expected)}"
+            for key, found, expected in sorted(report["mismatched_keys"])
+        ]
+        if missing or unlike:
+            raise SightlineError(
+                f"{self.name}: its weights lack {len(missing)} tensors of the model and "
+                f"{len(unlike)} have another shape ({', '.join((missing + unlike)[:3])}); they "
+                "would be random. Check that config.json and the weights belong together"
+            )
+        if report["missing_keys"]:
+            model.pooler = None
+        return model.eval()
+
+    def json(self, name: str, *, or_give: str = "") -> Any:
+        """What a JSON file beside the model holds; None where there is no such file.
+
+        Args:
+            or_give: an option that makes the file needless. With it, a hub that cannot be asked
+                is an error; without, a file that the cache knows nothing of counts as none.
+        """
+        with self.reading(f"{name} (or give {or_give})" if or_give else name):
+            if self.folder:
+                path = self.folder / name
+                found = path if path.is_file() else None
+            else:
+                found = self._from_hub(name, must_know=bool(or_give))
+            return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+
+    def _from_hub(self, name: str, must_know: bool) -> str | None:
+        file = f"{self.subfolder}/{name}" if self.subfolder else name
+        revision = self.revision or None
+        try:
+            return hf_hub_download(self.name, file, revision=revision)
+        except LocalEntryNotFoundError:  # the hub was not asked
+            known = try_to_load_from_cache(self.name, file, revision=revision)
+            if must_know and known is not _CACHED_NO_EXIST:
+                raise
+            return None
+        except EntryNotFoundError:
+            return None
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """Silence the libraries, and turn whatever they raise into one SightlineError.
+
+        Args:
+            what: is read, such as ``weights``.
+        """
+        if self.folder is None:
+            use_cache_where_silent()
+            fetching = reaching(f"{self.name} (no such folder here, so a hub name)", what)
+        else:
+            fetching = nullcontext()
+        try:
+            with quiet(), fetching:
+                yield
+        except SightlineError:
+            raise
+        except pickle.UnpicklingError as error:
+            raise SightlineError(
+                f"{self.name}: its {what} are a pickle that would run code, which Sightline never "
+                "does; name a model with safetensors"
+            ) from error
+        except Exception as error:  # transformers has no family of its own for files that are none
+            if "trust_remote_code" in str(error):
+                raise SightlineError(
+                    f"{self.name}: it needs code from its own repository, which Sightline never "
+                    "runs; name a model that transformers knows by itself"
+                ) from error
+            raise SightlineError(
+                f"{self.name}: its {what} cannot be read ({first_lines(error)}); {_EXPECTED}"
+            ) from error
+
+    def _with_words(self, tokenizer: Any) -> Any:
+        # transformers makes up a tokenizer for a folder without one; every word is unknown to it
+        if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
+            raise SightlineError(
+                f"{self.name}: its tokenizer knows no word, only special tokens, for its "
+                "vocabulary is missing; expected tokenizer.json, or vocab.txt (BERT), or "
+                "vocab.json and merges.txt (RoBERTa); save the tokenizer beside the model"
+            )
+        return tokenizer
+
+    def _where(self) -> dict[str, Any]:
+        given = {"revision": self.revision, "subfolder": self.subfolder}
+        return {"trust_remote_code": False, **{key: at for key, at in given.items() if at}}
