@@ -45,7 +45,7 @@ RECORDS = {
 }
 """Every record there is, and what it is the record of."""
 _OURS = re.compile(rb'"schema": ?"sightline\.')
-_RUN_FILES = ("plan", "journal.bin", "failures.jsonl", "blocks")
+_RUN_FILES = ("plan", "failures.jsonl", "blocks")
 """What runs keep in a run folder, beside its lock."""
 _MOUNTS = Path("/proc/self/mountinfo")
 _HEAD_BYTES = 4096

@@ -17,16 +17,16 @@ _ROLES = [
     (re.compile(r"shard-.*"), "shard"),
     (re.compile(r"index-.*"), "index"),
     (re.compile(r"set\.json"), "record"),
-    (re.compile(r"(journal|failures|plan|lock).*"), r"\1"),
+    (re.compile(r"(failures|plan|lock).*"), r"\1"),
     (re.compile(r"(images|phrases|drops|cutouts|tokens|phrase_tokens)(-.*)?"), r"\1"),
     (re.compile(r".*\.claims"), "claims"),
-    (re.compile(r"[0-9a-f]{64}\.json|rest-.*\.json"), "block"),
+    (re.compile(r"[0-9a-f]{64}\.json|rest-.*\.json|block-.*"), "block"),
 ]
 _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
 def role(path: str | Path) -> str:
-    """What a file of a run is: ``shard``, ``index``, ``record``, ``journal``, … or ``folder``."""
+    """What a file of a run is: ``shard``, ``index``, ``record``, ``block``, … or ``folder``."""
     name = Path(path).name
     if unfinished := _UNFINISHED.fullmatch(name):
         name = unfinished[1]

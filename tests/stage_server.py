@@ -178,7 +178,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline.cache import writer
     from pipeline.extract import run
 
-    writer.BLOCK_ROWS = BLOCK
+    writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
     plan = writer.FeatureSetWriter.plan
     shard_bytes = SHARD_ROWS * DIM * 2
     writer.FeatureSetWriter.plan = functools.partialmethod(plan, shard_bytes=shard_bytes)

@@ -1,4 +1,4 @@
-"""Where a writer finds rows that need no encoder: a journal, a published set, a neighbour's."""
+"""Where a writer finds rows that need no encoder: its blocks, a published set, a neighbour's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.assemble import Computed, Placed
+from pipeline.cache.blocks import FinishedBlocks
 from pipeline.cache.commit import FILE_NAME, read_features
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.journal import Journal
 from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, unique_sorted
 from pipeline.cache.record import FeatureSpec
 from pipeline.cache.rows import RowView
@@ -42,23 +42,25 @@ class PlacedRows:
         return [self._records[i].computed for i in np.unique(self._shards[rows])]
 
 
-class JournalRows:
-    """The finished rows of a journal, as a source for new shards."""
+class BlockRows:
+    """The rows of finished blocks, as a source for new shards."""
 
-    def __init__(self, journal: Journal, computed: Computed) -> None:
-        parts = [block.keys for block in journal.blocks]
-        keys = np.concatenate(parts) if parts else np.empty((0, KEY_BYTES), dtype=np.uint8)
+    def __init__(self, finished: FinishedBlocks, computed: Computed) -> None:
+        parts = [block.keys for block in finished.blocks]
+        keys = np.concatenate([np.empty((0, KEY_BYTES), dtype=np.uint8), *parts])
+        counts = [len(part) for part in parts]
         order = unique_sorted(keys)
         self._table = KeyTable(keys[order])
-        self._offsets = journal.offsets()[order]
-        self._journal = journal
+        self._numbers = np.repeat(np.arange(len(parts)), counts)[order]
+        self._rows = np.concatenate([np.empty(0, np.int64), *map(np.arange, counts)])[order]
+        self._finished = finished
         self._computed = computed
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
         return self._table.find(keys)
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray:
-        return self._journal.rows(self._offsets[rows])
+        return self._finished.gather(self._numbers[rows], self._rows[rows])
 
     def computed(self, rows: NDArray[np.int64]) -> list[Computed]:
         return [self._computed]

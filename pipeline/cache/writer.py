@@ -1,9 +1,8 @@
-"""Writing a feature set: lock, plan, journal, shards, and the one commit point."""
+"""Writing a feature set: lock, plan, blocks, shards, and the one commit point."""
 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.assemble import Placed, RowSource, publish, write_shards
+from pipeline.cache.blocks import Block, FinishedBlocks
 from pipeline.cache.commit import FILE_NAME, read_features, refuse_other_kinds, set_output
 from pipeline.cache.errors import CacheError
 from pipeline.cache.failures import FailureList
 from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.journal import Block, Journal
 from pipeline.cache.keys import Keys, KeyTable, as_keys, picked, sort_order, unique_sorted
 from pipeline.cache.plan import Batch, Plan
 from pipeline.cache.record import FeatureSetRecord, FeatureSpec, Provenance
 from pipeline.cache.repair import drop_unreadable
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
 from pipeline.cache.sources import (
-    JournalRows,
+    BlockRows,
     PlacedRows,
     live_rows,
     only_sound,
@@ -31,10 +30,9 @@ from pipeline.cache.sources import (
 )
 from sightline.errors import SightlineError
 
-BLOCK_ROWS = 2048
-"""Rows of a journal block: a kill repeats at most this many …"""
-BLOCK_SECONDS = 30.0
-"""… or those of this many seconds."""
+BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}
+"""Rows of a block by kind: a kill repeats at most as many."""
+_LOOKUPS = 1 << 16  # at once, so that the memory they take does not grow with the set
 MAX_SMALL_SHARDS = 16
 """More shards than this that are less than half full are put together by the next run."""
 
@@ -49,7 +47,7 @@ class FeatureSetWriter:
             writer.add(batch.keys, features, failed)
         record = writer.publish(computed={"device": "cpu", ...})
     ```
-    A run that was killed goes on from its journal; readers see the old set until `publish`.
+    A run that was killed goes on from its finished blocks; readers see the old set until `publish`.
 
     Args:
         folder: the feature set; the run's own files go to ``<folder>.run`` beside it.
@@ -72,7 +70,7 @@ class FeatureSetWriter:
         """Why nothing of the set that stood here before can be used; empty where it can."""
         self.repaired: list[str] = []
         """What was damaged in the set that stood here, and was taken out of it."""
-        self._journal: Journal | None = None
+        self._finished: FinishedBlocks | None = None
         self.planned_rows = self.copied_rows = 0
         self.durable_rows = 0
         """Rows of the plan that no kill can take away any more."""
@@ -81,7 +79,6 @@ class FeatureSetWriter:
         self._buffer: list[tuple[Keys, NDArray, dict[bytes, str]]] = []
         self._buffered_rows = 0
         self._buffer_call = 0  # rows per call of what is in the buffer
-        self._last_flush = time.monotonic()
         self.failures = FailureList(self.run_folder / "failures.jsonl")
         """Where paths and reasons of failed rows are listed."""
 
@@ -90,9 +87,17 @@ class FeatureSetWriter:
         self._output.__enter__()
         try:
             self._published = self._open_published()
-            self._journal = Journal(
-                self.run_folder / "journal.bin", self.spec.fingerprint, self.spec.dim, self.dtype
+            self._finished = FinishedBlocks(
+                self.run_folder,
+                self.spec.fingerprint,
+                self.spec.dim,
+                self.dtype,
+                self._output.abandoned,
             )
+            self.repaired += [
+                f"{name}: a block of an interrupted run, damaged; its rows are computed again"
+                for name in self._finished.damaged
+            ]
             self.failures.read()
         except BaseException:
             self._output.__exit__(None, None, None)
@@ -106,15 +111,14 @@ class FeatureSetWriter:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if self._journal is not None:
-                try:
-                    self.flush()
-                except OSError:
-                    if error is None:
-                        raise  # else the run already ends with an error, most likely this very one
-                finally:
-                    self._journal.close()
+            try:
+                self.flush()
+            except OSError:
+                if error is None:
+                    raise  # else the run already ends with an error, most likely this very one
         finally:
+            if self._finished is not None and not self._finished.blocks:
+                self._finished.clear()
             self._output.__exit__(kind, error, traceback)
 
     def plan(
@@ -158,32 +162,43 @@ class FeatureSetWriter:
         self.copied_rows = len(self._copied_keys)
         missing &= ~copied
         shard_rows = rows_per_shard(self.spec.dim, self.dtype.itemsize, shard_bytes)
-        done = self._done(retry_failed)
+        begun_anew = not any(map(len, self._done(retry_failed)))
         stored = Plan.load(self.run_folder / "plan")
-        if len(done) and stored is not None and stored.fingerprint == self.spec.fingerprint:
+        if not begun_anew and stored is not None and stored.fingerprint == self.spec.fingerprint:
             # an interrupted run goes on in the shape it began with, or its rows would not fit
             batch_size = stored.batch_size
         begun = None if stored is None else stored.digest
+        known, outside = self._known(missing, retry_failed, stored)
         del stored  # as large as the plan that is made now
-        plan = Plan.make(
-            self.spec.fingerprint,
-            picked(self._wanted, missing),
-            None if lengths is None else lengths[missing],
-            batch_size,
-            shard_rows,
-            None if groups is None else groups[first][missing],
-        )
-        if begun != plan.digest:
+
+        def cut(rows: NDArray[np.bool_]) -> Plan:
+            return Plan.make(
+                self.spec.fingerprint,
+                picked(self._wanted, rows),
+                None if lengths is None else lengths[rows],
+                batch_size,
+                shard_rows,
+                None if groups is None else groups[first][rows],
+            )
+
+        plan = cut(missing & ~outside)
+        if begun != plan.digest:  # other rows are wanted than then: plan what nobody has done
+            outside = known
+            plan = cut(missing & ~known)
             plan.save(self.run_folder / "plan")
         self._plan = plan
+        self._planned = plan.keys
+        if outside.any():
+            self._planned = np.concatenate([plan.keys, picked(self._wanted, outside)])
         self.batch_size = self.rows_per_call = batch_size
         batches = plan.batches()
-        if len(done):
-            self.rows_per_call = min(batch_size, self._journal_blocks()[-1].batch_size)
+        if not begun_anew:
+            self.rows_per_call = min(batch_size, *(block.batch_size for block in self._blocks))
+            done = np.concatenate(self._done(retry_failed))
             table = KeyTable(done[unique_sorted(done)])
             batches = [batch for batch in batches if (table.find(batch.keys) < 0).any()]
-        self.planned_rows = len(plan.keys)
-        self.resumed_rows = len(plan.keys) - sum(len(batch.keys) for batch in batches)
+        self.planned_rows = len(self._planned)
+        self.resumed_rows = self.planned_rows - sum(len(batch.keys) for batch in batches)
         self.durable_rows = self.resumed_rows
         self._require_space(sum(len(batch.keys) for batch in batches))
         return batches
@@ -195,7 +210,7 @@ class FeatureSetWriter:
         failed: dict[bytes, dict[str, str]] | None = None,
         rows_per_call: int | None = None,
     ) -> None:
-        """Take finished rows; they are durable within `BLOCK_ROWS` rows or `BLOCK_SECONDS`.
+        """Take finished rows; they are durable once a block of `BLOCK_ROWS` is full.
 
         Rows that are not finite, in the encoder's numbers or once stored, become errors.
 
@@ -225,27 +240,25 @@ class FeatureSetWriter:
         codes = {key: about["code"] for key, about in failed.items()}
         self._buffer.append((keys[finite], stored[finite], codes))
         self._buffered_rows += len(keys) + len(failed)
-        late = time.monotonic() - self._last_flush > BLOCK_SECONDS
-        if self._buffered_rows >= BLOCK_ROWS or late:
+        if self._buffered_rows >= BLOCK_ROWS[self.spec.kind]:
             self.flush()
 
     def flush(self) -> None:
         """Make every row that was added durable."""
-        self._last_flush = time.monotonic()
-        if not self._buffer or self._journal is None:
+        if not self._buffer or self._finished is None:
             return
         keys = np.concatenate([part[0] for part in self._buffer])
         features = np.concatenate([part[1] for part in self._buffer])
         failed = {key: code for part in self._buffer for key, code in part[2].items()}
         self.failures.write()
-        self._journal.append(keys, features, failed, self._buffer_call)
+        self._finished.append(keys, features, failed, self._buffer_call)
         self.durable_rows += len(keys) + len(failed)
         self._buffer, self._buffered_rows = [], 0
 
     def publish(
         self, computed: dict[str, str | int], provenance: Provenance | None = None
     ) -> FeatureSetRecord:
-        """Assemble shards from the journal and replace the commit point.
+        """Assemble shards from the blocks and replace the commit point.
 
         Args:
             computed: device, library versions and batch size of this run, for the new shards.
@@ -254,13 +267,13 @@ class FeatureSetWriter:
         Raises:
             CacheError: rows of the plan were neither added nor reported as failed.
         """
-        assert self._journal is not None
         self.flush()
-        halved = min((block.batch_size for block in self._journal.blocks), default=self.batch_size)
+        halved = min((block.batch_size for block in self._blocks), default=self.batch_size)
         if halved < self.batch_size:
             computed = {**computed, "halved_to": halved}
         self.folder.mkdir(parents=True, exist_ok=True)
-        rows = JournalRows(self._journal, computed)
+        assert self._finished is not None
+        rows = BlockRows(self._finished, computed)
         failed = self._newly_failed(rows)
         kept, kept_failed = self._kept()
         if self._unchanged(kept, kept_failed):
@@ -273,7 +286,7 @@ class FeatureSetWriter:
         kept, small = self._split_small(kept)
         if len(small.keys):
             sources.append(PlacedRows(self.folder, self.spec, small))
-        keys = np.concatenate([self._plan.keys, self._copied_keys, small.keys])
+        keys = np.concatenate([self._planned, self._copied_keys, small.keys])
         keys = keys[sort_order(keys)]
         new = write_shards(self._output, self.spec, keys, self._plan.shard_rows, sources)
         record = publish(
@@ -317,15 +330,33 @@ class FeatureSetWriter:
             absent[rows[rows >= 0]] = False
         return absent
 
-    def _journal_blocks(self) -> list[Block]:
-        assert self._journal is not None
-        return self._journal.blocks
+    def _known(
+        self, missing: NDArray[np.bool_], retry_failed: bool, stored: Plan | None
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which missing rows are finished, and which of them the stored plan left out: bool [n]."""
+        wanted = KeyTable(self._wanted)
 
-    def _done(self, retry_failed: bool) -> Keys:
-        """Keys that the journal holds, those in error among them: uint8 [n, 32]."""
-        blocks = self._journal_blocks()
-        failed = [] if retry_failed else [key for block in blocks for key in block.failed]
-        return np.concatenate([as_keys(failed), *(block.keys for block in blocks)])
+        def among(parts: Iterable[Keys]) -> NDArray[np.bool_]:
+            found = np.zeros_like(missing)
+            for keys in parts:
+                for start in range(0, len(keys), _LOOKUPS):
+                    rows = wanted.find(keys[start : start + _LOOKUPS])
+                    found[rows[rows >= 0]] = True
+            return found
+
+        known = missing & among(self._done(retry_failed))
+        if stored is None or not known.any():
+            return known, known
+        return known, known & ~among([stored.keys])
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return self._finished.blocks if self._finished is not None else []
+
+    def _done(self, retry_failed: bool) -> list[Keys]:
+        """Keys of the finished blocks, those in error among them: uint8 [n, 32] each."""
+        failed = [] if retry_failed else [key for block in self._blocks for key in block.failed]
+        return [as_keys(failed), *(block.keys for block in self._blocks)]
 
     def _kept(self) -> tuple[Placed, dict[bytes, str]]:
         """Rows of the published set that are still wanted, and those that stay in error."""
@@ -334,7 +365,7 @@ class FeatureSetWriter:
         wanted = KeyTable(self._wanted)
         rows = live_rows(self._published)
         bad = as_keys(sorted(self._published.failed))
-        again = KeyTable(bad).find(np.concatenate([self._plan.keys, self._copied_keys]))
+        again = KeyTable(bad).find(np.concatenate([self._planned, self._copied_keys]))
         stays = wanted.find(bad) >= 0
         stays[again[again >= 0]] = False
         failed = {key.tobytes(): self._published.failed[key.tobytes()] for key in bad[stays]}
@@ -344,7 +375,7 @@ class FeatureSetWriter:
         published = self._published
         return (
             published is not None
-            and not len(self._plan.keys)
+            and not len(self._planned)
             and not len(self._copied_keys)
             and len(kept.keys) == len(published)
             and len(failed) == len(published.failed)
@@ -352,15 +383,15 @@ class FeatureSetWriter:
 
     # -- putting shards together -------------------------------------------------------------
 
-    def _newly_failed(self, rows: JournalRows) -> dict[bytes, str]:
+    def _newly_failed(self, rows: BlockRows) -> dict[bytes, str]:
         """Key → code of the planned rows that have no numbers.
 
         Raises:
             CacheError: some were neither added nor reported as failed.
         """
-        blocks = self._journal_blocks()
+        blocks = self._blocks
         codes = {key: code for block in blocks for key, code in block.failed.items()}
-        without = [key.tobytes() for key in self._plan.keys[rows.find(self._plan.keys) < 0]]
+        without = [key.tobytes() for key in self._planned[rows.find(self._planned) < 0]]
         lost = sum(key not in codes for key in without)
         if lost:
             raise CacheError(f"{self.folder}: {lost} planned rows were never computed")
@@ -376,17 +407,16 @@ class FeatureSetWriter:
         return kept.only(~moved), gathered
 
     def _finish(self) -> None:
-        """The run is over: its plan and journal are of no more use."""
-        assert self._journal is not None
-        self._journal.close()
-        self._journal = None
-        for name in ("plan", "journal.bin"):
-            (self.run_folder / name).unlink(missing_ok=True)
+        """The run is over: its plan and blocks are of no more use."""
+        assert self._finished is not None
+        self._finished.clear()
+        self._finished = None
+        (self.run_folder / "plan").unlink(missing_ok=True)
 
     # -- small things ------------------------------------------------------------------------
 
     def _require_space(self, rows: int) -> None:
-        """Journal and shards each hold every new row once; the index about 45 bytes a key."""
+        """Blocks and shards each hold every new row once; the index about 45 bytes a key."""
         row_bytes = self.spec.dim * self.dtype.itemsize
         needed = rows * (2 * (row_bytes + 32) + 45)
         self.run_folder.mkdir(parents=True, exist_ok=True)

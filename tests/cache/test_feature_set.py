@@ -91,7 +91,7 @@ def test_an_interrupted_run_goes_on_and_leaves_the_same_bytes(tmp_path):
         assert writer.resumed_rows > 0
     write(tmp_path / "cut")
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
-    assert not (tmp_path / "cut.run" / "journal.bin").exists()
+    assert not (tmp_path / "cut.run").exists()
 
 
 def test_an_interrupted_run_keeps_its_batch_shape(tmp_path):
@@ -101,16 +101,53 @@ def test_an_interrupted_run_keeps_its_batch_shape(tmp_path):
         assert writer.batch_size == 16
 
 
-def test_a_torn_journal_loses_only_its_tail(tmp_path):
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
-        for batch in writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)[:3]:
+def broken_off(folder, blocks=3, spec=SPEC):
+    """A run that finished some blocks of 16 rows; their files."""
+    with FeatureSetWriter(folder, spec) as writer:
+        for batch in writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)[:blocks]:
             writer.add(batch.keys, rows_of(batch.keys))
             writer.flush()
-    journal = tmp_path / "set.run" / "journal.bin"
-    journal.write_bytes(journal.read_bytes()[:-5])
+    return sorted((folder.with_name(folder.name + ".run") / "blocks").iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_block_is_named_and_computed_again(tmp_path, damage):
+    first, *_ = broken_off(tmp_path / "set")
+    data = first.read_bytes()
+    flipped = data[:-1] + bytes([data[-1] ^ 1])
+    first.write_bytes({"cut": data[:-5], "flip": flipped, "empty": b""}[damage])
     with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
         writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
         assert writer.resumed_rows == 32
+        (said,) = writer.repaired
+        assert said.startswith(f"{first.name}: a block of an interrupted run, damaged")
+    write(tmp_path / "set")
+    write(tmp_path / "whole")
+    assert files(tmp_path / "set") == files(tmp_path / "whole")
+
+
+def test_blocks_of_another_encoder_are_of_no_use(tmp_path):
+    other = SPEC.model_copy(update={"precision": "bf16"})
+    broken_off(tmp_path / "set", spec=other)
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+        writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+        assert writer.resumed_rows == 0
+    assert not (tmp_path / "set.run" / "blocks").exists()
+
+
+def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path):
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+        for batch in writer.plan(KEYS[:40], batch_size=16, shard_bytes=SHARD_BYTES):
+            writer.add(batch.keys, rows_of(batch.keys))
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+        left = writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+        assert sum(len(batch.keys) for batch in left) == 60
+        assert (writer.planned_rows, writer.resumed_rows) == (100, 40)
+        for batch in left[:1]:
+            writer.add(batch.keys, rows_of(batch.keys))
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:  # the same plan, gone on with
+        left = writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+        assert (sum(len(batch.keys) for batch in left), writer.resumed_rows) == (44, 56)
     write(tmp_path / "set")
     write(tmp_path / "whole")
     assert files(tmp_path / "set") == files(tmp_path / "whole")

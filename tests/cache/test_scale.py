@@ -20,7 +20,7 @@ from pipeline.cache.compact import collect
 ROWS = 200_000
 MORE = ROWS // 100
 FIXED = 8 << 20
-"""Bytes that do not grow: blocks of a file, batches of rows, a journal block."""
+"""Bytes that do not grow: blocks of a file, batches of rows, a finished block."""
 
 
 def keys(start: int, stop: int) -> np.ndarray:

@@ -84,11 +84,11 @@ def stages_in(folder: Path) -> list[int]:
 
 
 def test_the_orphan_is_respected_and_then_taken_over(repository: Path) -> None:
-    journal, held = repository / "features.run" / "journal.bin", repository / "held"
+    blocks, held = repository / "features.run" / "blocks", repository / "held"
     held.touch()
     dvc = subprocess.Popen([*DVC, "repro", "-q"], cwd=repository, env=ENVIRONMENT)
     try:
-        wait_for(journal.exists)
+        wait_for(blocks.exists)
         dvc.kill()
         dvc.wait()
         (stage,) = stages_in(repository)
@@ -105,7 +105,7 @@ def test_the_orphan_is_respected_and_then_taken_over(repository: Path) -> None:
             os.kill(process, signal.SIGKILL)
     assert verify(repository / "features") == []
     assert len(FeatureSet.open(repository / "features")) == 2970
-    assert not journal.exists()
+    assert not blocks.exists()
 
 
 def wait_for(condition) -> None:

@@ -77,7 +77,7 @@ from pipeline.cache import FeatureSet, verify, writer
 from pipeline.extract import run
 from stage_server import StubEncoder
 
-writer.BLOCK_ROWS = 256
+writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, 256)
 run._computed_by = lambda device, batch_size: {"batch_size": batch_size}
 
 def stage(count=3000, encode=None):
