@@ -18,7 +18,7 @@ class RowsPerCall:
     """How many rows an encoder is given at once: a whole batch, or half as often as need be.
 
     A row's value may depend on this number, so every call has exactly that many rows, padding
-    included, and the number goes into the journal and into the record of the shards.
+    included, and the number goes into the blocks and into the record of the shards.
 
     Args:
         count: rows to begin with.
