@@ -7,8 +7,9 @@ Both sides run the same Florence-2 and the same SAM 2 (true classes and configur
 weights) on the same photographs and captions and find the same boxes. The loop is that of
 Grounded-SAM-2's `grounded_sam2_florence2_image_demo.py`: open an image with Pillow, one caption
 through processor and `generate` (3 beams), `set_image`, `predict` for its boxes. It writes nothing.
-Ours is `pipeline.grounding.run.ground`: it checks every file's digest, decodes ahead, batches,
-matches spans, applies rules, and writes the records durably. The two take turns, a round each.
+Ours is `pipeline.grounding.ground_missing.ground`: it checks every file's digest, decodes ahead,
+batches, matches spans, applies rules, and writes the records durably. The two take turns, a round
+each.
 
 Random weights answer nothing that could be parsed, so each `generate` is steered to an answer of
 the true form (`models/grounding.py`): as many steps as a trained model would take.
@@ -30,12 +31,12 @@ from PIL import Image
 
 from pipeline.cache import key_of_file
 from pipeline.cache.tables import read_phrases
-from pipeline.grounding.base import Caption
-from pipeline.grounding.config import Florence2Settings, Rules
+from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
+from pipeline.grounding.ground_missing import ground
+from pipeline.grounding.grounder_config import Florence2Settings, Rules
 from pipeline.grounding.model import LoadedModel
-from pipeline.grounding.run import ground
-from pipeline.grounding.units import Unit
+from pipeline.grounding.protocols import Caption
 from pipeline.grounding.worker import GroundSettings
 from sightline.devices import computing
 

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.encoders.registry import build_image_encoder, named_encoder
+from pipeline.encoders.build_encoder import build_image_encoder, named_encoder
+from pipeline.extract.encode_missing import ExtractSettings, extract_images
 from pipeline.extract.inputs import image_entries_of
-from pipeline.extract.run import ExtractSettings, extract_images
 
 
 def draw(folder: Path, start: int, count: int) -> list[Path]:

@@ -71,7 +71,7 @@ def make(folder: Path, captions: int) -> None:
 
 def measure(folder: Path) -> None:
     """Prepare ``folder`` and print the figures as JSON (runs in the child process)."""
-    from pipeline.datasets.registry import prepare, source_type
+    from pipeline.datasets.kinds import prepare, source_type
 
     source = source_type("pairs")(
         **{"images": folder / "images", "captions": folder / "captions.token"}

@@ -9,11 +9,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipeline.cache.record import DTypeName
-from pipeline.datasets.base import Source
-from pipeline.datasets.registry import KINDS, source_type
-from pipeline.encoders.config import EncoderConfig
+from pipeline.datasets.kinds import KINDS, source_type
+from pipeline.datasets.source import Source
+from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
-from pipeline.grounding.config import GroundingSettings
+from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.errors import SightlineError
 from sightline.parameter_errors import explain, unknown
 from train.config import Precision, StudentConfig, TrainConfig
@@ -65,7 +65,7 @@ class Encoders(_Strict):
 
 
 class Extract(_Strict):
-    """How the frozen models are run; see `pipeline.extract.run.ExtractSettings`.
+    """How the frozen models are run; see `pipeline.extract.encode_missing.ExtractSettings`.
 
     Attributes:
         cutouts: what objects look like to an image encoder.

@@ -13,13 +13,13 @@ from pipeline.cache import CacheError, FeatureSet
 from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.diff import cosines
 from pipeline.cache.keys import KeyTable, as_keys
-from pipeline.extract.run import (
+from pipeline.extract.encode_missing import (
     ExtractSettings,
     extract_images,
     extract_objects,
     extract_texts,
 )
-from pipeline.origin import Making, Origin, find_making, options
+from pipeline.recompute_inputs import Making, Origin, find_making, options
 from sightline.errors import SightlineError
 
 SAME = 0.9999
@@ -90,7 +90,7 @@ def _encode(
     features: FeatureSet, making: Making, inputs: list[Any], device: str, scratch: Path
 ) -> FeatureSet:
     """The same inputs through the encoder, in the batch shape of the record."""
-    from pipeline.encoders.registry import build_image_encoder, build_text_encoder
+    from pipeline.encoders.build_encoder import build_image_encoder, build_text_encoder
     from sightline.devices import pick_device
 
     spec, where = features.record.spec, pick_device(device)

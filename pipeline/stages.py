@@ -7,33 +7,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pipeline import layout
+from pipeline import graph_paths
 from pipeline.cache import CAPTIONS, read_manifest
-from pipeline.extract.inputs import entries_of_manifest, objects_of_phrases
-from pipeline.extract.run import (
+from pipeline.extract.account import ExtractSummary
+from pipeline.extract.encode_missing import (
     ExtractSettings,
     extract_images,
     extract_objects,
     extract_texts,
 )
-from pipeline.extract.summary import ExtractSummary
+from pipeline.extract.inputs import entries_of_manifest, objects_of_phrases
 from pipeline.params import Params, ParamsError
 from sightline.progress import PhaseProgress
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.grounding.run import GroundSummary
+    from pipeline.grounding.ground_missing import GroundSummary
     from pipeline.grounding.stats import GroundStats
     from train.config import RunSpec
 
 
 def prepare(params: Params, dataset: str) -> str:
     """Manifests of one data set; returns a one-line summary."""
-    from pipeline.datasets.registry import prepare as prepare_source
+    from pipeline.datasets.kinds import prepare as prepare_source
 
     kind, source = params.source(dataset)
-    report = prepare_source(kind, source, layout.dataset_folder(dataset), PhaseProgress())
+    report = prepare_source(kind, source, graph_paths.dataset_folder(dataset), PhaseProgress())
     return report.summary()
 
 
@@ -41,15 +41,16 @@ def image_features(
     params: Params, dataset: str, encoder: str, retry_failed: bool = False
 ) -> ExtractSummary:
     """Features of every image of ``dataset`` by one image encoder."""
-    from pipeline.encoders.registry import build_image_encoder
+    from pipeline.encoders.build_encoder import build_image_encoder
 
     _, source = params.source(dataset)
     entries = entries_of_manifest(
-        layout.dataset_folder(dataset) / "images.parquet", layout.image_root(dataset, source)
+        graph_paths.dataset_folder(dataset) / "images.parquet",
+        graph_paths.image_root(dataset, source),
     )
-    settings, device = settings_of(params, retry_failed, [layout.image_root(dataset, source)])
+    settings, device = settings_of(params, retry_failed, [graph_paths.image_root(dataset, source)])
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
-    out = layout.features_folder(dataset, "image", encoder)
+    out = graph_paths.features_folder(dataset, "image", encoder)
     return extract_images(entries, model, out, settings)
 
 
@@ -58,15 +59,15 @@ def ground(params: Params, dataset: str, retry_failed: bool = False) -> GroundSu
     from pipeline.grounding.stage import GroundPaths, ground_dataset
 
     _, source = params.source(dataset)
-    folder, given = layout.dataset_folder(dataset), params.extract
+    folder, given = graph_paths.dataset_folder(dataset), params.extract
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; docs/grounding.md shows one")
     paths = GroundPaths(
         folder / "images.parquet",
         folder / "captions.parquet",
-        layout.image_root(dataset, source),
-        layout.grounding_folder(dataset),
-        layout.cutouts_folder(dataset),
+        graph_paths.image_root(dataset, source),
+        graph_paths.grounding_folder(dataset),
+        graph_paths.cutouts_folder(dataset),
     )
     return ground_dataset(
         paths,
@@ -83,10 +84,10 @@ def ground_stats(dataset: str) -> GroundStats:
     """Figures of one data set's grounding, as JSON and as points for DVC's plots."""
     from pipeline.grounding.stats import ground_stats, write_stats
 
-    captions = layout.dataset_folder(dataset) / "captions.parquet"
-    phrases = layout.grounding_folder(dataset)
+    captions = graph_paths.dataset_folder(dataset) / "captions.parquet"
+    phrases = graph_paths.grounding_folder(dataset)
     found = ground_stats(phrases, captions)
-    write_stats(found, layout.ground_stats_folder(dataset), [phrases, captions])
+    write_stats(found, graph_paths.ground_stats_folder(dataset), [phrases, captions])
     return found
 
 
@@ -94,17 +95,17 @@ def object_features(
     params: Params, dataset: str, encoder: str, retry_failed: bool = False
 ) -> ExtractSummary:
     """Features of every object that a caption of ``dataset`` names, by one image encoder."""
-    from pipeline.encoders.registry import build_image_encoder
+    from pipeline.encoders.build_encoder import build_image_encoder
 
     _, source = params.source(dataset)
     entries = objects_of_phrases(
         params.phrases,
-        layout.dataset_folder(dataset) / "images.parquet",
-        layout.image_root(dataset, source),
+        graph_paths.dataset_folder(dataset) / "images.parquet",
+        graph_paths.image_root(dataset, source),
     )
-    settings, device = settings_of(params, retry_failed, [layout.image_root(dataset, source)])
+    settings, device = settings_of(params, retry_failed, [graph_paths.image_root(dataset, source)])
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
-    out = layout.features_folder(dataset, "object", encoder)
+    out = graph_paths.features_folder(dataset, "object", encoder)
     return extract_objects(entries, model, params.extract.cutouts, out, settings)
 
 
@@ -116,40 +117,40 @@ def text_features(
     retry_failed: bool = False,
 ) -> ExtractSummary:
     """Features of every caption of ``dataset``, by a CLIP's text tower or by a teacher."""
-    from pipeline.encoders.registry import build_text_encoder
+    from pipeline.encoders.build_encoder import build_text_encoder
 
-    captions = read_manifest(layout.dataset_folder(dataset) / "captions.parquet", CAPTIONS)
+    captions = read_manifest(graph_paths.dataset_folder(dataset) / "captions.parquet", CAPTIONS)
     settings, device = settings_of(params, retry_failed)
     model = build_text_encoder(params.encoder(kind, encoder), device, settings.precision)
-    out = layout.features_folder(dataset, kind, encoder)
+    out = graph_paths.features_folder(dataset, kind, encoder)
     return extract_texts(captions["text"].to_pylist(), model, out, settings, kind)
 
 
 def tokens(params: Params) -> str:
     """Every training text in the student's tokens; returns a one-line summary."""
     from pipeline.extract.inputs import texts_in
-    from pipeline.tokens import tokenize
+    from pipeline.tokenize_texts import tokenize
 
     student, graph = params.student, params.graph
     sources = [
-        layout.dataset_folder(graph.pairs) / "captions.parquet",
-        layout.dataset_folder(graph.text) / "sentences.parquet",
+        graph_paths.dataset_folder(graph.pairs) / "captions.parquet",
+        graph_paths.dataset_folder(graph.text) / "sentences.parquet",
     ]
     texts = [text for path in sources for text in texts_in(path)]
-    out = layout.tokens_folder(student.name)
+    out = graph_paths.tokens_folder(student.name)
     count = tokenize(texts, student.model, student.max_length, out, sources)
     return f"{out}: {count:,} distinct texts"
 
 
 def phrase_tokens(params: Params) -> str:
     """Where phrases stand among the student's tokens; returns a one-line summary."""
-    from pipeline.phrase_tokens import summary, tokenize_phrases
+    from pipeline.tokenize_phrases import summary, tokenize_phrases
 
     student, pairs = params.student, params.graph.pairs
-    out = layout.phrase_tokens_folder(pairs, student.name)
+    out = graph_paths.phrase_tokens_folder(pairs, student.name)
     header = tokenize_phrases(
         params.phrases,
-        layout.dataset_folder(pairs) / "captions.parquet",
+        graph_paths.dataset_folder(pairs) / "captions.parquet",
         student.model,
         student.max_length,
         out,
@@ -175,25 +176,25 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
         parameters=config.parameters,
         seed=seed,
         pairs=PairSource(
-            captions=layout.dataset_folder(pairs) / "captions.parquet",
-            images=layout.dataset_folder(pairs) / "images.parquet",
-            tokens=layout.tokens_folder(student.name),
-            phrases=layout.phrase_tokens_folder(pairs, student.name)
+            captions=graph_paths.dataset_folder(pairs) / "captions.parquet",
+            images=graph_paths.dataset_folder(pairs) / "images.parquet",
+            tokens=graph_paths.tokens_folder(student.name),
+            phrases=graph_paths.phrase_tokens_folder(pairs, student.name)
             if any(need.kind == "object" for need in needs.values())
             else None,
         ),
         text=TextSource(
-            sentences=layout.dataset_folder(text) / "sentences.parquet",
-            tokens=layout.tokens_folder(student.name),
+            sentences=graph_paths.dataset_folder(text) / "sentences.parquet",
+            tokens=graph_paths.tokens_folder(student.name),
         )
         if objective.trains_on_text and train.text_stream
         else None,
         features={
-            slot: layout.features_folder(pairs, need.kind, need.encoder)
+            slot: graph_paths.features_folder(pairs, need.kind, need.encoder)
             for slot, need in needs.items()
         },
         dev=params.evaluation.dev,
-        out=layout.run_folder(run, seed),
+        out=graph_paths.run_folder(run, seed),
     )
 
 
@@ -206,11 +207,11 @@ def train(params: Params, run: str, seed: int) -> str:
 
 def evaluate(params: Params, run: str, seed: int) -> str:
     """Score one training run; returns a one-line summary."""
-    from train.evaluate.run import evaluate_run
+    from train.evaluate.score_run import evaluate_run
 
     test, dev = params.evaluation.test, params.evaluation.dev
-    out = layout.result_file(run, seed)
-    result = evaluate_run(layout.run_folder(run, seed), test, dev, out, params.train.device)
+    out = graph_paths.result_file(run, seed)
+    result = evaluate_run(graph_paths.run_folder(run, seed), test, dev, out, params.train.device)
     shown = [
         f"{task} {value:.2f}" if value is not None else f"{task} not defined"
         for task, value in result.scores.items()
@@ -233,7 +234,7 @@ def report(params: Params, seed: int | None, out: Path, quiet: bool = False) -> 
     compared = params.runs if seed is None or not about.shown else about.shown
     labels = {name: params.runs[name].label or name for name in compared}
     seeds = params.graph.seeds if seed is None else [seed]
-    files = [layout.result_file(run, each) for run in labels for each in seeds]
+    files = [graph_paths.result_file(run, each) for run in labels for each in seeds]
     found = load_results(files)
     results = [each.model_copy(update={"run": labels[each.run]}) for each in found]
     comparisons = []
@@ -263,7 +264,7 @@ def settings_of(
 
     given = params.extract
     device = pick_device(given.device)
-    own = {"device": str(device), "retry_failed": retry_failed, "copy_from": layout.FEATURES}
+    own = {"device": str(device), "retry_failed": retry_failed, "copy_from": graph_paths.FEATURES}
     own |= {"inputs": tuple(inputs)}
     settings = ExtractSettings(**{**given.model_dump(exclude={"cutouts"}), **own})
     return settings, device

@@ -126,7 +126,7 @@ class StubEncoder:
     preprocessing: dict[str, object] = {"lengths": "by thirds"}  # noqa: RUF012
 
     def __init__(self) -> None:
-        from pipeline.encoders.base import EncoderIdentity
+        from pipeline.encoders.protocols import EncoderIdentity
 
         self.identity = EncoderIdentity("stub", "random:0", "", "0" * 64, untrained=True)
 
@@ -176,7 +176,7 @@ def _child(request: Request, trace: int, counter: int) -> int:
 def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline import cli
     from pipeline.cache import writer
-    from pipeline.extract import run
+    from pipeline.extract import encode_missing as run
 
     writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
     plan = writer.FeatureSetWriter.plan
@@ -287,7 +287,7 @@ def _serve(request: Request) -> Outcome:
 
 _OPTIONS = sys.argv[1:]
 LIBRARIES = ["numpy.ma", "pyarrow.compute", "pyarrow.parquet"]
-LIBRARIES += ["pipeline.cli", "pipeline.encoders.base", "pipeline.extract.run"]
+LIBRARIES += ["pipeline.cli", "pipeline.encoders.protocols", "pipeline.extract.encode_missing"]
 WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.clip_image"]
 
 

@@ -21,12 +21,12 @@ from tiny_grounders import save_florence
 from tiny_models import bert_folder
 from tiny_sam2 import hf_config
 
-from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.registry import build_text_encoder
-from pipeline.grounding.config import GrounderSettings
-from pipeline.grounding.registry import build_grounder
-from pipeline.grounding.segmenters.config import SegmenterSettings
-from pipeline.grounding.segmenters.registry import build_segmenter
+from pipeline.encoders.build_encoder import build_text_encoder
+from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.grounding.build_grounder import build_grounder
+from pipeline.grounding.grounder_config import GrounderSettings
+from pipeline.grounding.segmenters.build_segmenter import build_segmenter
+from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from sightline.encoder_folder import load_model, read_recipe
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained

@@ -20,16 +20,16 @@ from pipeline.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipeline.cache.phrase_tokens import (
+from pipeline.cache.phrase_token_set import (
     PhraseTokenHeader,
     PhraseTokens,
     RaggedPhrases,
     pair_keys,
     write_phrase_tokens,
 )
-from pipeline.cache.ragged import ranges
+from pipeline.cache.ranges import ranges
 from pipeline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
-from pipeline.cache.tokens import TokenHeader, TokenSet, write_tokens
+from pipeline.cache.token_set import TokenHeader, TokenSet, write_tokens
 from pipeline.cache.verify import verify
 from pipeline.cache.writer import FeatureSetWriter
 

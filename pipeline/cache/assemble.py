@@ -23,7 +23,7 @@ Computed = dict[str, str | int]
 
 
 class RowSource(Protocol):
-    """Where rows can be had from: a published set, finished blocks, what was dropped from an index."""
+    """Where rows can be had from: a published set, finished blocks, rows that left an index."""
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
         """Row of each key, or -1: int64 [n]."""

@@ -14,8 +14,8 @@ from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import Keys, as_keys, sort_order
 from pipeline.cache.record import FeatureSetRecord, ShardRecord
+from pipeline.cache.row_sources import PlacedRows, live_rows, only_sound
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
-from pipeline.cache.sources import PlacedRows, live_rows, only_sound
 from sightline.output import Output, read_claims
 
 

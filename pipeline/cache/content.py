@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from pipeline.cache.index import Index
 from pipeline.cache.record import FeatureSpec, ShardRecord
-from pipeline.cache.rows import RowView
+from pipeline.cache.row_view import RowView
 
 _BLOCK = 1024
 

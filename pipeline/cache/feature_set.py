@@ -13,7 +13,7 @@ from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, read_index
 from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing
 from pipeline.cache.record import FeatureSetRecord
-from pipeline.cache.rows import RowView
+from pipeline.cache.row_view import RowView
 
 
 class FeatureSet:

@@ -51,7 +51,7 @@ DROPS = pa.schema(
         ("image_key", pa.binary(32)),
         ("caption_key", pa.binary(32)),
         ("phrase", pa.string()),  # as the caption, or the grounder, writes it; may be empty
-        ("reason", pa.string()),  # one of `pipeline.grounding.base.Reason`
+        ("reason", pa.string()),  # one of `pipeline.grounding.protocols.Reason`
         ("detail", pa.string()),
     ],
     metadata={"sightline": "drops/1"},

@@ -20,14 +20,8 @@ from pipeline.cache.keys import Keys, KeyTable, as_keys, picked, sort_order, uni
 from pipeline.cache.plan import Batch, Plan
 from pipeline.cache.record import FeatureSetRecord, FeatureSpec, Provenance
 from pipeline.cache.repair import drop_unreadable
+from pipeline.cache.row_sources import BlockRows, PlacedRows, live_rows, only_sound, rows_on_disk
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
-from pipeline.cache.sources import (
-    BlockRows,
-    PlacedRows,
-    live_rows,
-    only_sound,
-    rows_on_disk,
-)
 from sightline.errors import SightlineError
 
 BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}

@@ -79,8 +79,8 @@ def verify(
         with _progress("verify", folder) as advance:
             faults = results[folder.as_posix()] = verify_set(folder, advance)
         if recompute and not faults and isinstance(read_record(folder), FeatureSetRecord):
-            from pipeline.origin import Origin
             from pipeline.recompute import recompute as encode_again
+            from pipeline.recompute_inputs import Origin
 
             origin = Origin(inputs, root, phrases, encoder, weights, params)
             found = encode_again(folder, recompute, seed, origin, device)

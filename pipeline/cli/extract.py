@@ -13,8 +13,8 @@ from pipeline.cli.options import DEVICE, JSON, OUT, RETRY, Retry, print_json
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.extract.run import ExtractSettings
-    from pipeline.extract.summary import ExtractSummary
+    from pipeline.extract.account import ExtractSummary
+    from pipeline.extract.encode_missing import ExtractSettings
 
 app = typer.Typer(help="Run one frozen model into a feature set.", no_args_is_help=True)
 
@@ -71,9 +71,9 @@ def image(
     Example: sightline extract image --images photos --encoder resnet50 --weights random:0
     --out features/resnet50
     """
-    from pipeline.encoders.registry import build_image_encoder, named_encoder
+    from pipeline.encoders.build_encoder import build_image_encoder, named_encoder
+    from pipeline.extract.encode_missing import extract_images
     from pipeline.extract.inputs import image_entries_of
-    from pipeline.extract.run import extract_images
 
     config = named_encoder(encoder, weights, "image")
     entries = image_entries_of(images, root)
@@ -123,10 +123,10 @@ def objects(
     data/mine/images.parquet --root photos --encoder ViT-B-32 --weights random:0
     --out features/objects
     """
-    from pipeline.encoders.registry import build_image_encoder, named_encoder
+    from pipeline.encoders.build_encoder import build_image_encoder, named_encoder
     from pipeline.extract.cutouts import CutoutRules
+    from pipeline.extract.encode_missing import extract_objects
     from pipeline.extract.inputs import objects_of_phrases
-    from pipeline.extract.run import extract_objects
 
     rules = CutoutRules(margin=margin, background=background)
     config = named_encoder(encoder, weights, "image")
@@ -165,9 +165,9 @@ def text(
     Example: sightline extract text --texts captions.txt --encoder ViT-B-32 --weights random:0
     --out features/clip-text
     """
-    from pipeline.encoders.registry import build_text_encoder, named_encoder
+    from pipeline.encoders.build_encoder import build_text_encoder, named_encoder
+    from pipeline.extract.encode_missing import extract_texts
     from pipeline.extract.inputs import texts_in
-    from pipeline.extract.run import extract_texts
 
     config = named_encoder(encoder, weights, "text")
     settings, where = _settings(
@@ -211,9 +211,9 @@ def teacher(
     Example: sightline extract teacher --texts captions.txt --encoder princeton-nlp/sup-simcse-bert
     --out features/simcse
     """
-    from pipeline.encoders.registry import build_text_encoder, named_encoder
+    from pipeline.encoders.build_encoder import build_text_encoder, named_encoder
+    from pipeline.extract.encode_missing import extract_texts
     from pipeline.extract.inputs import texts_in
-    from pipeline.extract.run import extract_texts
 
     config = named_encoder(encoder, weights, "teacher", pooling=pooling, max_length=max_length)
     settings, where = _settings(
@@ -247,7 +247,7 @@ def _settings(
     workers: int = 0,
     max_failed: float = 0.01,
 ) -> tuple[ExtractSettings, torch.device]:
-    from pipeline.extract.run import ExtractSettings
+    from pipeline.extract.encode_missing import ExtractSettings
     from sightline.devices import check_precision, pick_device
 
     where = pick_device(device)

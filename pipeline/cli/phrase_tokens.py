@@ -25,7 +25,7 @@ def phrase_tokens(
     Example: sightline phrase-tokens --phrases data/mine/phrases.parquet
     --captions data/mine/captions.parquet --student bert-base-uncased --out data/phrases/bert
     """
-    from pipeline.phrase_tokens import summary, tokenize_phrases
+    from pipeline.tokenize_phrases import summary, tokenize_phrases
 
     header = tokenize_phrases(phrases, captions, student, max_length, out)
     if as_json:

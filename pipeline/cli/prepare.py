@@ -119,8 +119,8 @@ def scenes(
 def _prepare(kind: str, given: dict[str, Any], out: Path, as_json: bool) -> None:
     from pydantic import ValidationError
 
-    from pipeline.datasets.base import DatasetError
-    from pipeline.datasets.registry import prepare, source_type
+    from pipeline.datasets.kinds import prepare, source_type
+    from pipeline.datasets.source import DatasetError
     from sightline.progress import PhaseProgress
 
     try:

@@ -28,7 +28,7 @@ def tokens(
     --out data/tokens/bert
     """
     from pipeline.extract.inputs import texts_in
-    from pipeline.tokens import tokenize
+    from pipeline.tokenize_texts import tokenize
 
     every = [text for path in texts for text in texts_in(path)]
     count = tokenize(every, student, max_length, out, texts)

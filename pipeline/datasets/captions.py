@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.datasets.base import DatasetError, read_lines, read_utf8
+from pipeline.datasets.source import DatasetError, read_lines, read_utf8
 
 REQUIRED = ("image", "caption")
 OPTIONAL = ("split", "caption_id")

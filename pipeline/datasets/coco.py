@@ -8,7 +8,10 @@ from typing import Any
 
 from pydantic import field_validator
 
-from pipeline.datasets.base import (
+from pipeline.datasets.captions import Captions
+from pipeline.datasets.images import scan_images
+from pipeline.datasets.match import ImageNames, assign_splits, write_pairs
+from pipeline.datasets.source import (
     DatasetError,
     ImageFolder,
     PrepareReport,
@@ -17,9 +20,6 @@ from pipeline.datasets.base import (
     read_json,
     split_name,
 )
-from pipeline.datasets.captions import Captions
-from pipeline.datasets.images import scan_images
-from pipeline.datasets.match import ImageNames, assign_splits, write_pairs
 
 
 class CocoSource(Source):

@@ -7,7 +7,10 @@ from typing import Any
 
 from pydantic import model_validator
 
-from pipeline.datasets.base import (
+from pipeline.datasets.captions import Captions, read_captions
+from pipeline.datasets.images import scan_images
+from pipeline.datasets.match import ImageNames, assign_splits, splits_from_lists, write_pairs
+from pipeline.datasets.source import (
     DatasetError,
     ImageFolder,
     PrepareReport,
@@ -16,9 +19,6 @@ from pipeline.datasets.base import (
     read_json,
     split_name,
 )
-from pipeline.datasets.captions import Captions, read_captions
-from pipeline.datasets.images import scan_images
-from pipeline.datasets.match import ImageNames, assign_splits, splits_from_lists, write_pairs
 
 
 class Flickr30kSource(Source):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.cache.errors import CacheError
 from pipeline.cache.manifest import IMAGES, SENTENCES, read_manifest
-from pipeline.datasets.base import RECORD, SCHEMA, DatasetError, PrepareReport
+from pipeline.datasets.source import RECORD, SCHEMA, DatasetError, PrepareReport
 from sightline.output import Output, json_record
 
 CAPTIONED = ("images.parquet", "captions.parquet", "sentences.parquet")

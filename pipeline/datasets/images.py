@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from pipeline.cache.keys import KEY_BYTES, Keys, key_of_text
-from pipeline.datasets.base import DatasetError, PrepareReport, Progress
+from pipeline.datasets.source import DatasetError, PrepareReport, Progress
 from sightline.errors import SightlineError
 
 SUFFIXES = frozenset(

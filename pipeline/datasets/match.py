@@ -14,15 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.cache.manifest import CAPTIONS, IMAGES, key_array
-from pipeline.datasets.base import (
-    DatasetError,
-    PrepareReport,
-    read_lines,
-    split_name,
-)
 from pipeline.datasets.captioned import write_captioned
 from pipeline.datasets.captions import Captions
 from pipeline.datasets.images import ImageTable
+from pipeline.datasets.source import DatasetError, PrepareReport, read_lines, split_name
 
 UNKNOWN, AMBIGUOUS = -1, -2
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pipeline.datasets.base import DatasetError, ImageFolder, PrepareReport, Progress, Source
 from pipeline.datasets.captions import read_captions
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.match import ImageNames, splits_from_lists, write_pairs
+from pipeline.datasets.source import DatasetError, ImageFolder, PrepareReport, Progress, Source
 
 
 class PairsSource(Source):

@@ -11,13 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.cache.manifest import SENTENCES, write_manifest
-from pipeline.datasets.base import (
-    DatasetError,
-    PrepareReport,
-    Progress,
-    Source,
-    read_lines,
-)
+from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source, read_lines
 
 WRITES = ("sentences.parquet",)
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.encoders.base import EncoderIdentity
 from pipeline.encoders.clip_model import ClipModel, load_clip
-from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.encoders.preprocessing import ImagePreprocessing
+from pipeline.encoders.protocols import EncoderIdentity
 from sightline.devices import check_precision, computing
 from sightline.errors import SightlineError
 

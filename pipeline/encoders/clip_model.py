@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeline.encoders.base import EncoderIdentity
-from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.encoders.libraries import require
+from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.base import EncoderIdentity
-from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.teacher_model import load_teacher
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision, computing

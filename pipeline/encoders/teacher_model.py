@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from pipeline.encoders.base import EncoderIdentity
-from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,

@@ -11,10 +11,10 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.base import EncoderIdentity
-from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.encoders.libraries import require
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
+from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,

@@ -9,7 +9,7 @@ from pipeline.cache import IMAGES, key_column, read_manifest
 from pipeline.cache.keys import unique_sorted
 from pipeline.cache.parquet import read_schema, read_table
 from pipeline.cache.tables import read_phrases
-from pipeline.extract.run import ImageEntry
+from pipeline.extract.encode_missing import ImageEntry
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]
         SightlineError: nothing there, no image in the folder, or a manifest without a root.
     """
     if images.is_dir():
-        from pipeline.datasets.base import PrepareReport
         from pipeline.datasets.images import scan_images
+        from pipeline.datasets.source import PrepareReport
 
         found = scan_images(images, PrepareReport("images"))
         keys = [key.tobytes() for key in found.keys]
@@ -104,7 +104,7 @@ def texts_in(path: Path) -> list[str]:
             raise SightlineError(f"{path}: has columns {columns}; expected `text`, of strings")
         texts = read_table(path, ["text"])["text"].to_pylist()
     else:
-        from pipeline.datasets.base import read_lines
+        from pipeline.datasets.source import read_lines
 
         texts = [line.strip() for line in read_lines(path)]
     texts = [text for text in texts if text]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pipeline.cache import PHRASES, CacheError, key_of_file, key_of_text, read_manifest
 from pipeline.cache.rle import decode_mask
-from pipeline.grounding.base import Answer, Caption, Dropped, Grounded, Grounder, GroundingError
 from pipeline.grounding.entities import (
     NOT_VISUAL,
     Annotation,
@@ -23,6 +22,14 @@ from pipeline.grounding.entities import (
     align,
     read_annotation,
     read_sentences,
+)
+from pipeline.grounding.protocols import (
+    Answer,
+    Caption,
+    Dropped,
+    Grounded,
+    Grounder,
+    GroundingError,
 )
 from sightline.errors import SightlineError
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.grounding.base import Answer, Caption, Dropped, Grounded, GroundingError
 from pipeline.grounding.chunker import Chunker, FunctionWordChunker
-from pipeline.grounding.config import GroundingDinoSettings
+from pipeline.grounding.grounder_config import GroundingDinoSettings
 from pipeline.grounding.model import LoadedModel, load_model
+from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, GroundingError
 from sightline.devices import check_precision, computing
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
-from pipeline.grounding.base import Answer, Grounder, GroundingError, Segmenter
-from pipeline.grounding.config import Rules
+from pipeline.grounding.captioned_images import Block, Unit
+from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import select
 from pipeline.grounding.memory import HalvingBatches
-from pipeline.grounding.rows import Selected, Tables, check_masks, drawn_masks
-from pipeline.grounding.units import Block, Unit
+from pipeline.grounding.protocols import Answer, Grounder, GroundingError, Segmenter
+from pipeline.grounding.table_rows import Selected, Tables, check_masks, drawn_masks
 
 _BATCHES_AHEAD = 2
 

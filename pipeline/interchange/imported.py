@@ -27,8 +27,8 @@ from pipeline.cache import (
 )
 from pipeline.cache.keys import Keys
 from pipeline.cache.record import Kind, Provenance
-from pipeline.datasets.base import PrepareReport
 from pipeline.datasets.captioned import write_captioned
+from pipeline.datasets.source import PrepareReport
 
 _BATCH = 1024
 

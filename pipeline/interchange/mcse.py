@@ -23,8 +23,8 @@ from pipeline.cache import (
     key_column,
     read_manifest,
 )
-from pipeline.datasets.base import read_lines
 from pipeline.datasets.folder import building
+from pipeline.datasets.source import read_lines
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
 from sightline.errors import SightlineError
 from sightline.output import check_file, replacing_file

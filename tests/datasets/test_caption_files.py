@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from pipeline.datasets.base import DatasetError
 from pipeline.datasets.captions import read_captions
+from pipeline.datasets.source import DatasetError
 
 NAMES = ["a b.jpg", "a,b.jpg", "a\tb.jpg", "日本 ünï.jpg", 'q"uote.jpg']
 

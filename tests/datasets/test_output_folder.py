@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.datasets.base import RECORD, DatasetError
 from pipeline.datasets.folder import building
+from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
-from pipeline.datasets.registry import prepare
 from pipeline.datasets.sentences import SentencesSource
+from pipeline.datasets.source import RECORD, DatasetError
 from sightline.errors import SightlineError
 
 

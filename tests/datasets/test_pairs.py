@@ -11,9 +11,9 @@ from PIL import Image
 from pydantic import ValidationError
 
 from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
-from pipeline.datasets.base import DatasetError
+from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.pairs import PairsSource
-from pipeline.datasets.registry import prepare as prepare_source
+from pipeline.datasets.source import DatasetError
 
 
 def prepare(source, out):

@@ -12,7 +12,7 @@ from tiny_scenes import TINY
 from pipeline.cache.keys import key_of_text
 from pipeline.cache.manifest import CAPTIONS, IMAGES, PHRASES, SENTENCES, read_manifest
 from pipeline.cache.rle import cutout_key, decode_mask
-from pipeline.datasets.registry import prepare, source_type
+from pipeline.datasets.kinds import prepare, source_type
 from pipeline.datasets.scenes.draw import box_of
 from pipeline.datasets.scenes.phrases import CROP_RULE
 from pipeline.datasets.scenes.student import HEADS

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import CLIP, clip_config
 
-from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.registry import build_image_encoder, build_text_encoder
+from pipeline.encoders.build_encoder import build_image_encoder, build_text_encoder
+from pipeline.encoders.encoder_config import EncoderConfig
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")

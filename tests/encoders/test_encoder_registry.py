@@ -10,8 +10,7 @@ import torch
 from pydantic import ValidationError
 from tiny_models import clip_config
 
-from pipeline.encoders.config import EncoderConfig, parse_weights
-from pipeline.encoders.registry import (
+from pipeline.encoders.build_encoder import (
     IMAGE_FAMILIES,
     RESNETS,
     TEXT_FAMILIES,
@@ -19,6 +18,7 @@ from pipeline.encoders.registry import (
     build_text_encoder,
     named_encoder,
 )
+from pipeline.encoders.encoder_config import EncoderConfig, parse_weights
 from pipeline.encoders.torchvision_resnet import DIMS
 from sightline.devices import computing
 from sightline.errors import SightlineError
@@ -103,7 +103,7 @@ def test_fp32_on_cuda_means_no_tf32_and_flags_are_put_back() -> None:
 
 def test_configurations_import_nothing_heavy() -> None:
     code = (
-        "import sys, pipeline.encoders.config, pipeline.encoders.registry; "
+        "import sys, pipeline.encoders.encoder_config, pipeline.encoders.build_encoder; "
         "print([m for m in ('torch', 'torchvision', 'open_clip', 'transformers') "
         "if m in sys.modules])"
     )

@@ -17,10 +17,10 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from pipeline.cache import FeatureSet, key_of_file
-from pipeline.encoders.base import EncoderIdentity
 from pipeline.encoders.preprocessing import ImagePreprocessing
+from pipeline.encoders.protocols import EncoderIdentity
+from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
 from pipeline.extract.inputs import image_entries_of
-from pipeline.extract.run import ExtractSettings, ImageEntry, extract_images
 
 SIDE = 8
 PREPROCESSING = ImagePreprocessing(

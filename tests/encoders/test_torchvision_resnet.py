@@ -9,8 +9,8 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.registry import build_image_encoder
+from pipeline.encoders.build_encoder import build_image_encoder
+from pipeline.encoders.encoder_config import EncoderConfig
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")

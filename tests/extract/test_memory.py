@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.cache import FeatureSet, keys_of_texts, verify
-from pipeline.encoders.base import EncoderIdentity
+from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.extract.batches import padded
-from pipeline.extract.run import ExtractSettings, extract_texts
+from pipeline.extract.encode_missing import ExtractSettings, extract_texts
 from sightline.errors import SightlineError
 
 TEXTS = [f"text {i}" for i in range(50)]

@@ -19,10 +19,10 @@ from typing import Any
 from fault_layer import FaultLayer
 from ground_data import SETTINGS, BoxSegmenter, WordGrounder
 
-from pipeline.grounding.config import Rules
+from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.cutouts import write_cutouts
-from pipeline.grounding.run import ground
-from pipeline.grounding.units import units_of
+from pipeline.grounding.ground_missing import ground
+from pipeline.grounding.grounder_config import Rules
 
 
 def run(data: Path, out: Path, cutouts: Path) -> None:

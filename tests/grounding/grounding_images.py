@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.cache import key_of_text
-from pipeline.grounding.base import Caption
+from pipeline.grounding.protocols import Caption
 
 
 def pictures(*sizes: tuple[int, int]) -> list[Tensor]:

@@ -12,8 +12,8 @@ import torch
 from pipeline.cache import PHRASES, key_of_text, write_manifest
 from pipeline.cache.rle import encode_mask
 from pipeline.grounding.annotations import open_annotations
-from pipeline.grounding.base import Caption, Grounded, GroundingError
 from pipeline.grounding.entities import EntitiesError, align, parse_sentence
+from pipeline.grounding.protocols import Caption, Grounded, GroundingError
 from sightline.errors import SightlineError
 
 KEY = b"k" * 32

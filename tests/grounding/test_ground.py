@@ -29,9 +29,9 @@ from pipeline.cache.record import digest
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.cache.verify import verify
-from pipeline.grounding.base import GroundingError
-from pipeline.grounding.config import Rules
-from pipeline.grounding.run import ground
+from pipeline.grounding.ground_missing import ground
+from pipeline.grounding.grounder_config import Rules
+from pipeline.grounding.protocols import GroundingError
 from sightline.errors import BusyError, SightlineError
 from sightline.signals import Stopped
 
@@ -185,9 +185,9 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from ground_data import SETTINGS, BoxSegmenter, WordGrounder
-from pipeline.grounding.config import Rules
-from pipeline.grounding.run import ground
-from pipeline.grounding.units import units_of
+from pipeline.grounding.grounder_config import Rules
+from pipeline.grounding.ground_missing import ground
+from pipeline.grounding.captioned_images import units_of
 
 def die(captions):
     if len(grounder.calls) == 3:  # in the second block

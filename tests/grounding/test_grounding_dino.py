@@ -9,10 +9,10 @@ import torch
 from grounding_images import captions_of, pictures
 from tiny_grounders import save_dino, save_florence
 
-from pipeline.grounding.base import GroundingError
 from pipeline.grounding.chunker import FunctionWordChunker
-from pipeline.grounding.config import GroundingDinoSettings
+from pipeline.grounding.grounder_config import GroundingDinoSettings
 from pipeline.grounding.grounding_dino import GroundingDinoGrounder, build
+from pipeline.grounding.protocols import GroundingError
 from sightline.errors import SightlineError
 
 

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
 from pipeline.cache.tables import read_phrases
+from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
-from pipeline.datasets.registry import prepare
-from pipeline.grounding.base import Answer, Caption, Grounded
+from pipeline.grounding.build_grounder import build_grounder
+from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.chunker import FunctionWordChunker
-from pipeline.grounding.config import Florence2Settings, GroundingDinoSettings, Rules
-from pipeline.grounding.registry import build_grounder
-from pipeline.grounding.run import ground
-from pipeline.grounding.segmenters.config import Sam2HfSettings, Sam2Settings
-from pipeline.grounding.segmenters.registry import build_segmenter
-from pipeline.grounding.units import units_of
+from pipeline.grounding.ground_missing import ground
+from pipeline.grounding.grounder_config import Florence2Settings, GroundingDinoSettings, Rules
+from pipeline.grounding.protocols import Answer, Caption, Grounded
+from pipeline.grounding.segmenters.build_segmenter import build_segmenter
+from pipeline.grounding.segmenters.segmenter_config import Sam2HfSettings, Sam2Settings
 from pipeline.grounding.worker import GroundSettings
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from pipeline.cache import CAPTIONS, PHRASES, key_of_bytes, key_of_text, read_manifest
 from pipeline.cache.rle import decode_mask
 from pipeline.cache.tables import read_phrases, read_tables
-from pipeline.datasets.registry import prepare
+from pipeline.datasets.kinds import prepare
 from pipeline.datasets.scenes.draw import box_of, draw, png
 from pipeline.datasets.scenes.scene import random_scene, stream
 from pipeline.datasets.scenes.source import ScenesSource
@@ -21,7 +21,7 @@ from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePr
 from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
 from pipeline.extract.inputs import objects_of_phrases
 from pipeline.extract.objects import ObjectReader
-from pipeline.grounding.config import GroundingSettings
+from pipeline.grounding.grounder_config import GroundingSettings
 from pipeline.grounding.stage import GroundPaths, ground_dataset
 
 FILL = (124, 116, 104)

@@ -15,9 +15,9 @@ from tiny_sam2 import SIZE, as_transformers, configuration, hf_config
 from torch import Tensor
 
 from pipeline.grounding.segmenters.box import BoxSegmenter
-from pipeline.grounding.segmenters.config import SegmenterSettings
+from pipeline.grounding.segmenters.build_segmenter import build_segmenter
 from pipeline.grounding.segmenters.prompted import BOXES, PromptedSegmenter
-from pipeline.grounding.segmenters.registry import build_segmenter
+from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")

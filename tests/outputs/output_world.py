@@ -18,14 +18,14 @@ from invented_results import write_results
 from stage_server import Outcome, StageServer
 from tiny_scenes import TINY
 
-from pipeline.datasets.registry import prepare
+from pipeline.datasets.kinds import prepare
 from pipeline.datasets.scenes import ScenesSource
 
 LIBRARIES = [
     *("open_clip", "torchvision.io", "train.run", "train.report.write", "dvclive.live"),
     *("pipeline.encoders.clip_image", "pipeline.encoders.teacher", "pipeline.grounding.stage"),
-    *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokens"),
-    *("pipeline.phrase_tokens", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
+    *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
+    *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
 ]
 SERVER_OPTIONS = [f"--import={name}" for name in LIBRARIES]
 

@@ -119,7 +119,7 @@ def test_each_object_is_one_row_however_often_it_is_named(monkeypatch, capsys, p
 def test_a_row_is_the_encoding_of_its_own_cut_out(monkeypatch, photos):
     import torch
 
-    from pipeline.encoders.registry import build_image_encoder, named_encoder
+    from pipeline.encoders.build_encoder import build_image_encoder, named_encoder
     from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
     from pipeline.extract.inputs import objects_of_phrases
 

@@ -22,7 +22,7 @@ from pipeline.cache import (
 )
 from pipeline.cache.tables import read_tables, write_single
 from pipeline.cache.verify import verify
-from pipeline.phrase_tokens import summary, token_span, tokenize_phrases
+from pipeline.tokenize_phrases import summary, token_span, tokenize_phrases
 from sightline.errors import SightlineError
 
 IMAGE, OTHER = b"i" * 32, b"o" * 32

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.datasets.base import PrepareReport, Progress
 from pipeline.datasets.folder import CAPTIONED
 from pipeline.datasets.scenes.source import ScenesSource
+from pipeline.datasets.source import PrepareReport, Progress
 
 __all__ = ["WRITES", "ScenesSource", "prepare"]
 

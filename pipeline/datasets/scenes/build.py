@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from pipeline.cache.keys import as_keys, key_of_bytes
 from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_array, write_manifest
-from pipeline.datasets.base import PrepareReport, Progress
 from pipeline.datasets.scenes.captions import Caption, describe, write
 from pipeline.datasets.scenes.draw import draw, png
 from pipeline.datasets.scenes.models import write_models
@@ -18,6 +17,7 @@ from pipeline.datasets.scenes.phrases import PhraseRows
 from pipeline.datasets.scenes.scene import Scene, random_scene, stream
 from pipeline.datasets.scenes.similarity import GradedPair, graded_pairs
 from pipeline.datasets.scenes.source import ScenesSource
+from pipeline.datasets.source import PrepareReport, Progress
 
 CAPTIONS_EACH = 5
 SPLITS = ("train", "dev", "test")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.datasets.base import Progress
 from pipeline.datasets.scenes.targets import batches, normalised
+from pipeline.datasets.source import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.datasets.base import DatasetError, Progress
 from pipeline.datasets.scenes.draw import draw
 from pipeline.datasets.scenes.scene import Scene
 from pipeline.datasets.scenes.similarity import GradedPair
 from pipeline.datasets.scenes.source import ScenesSource
+from pipeline.datasets.source import DatasetError, Progress
 
 THREADS = 2  # as many as the demo's machine has; a fixed number keeps the weights' bytes
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.datasets.base import Progress
 from pipeline.datasets.scenes.scene import Scene
 from pipeline.datasets.scenes.targets import (
     IMAGENET_MEAN,
@@ -18,6 +17,7 @@ from pipeline.datasets.scenes.targets import (
     labels,
     normalised,
 )
+from pipeline.datasets.source import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.datasets.base import Progress
 from pipeline.datasets.scenes.similarity import HIGHEST, GradedPair
 from pipeline.datasets.scenes.student import new_bert, new_tokenizer
 from pipeline.datasets.scenes.targets import batches
+from pipeline.datasets.source import Progress
 
 if TYPE_CHECKING:
     from transformers import BertModel

@@ -1,4 +1,4 @@
-"""Segmenters: one module each, behind `pipeline.grounding.base.Segmenter`.
+"""Segmenters: one module each, behind `pipeline.grounding.protocols.Segmenter`.
 
 Nothing is imported here; start at `registry.build_segmenter`.
 """

@@ -18,8 +18,8 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
-from pipeline.grounding.segmenters.config import Sam2Settings
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
+from pipeline.grounding.segmenters.segmenter_config import Sam2Settings
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.hub import reaching

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.cache.errors import CacheError
 from pipeline.cache.keys import Keys, KeyTable, as_keys, key_of_bytes, sort_order
 from pipeline.cache.manifest import PHRASE_TOKENS, key_array, key_column
-from pipeline.cache.ragged import ranges
+from pipeline.cache.ranges import ranges
 from pipeline.cache.tables import read_single, write_single
 
 

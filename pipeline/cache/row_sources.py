@@ -15,7 +15,7 @@ from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, unique_sorted
 from pipeline.cache.record import FeatureSpec
-from pipeline.cache.rows import RowView
+from pipeline.cache.row_view import RowView
 from pipeline.cache.shard import map_keys
 from pipeline.cache.shard_check import file_fault
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.grounding.base import Grounder
-from pipeline.grounding.config import (
+from pipeline.grounding.grounder_config import (
     AnnotationSettings,
     Florence2Settings,
     GrounderSettings,
 )
+from pipeline.grounding.protocols import Grounder
 
 if TYPE_CHECKING:
     import torch

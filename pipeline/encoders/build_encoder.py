@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from pipeline.encoders.base import ImageEncoder, TextEncoder
-from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.encoders.libraries import require
+from pipeline.encoders.protocols import ImageEncoder, TextEncoder
 from sightline.errors import SightlineError
 from sightline.parameter_errors import explain
 

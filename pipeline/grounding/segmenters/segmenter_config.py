@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipeline.encoders.config import WeightsSpec, parse_weights
+from pipeline.encoders.encoder_config import WeightsSpec, parse_weights
 
 
 class _Segmenter(BaseModel):

@@ -16,15 +16,15 @@ from pipeline.cache import FeatureSetWriter, FeatureSpec
 from pipeline.cache.keys import Keys, as_keys, keys_of_texts
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
+from pipeline.extract.account import ExtractSummary, account, check_failures, say_why
 from pipeline.extract.memory import RowsPerCall
-from pipeline.extract.summary import ExtractSummary, account, check_failures, say_why
 from sightline.errors import SightlineError
 from sightline.progress import progress
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.encoders.base import EncoderIdentity, ImageEncoder, TextEncoder
+    from pipeline.encoders.protocols import EncoderIdentity, ImageEncoder, TextEncoder
     from pipeline.extract.batches import Reader
     from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.objects import CutoutEntry

@@ -6,8 +6,8 @@ import difflib
 import importlib
 from pathlib import Path
 
-from pipeline.datasets.base import DatasetError, PrepareReport, Progress, Source
 from pipeline.datasets.folder import CAPTIONED, building
+from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
 
 KINDS: dict[str, tuple[str, str]] = {
     # kind: (module with a function `prepare`, its parameters); a module may name what it `WRITES`

@@ -14,10 +14,10 @@ from pipeline.cache import key_of_text
 from pipeline.cache.manifest import PHRASES
 from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
 from pipeline.cache.tables import DROPS, GROUNDED_IMAGES
-from pipeline.grounding.base import Caption, Dropped, Grounded, GroundingError
-from pipeline.grounding.config import Rules
+from pipeline.grounding.captioned_images import Unit
+from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import hull
-from pipeline.grounding.units import Unit
+from pipeline.grounding.protocols import Caption, Dropped, Grounded, GroundingError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.cache.errors import CacheError
 from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing, unique_sorted
 from pipeline.cache.manifest import TOKENS, key_array, key_column
-from pipeline.cache.ragged import ranges
+from pipeline.cache.ranges import ranges
 from pipeline.cache.tables import read_single, write_single
 
 
@@ -28,7 +28,7 @@ class TokenHeader:
         pad_token_id: id that fills a batch.
         vocabulary_size: number of ids.
         weights: what the student starts from, so that other weights under the same name reach a
-            training, which depends on this set; see `pipeline.tokens.weights_identity`.
+            training, which depends on this set; see `pipeline.tokenize_texts.weights_identity`.
     """
 
     student: str

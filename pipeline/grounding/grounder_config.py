@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipeline.encoders.config import parse_weights
-from pipeline.grounding.segmenters.config import Sam2Settings, SegmenterSettings
+from pipeline.encoders.encoder_config import parse_weights
+from pipeline.grounding.segmenters.segmenter_config import Sam2Settings, SegmenterSettings
 
 CaptionChoice = Literal["longest", "all"]
 _Share = Annotated[float, Field(ge=0, le=1)]

@@ -23,12 +23,12 @@ from pipeline.cache.tables import (
     read_table,
     read_tables,
 )
-from pipeline.extract.summary import check_failures
-from pipeline.grounding.base import Grounder, Segmenter
-from pipeline.grounding.config import Rules
+from pipeline.extract.account import check_failures
+from pipeline.grounding.captioned_images import Block, Unit, blocks_of
+from pipeline.grounding.ground_summary import GroundSummary
+from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.journal import BlockJournal, FinishedBlock
-from pipeline.grounding.summary import GroundSummary
-from pipeline.grounding.units import Block, Unit, blocks_of
+from pipeline.grounding.protocols import Grounder, Segmenter
 from pipeline.grounding.worker import GroundSettings, Worker
 from sightline.errors import SightlineError
 from sightline.output import Output
@@ -49,7 +49,7 @@ def ground(
     """Make ``out`` hold the records of exactly ``units``; what it holds already is kept.
 
     Args:
-        units: images and captions, see `pipeline.grounding.units.units_of`.
+        units: images and captions, see `pipeline.grounding.captioned_images.units_of`.
         segmenter: None takes the masks that come with the grounder's boxes.
         out: folder of the records; the run's own files go to ``<out>.run`` beside it.
 

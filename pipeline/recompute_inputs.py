@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import layout
+from pipeline import graph_paths
 from pipeline.cache import CAPTIONS, CacheError, FeatureSet, read_manifest
 from pipeline.cache.keys import keys_of_texts
 
@@ -77,16 +77,16 @@ def _of_graph(folder: Path, kind: str, params_file: Path) -> Making:
     from pipeline.params import load_params
 
     try:
-        dataset, _, name = folder.resolve().relative_to(layout.FEATURES.resolve()).parts
+        dataset, _, name = folder.resolve().relative_to(graph_paths.FEATURES.resolve()).parts
     except ValueError:
         raise CacheError(
-            f"{folder}: not in {layout.FEATURES}/<dataset>/<kind>/<encoder>, so its inputs are not "
-            f"known; name them with {options(kind)}"
+            f"{folder}: not in {graph_paths.FEATURES}/<dataset>/<kind>/<encoder>, so its inputs "
+            f"are not known; name them with {options(kind)}"
         ) from None
     params = load_params(params_file)
     _, source = params.source(dataset)
-    manifests = layout.dataset_folder(dataset)
-    images, root = manifests / "images.parquet", layout.image_root(dataset, source)
+    manifests = graph_paths.dataset_folder(dataset)
+    images, root = manifests / "images.parquet", graph_paths.image_root(dataset, source)
     match kind:
         case "object":
             objects = objects_of_phrases(params.phrases, images, root)
@@ -124,7 +124,7 @@ def _keyed(texts: list[str]) -> dict[bytes, str]:
 
 def _encoder_of_record(folder: Path, features: FeatureSet, origin: Origin) -> Any:
     """The encoder that the record names, as far as it can."""
-    from pipeline.encoders.registry import named_encoder
+    from pipeline.encoders.build_encoder import named_encoder
 
     spec = features.record.spec
     source = origin.weights or spec.encoder.source.split(" (")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.datasets.base import Source
+from pipeline.datasets.source import Source
 
 FEATURES = Path("data/features")
 """Every feature set lies below."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.grounding.base import Segmenter
-from pipeline.grounding.segmenters.config import (
+from pipeline.grounding.protocols import Segmenter
+from pipeline.grounding.segmenters.segmenter_config import (
     BoxSettings,
     DrawnSettings,
     Sam2Settings,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
-from pipeline.grounding.base import Caption
-from pipeline.grounding.config import CaptionChoice
+from pipeline.grounding.grounder_config import CaptionChoice
+from pipeline.grounding.protocols import Caption
 from sightline.errors import SightlineError
 
 
