@@ -14,9 +14,13 @@ from pipeline.cache.errors import CacheError
 from pipeline.cache.record import (
     NAMES,
     SCHEMA,
+    SINGLE_KINDS,
     TABLE_KINDS,
+    TABLES_OF,
     FeatureSetRecord,
+    FileRecord,
     SetRecord,
+    TableRecord,
     TableSetRecord,
     digest,
 )
@@ -73,12 +77,12 @@ def to_bytes(record: SetRecord) -> bytes:
 
 def read_features(folder: Path) -> FeatureSetRecord:
     """The record of the feature set in ``folder``; raises as `read_record`."""
-    return _of_type(folder, FeatureSetRecord, "feature set")
+    return _of_type(folder, FeatureSetRecord, "a feature set")
 
 
 def read_tables_record(folder: Path, kind: str) -> TableSetRecord:
     """The record of a set of tables of this kind; raises as `read_record`."""
-    record = _of_type(folder, TableSetRecord, NAMES[kind].removeprefix("a "))
+    record = _of_type(folder, TableSetRecord, NAMES[kind])
     if record.spec.kind != kind:
         raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {NAMES[kind]}")
     return record
@@ -102,9 +106,9 @@ def refuse_other_kinds(folder: Path, kind: str) -> None:
 
 
 def _of_type(folder: Path, expected: type[R], name: str) -> R:
-    record = read_record(folder, name)
+    record = read_record(folder, name.removeprefix("a "))
     if not isinstance(record, expected):
-        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected a {name}")
+        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {name}")
     return record
 
 
@@ -176,19 +180,36 @@ def _no_number(name: str) -> None:
 
 
 def _check_names(path: Path, record: SetRecord) -> None:
-    names = [file.name for file in record.files]
-    for name, pattern in zip(names, _patterns(record), strict=True):
-        if not re.fullmatch(pattern, name):
-            raise CacheError(f"{path}: file name {name[:80]!r} is not allowed in a set")
-    if len(set(names)) != len(names) and isinstance(record, FeatureSetRecord):
-        raise CacheError(f"{path}: names a file twice")
+    found: dict[str, FileRecord] = {}
+    for file, pattern in _patterns(path, record):
+        if not re.fullmatch(pattern, file.name):
+            raise CacheError(f"{path}: file name {file.name[:80]!r} is not allowed in a set")
+        empty = isinstance(file, TableRecord) and not file.rows  # which blocks have in common
+        if file.name in found and not (empty and file == found[file.name]):
+            raise CacheError(f"{path}: names a file twice")
+        found[file.name] = file
 
 
-def _patterns(record: SetRecord) -> list[str]:
+def _patterns(path: Path, record: SetRecord) -> list[tuple[FileRecord, str]]:
+    """Every file that the record names, and the form that its name must have."""
     if isinstance(record, FeatureSetRecord):
-        return [_INDEX_NAME, *[_SHARD_NAME] * len(record.shards)]
+        shards = [(shard, _SHARD_NAME) for shard in record.shards]
+        return [(record.index, _INDEX_NAME), *shards]
     assert isinstance(record, TableSetRecord)
-    return [rf"{name}-[0-9a-f]{{32}}\.parquet" for shard in record.shards for name in shard.tables]
+    kind = record.spec.kind
+    if kind in SINGLE_KINDS and len(record.shards) > 1:
+        raise CacheError(f"{path}: {len(record.shards)} shards, expected one; {_AGAIN}")
+    for shard in record.shards:
+        if set(shard.tables) != set(TABLES_OF[kind]):
+            names = ", ".join(shard.tables)
+            raise CacheError(
+                f"{path}: a shard of tables {names[:80]!r}, expected {', '.join(TABLES_OF[kind])}"
+            )
+    return [
+        (file, rf"{name}-[0-9a-f]{{32}}\.parquet")
+        for shard in record.shards
+        for name, file in shard.tables.items()
+    ]
 
 
 def _check_sizes(path: Path, record: FeatureSetRecord) -> None:
