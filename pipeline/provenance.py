@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pipeline import graph_paths
-from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
+from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord, shown
 
 LICENCES = {
     "scenes": "drawn by Sightline itself; no rights of others",
@@ -38,7 +38,7 @@ def paragraph(folder: Path, record: SetRecord, licence: str) -> str:
         assert isinstance(record, TableSetRecord)
         lines |= {"Made with": _words(record.spec.description), "Counts": _words(record.counts)}
         computed = [shard.computed for shard in record.shards if shard.computed]
-    on = sorted({", ".join(f"{k} {v}" for k, v in each.items()) for each in computed})
+    on = sorted({", ".join(f"{shown(k)} {shown(v)}" for k, v in each.items()) for each in computed})
     lines |= {
         "Size": f"{record.size / 1e6:,.1f} MB in {len(record.files):,} files",
         "Computed on": "; ".join(on) or "not recorded",
@@ -64,4 +64,6 @@ def _of_features(record: FeatureSetRecord) -> dict[str, str]:
 
 
 def _words(values: dict[str, object]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
+    return ", ".join(
+        f"{shown(name.replace('_', ' '))} {shown(value)}" for name, value in values.items()
+    )

@@ -14,9 +14,13 @@ from pipeline.cache.errors import CacheError
 from pipeline.cache.record import (
     NAMES,
     SCHEMA,
+    SINGLE_KINDS,
     TABLE_KINDS,
+    TABLES_OF,
     FeatureSetRecord,
+    FileRecord,
     SetRecord,
+    TableRecord,
     TableSetRecord,
     digest,
 )
@@ -33,6 +37,15 @@ _HEAD_BYTES = 4096
 _INDEX_NAME, _SHARD_NAME = r"index-[0-9a-f]{32}\.parquet", r"shard-[0-9a-f]{32}\.h5"
 _TABLE_NAME = r"(?:images|phrases|drops|cutouts|tokens|phrase_tokens)-[0-9a-f]{32}\.parquet"
 _NAMES = re.compile(f"{_INDEX_NAME}|{_SHARD_NAME}|{_TABLE_NAME}".encode())
+_EARLIER = {
+    "feature_set.json": "sightline extract",
+    "grounding.json": "sightline ground run",
+    "cutouts.json": "sightline ground run",
+    "student.json": "sightline tokens",
+    "tokens.parquet": "sightline tokens",
+    "phrase_tokens.parquet": "sightline phrase-tokens",
+}
+"""Files by which a set of an earlier schema is known, and what makes it."""
 _AGAIN = "pull it again, or run its stage again"
 
 R = TypeVar("R", bound=SetRecord)
@@ -73,23 +86,38 @@ def to_bytes(record: SetRecord) -> bytes:
 
 def read_features(folder: Path) -> FeatureSetRecord:
     """The record of the feature set in ``folder``; raises as `read_record`."""
-    return _of_type(folder, FeatureSetRecord, "feature set")
+    return _of_type(folder, FeatureSetRecord, "a feature set")
 
 
 def read_tables_record(folder: Path, kind: str) -> TableSetRecord:
     """The record of a set of tables of this kind; raises as `read_record`."""
-    record = _of_type(folder, TableSetRecord, NAMES[kind].removeprefix("a "))
+    record = _of_type(folder, TableSetRecord, NAMES[kind])
     if record.spec.kind != kind:
         raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {NAMES[kind]}")
     return record
+
+
+def refuse_earlier(folder: Path) -> None:
+    """Refuse a folder that holds a set of an earlier schema.
+
+    Raises:
+        CacheError: it does; names the commands that make it anew.
+    """
+    there = [name for name in _EARLIER if (folder / name).is_file()]
+    if there and not (folder / FILE_NAME).is_file():
+        raise CacheError(
+            f"{folder}: a set of an earlier schema ({there[0]}), which this version does not read; "
+            f"move it away and make it again with its stage or `{_EARLIER[there[0]]}`"
+        )
 
 
 def refuse_other_kinds(folder: Path, kind: str) -> None:
     """Refuse to replace a set of another kind; one of the same kind may be replaced.
 
     Raises:
-        CacheError: there is one.
+        CacheError: there is one, or one of an earlier schema.
     """
+    refuse_earlier(folder)
     try:
         found = read_record(folder).spec.kind
     except CacheError:
@@ -102,9 +130,9 @@ def refuse_other_kinds(folder: Path, kind: str) -> None:
 
 
 def _of_type(folder: Path, expected: type[R], name: str) -> R:
-    record = read_record(folder, name)
+    record = read_record(folder, name.removeprefix("a "))
     if not isinstance(record, expected):
-        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected a {name}")
+        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {name}")
     return record
 
 
@@ -123,12 +151,7 @@ def read_record(folder: Path, expected: str = "set") -> SetRecord:
     if path.is_symlink():
         raise CacheError(f"{path}: is a link; a set holds no links")
     if not path.is_file():
-        older = folder / "feature_set.json"
-        if older.is_file() or (folder / "grounding.json").is_file():
-            raise CacheError(
-                f"{folder}: a set of an earlier schema, which this version does not read; "
-                "move it away and run its stage (or `sightline extract`, `ground`) again"
-            )
+        refuse_earlier(folder)
         raise CacheError(f"{folder}: no {expected} here (no {FILE_NAME}); {_AGAIN}")
     if path.stat().st_size > MAX_BYTES:
         raise CacheError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_BYTES} allowed")
@@ -176,19 +199,36 @@ def _no_number(name: str) -> None:
 
 
 def _check_names(path: Path, record: SetRecord) -> None:
-    names = [file.name for file in record.files]
-    for name, pattern in zip(names, _patterns(record), strict=True):
-        if not re.fullmatch(pattern, name):
-            raise CacheError(f"{path}: file name {name[:80]!r} is not allowed in a set")
-    if len(set(names)) != len(names) and isinstance(record, FeatureSetRecord):
-        raise CacheError(f"{path}: names a file twice")
+    found: dict[str, FileRecord] = {}
+    for file, pattern in _patterns(path, record):
+        if not re.fullmatch(pattern, file.name):
+            raise CacheError(f"{path}: file name {file.name[:80]!r} is not allowed in a set")
+        empty = isinstance(file, TableRecord) and not file.rows  # which blocks have in common
+        if file.name in found and not (empty and file == found[file.name]):
+            raise CacheError(f"{path}: names a file twice")
+        found[file.name] = file
 
 
-def _patterns(record: SetRecord) -> list[str]:
+def _patterns(path: Path, record: SetRecord) -> list[tuple[FileRecord, str]]:
+    """Every file that the record names, and the form that its name must have."""
     if isinstance(record, FeatureSetRecord):
-        return [_INDEX_NAME, *[_SHARD_NAME] * len(record.shards)]
+        shards = [(shard, _SHARD_NAME) for shard in record.shards]
+        return [(record.index, _INDEX_NAME), *shards]
     assert isinstance(record, TableSetRecord)
-    return [rf"{name}-[0-9a-f]{{32}}\.parquet" for shard in record.shards for name in shard.tables]
+    kind = record.spec.kind
+    if kind in SINGLE_KINDS and len(record.shards) > 1:
+        raise CacheError(f"{path}: {len(record.shards)} shards, expected one; {_AGAIN}")
+    for shard in record.shards:
+        if set(shard.tables) != set(TABLES_OF[kind]):
+            names = ", ".join(shard.tables)
+            raise CacheError(
+                f"{path}: a shard of tables {names[:80]!r}, expected {', '.join(TABLES_OF[kind])}"
+            )
+    return [
+        (file, rf"{name}-[0-9a-f]{{32}}\.parquet")
+        for shard in record.shards
+        for name, file in shard.tables.items()
+    ]
 
 
 def _check_sizes(path: Path, record: FeatureSetRecord) -> None:

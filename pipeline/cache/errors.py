@@ -6,7 +6,7 @@ from sightline.errors import SightlineError
 
 
 class CacheError(SightlineError):
-    """A feature set, a token set or a manifest is missing, damaged or of another kind."""
+    """A set of the cache or a manifest is missing, damaged or of another kind."""
 
 
 class MissingKeys(CacheError):

@@ -81,7 +81,9 @@ def _read(path: Path, columns: list[str] | None) -> pa.Table:
             size += sum(_expanded(column) for column in batch.columns)
             _require(path, size, limit)
             batches.append(batch.cast(schema))
-    return pa.Table.from_batches(batches, schema)
+    table = pa.Table.from_batches(batches, schema)
+    table.validate(full=True)  # texts that are no Unicode would fail whoever reads them
+    return table
 
 
 def _check_declared(path: Path, file: pq.ParquetFile, limit: int) -> int:

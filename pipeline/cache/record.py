@@ -29,6 +29,17 @@ Kind = Literal["image", "text", "teacher", "object"]
 TableKind = Literal["grounding", "cutouts", "tokens", "phrase-tokens"]
 FEATURE_KINDS: tuple[Kind, ...] = get_args(Kind)
 TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)
+TABLES_OF: dict[TableKind, tuple[str, ...]] = {
+    "grounding": ("images", "phrases", "drops"),
+    "cutouts": ("cutouts",),
+    "tokens": ("tokens",),
+    "phrase-tokens": ("phrase_tokens",),
+}
+"""Names of the tables in each shard of a set."""
+
+SINGLE_KINDS: tuple[TableKind, ...] = ("tokens", "phrase-tokens")
+"""Kinds of sets that have one shard, or none once it was taken out."""
+
 NAMES = {
     **dict.fromkeys(FEATURE_KINDS, "a feature set"),
     **{"grounding": "a grounding", "cutouts": "cut-outs"},
@@ -192,7 +203,8 @@ class TableSetRecord(SetRecord):
 
     @property
     def files(self) -> tuple[FileRecord, ...]:
-        return tuple(file for shard in self.shards for file in shard.tables.values())
+        every = [file for shard in self.shards for file in shard.tables.values()]
+        return tuple({file.name: file for file in every}.values())  # empty tables are one file
 
 
 def digest(value: object) -> str:
@@ -205,10 +217,16 @@ def differences(mine: BaseModel, theirs: BaseModel) -> list[str]:
     """What differs between two specs, one ``name: theirs → mine`` line each."""
     one, two = _flat(mine.model_dump()), _flat(theirs.model_dump())
     return [
-        f"{name}: {two.get(name, 'absent')} → {one.get(name, 'absent')}"
+        f"{shown(name)}: {shown(two.get(name, 'absent'))} → {shown(one.get(name, 'absent'))}"
         for name in sorted(one.keys() | two.keys())
         if one.get(name) != two.get(name)
     ]
+
+
+def shown(value: object) -> str:
+    """A value from a stranger as text that a terminal does not act on."""
+    text = str(value)
+    return text if text.isprintable() else ascii(text)
 
 
 def _flat(value: object, prefix: str = "") -> dict[str, object]:

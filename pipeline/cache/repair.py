@@ -97,13 +97,15 @@ def _repair_tables(
     sound = [shard for shard, found in zip(record.shards, faults, strict=True) if not found]
     if len(sound) == len(record.shards) and not verify(folder):
         return RepairReport((), "", record)
+    stay = {file.name for shard in sound for file in shard.tables.values()}
     dropped = []
     for shard, found in zip(record.shards, faults, strict=True):
         if found:
-            output.remove(file.name for file in shard.tables.values())
+            output.remove({file.name for file in shard.tables.values()} - stay)
             first = next(iter(shard.tables.values()))
             dropped.append(Dropped(first.name, first.rows, "; ".join(found)))
-    now = publish_tables(output, record.spec, sound, record.counts)
+    counts = {} if dropped else record.counts  # those of the whole set, which a run makes anew
+    now = publish_tables(output, record.spec, sound, counts)
     return RepairReport(tuple(dropped), "", now)
 
 

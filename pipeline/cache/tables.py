@@ -9,6 +9,7 @@ tokens and phrase tokens are one table each.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 from blake3 import blake3
+from pydantic import TypeAdapter, ValidationError
 
 from pipeline.cache.commit import read_tables_record, refuse_other_kinds, set_output, write_record
 from pipeline.cache.errors import CacheError
@@ -29,8 +31,16 @@ from pipeline.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipeline.cache.record import TableKind, TableRecord, TableSetRecord, TableShard, TableSpec
+from pipeline.cache.record import (
+    TABLES_OF,
+    TableKind,
+    TableRecord,
+    TableSetRecord,
+    TableShard,
+    TableSpec,
+)
 from pipeline.cache.shard import check_file
+from pipeline.cache.shard_check import file_fault
 from sightline.files import fsync_folder, token
 from sightline.output import Output
 
@@ -75,14 +85,6 @@ TABLES = {
 }
 """Schema of each table."""
 
-TABLES_OF = {
-    "grounding": ("images", "phrases", "drops"),
-    "cutouts": ("cutouts",),
-    "tokens": ("tokens",),
-    "phrase-tokens": ("phrase_tokens",),
-}
-"""Names of the tables of each kind of set."""
-
 _ORDERED_BY = {
     **{"images": "unit_key", "phrases": "image_key", "drops": "image_key"},
     **{"cutouts": "key", "tokens": "key", "phrase_tokens": "pair_key"},
@@ -113,8 +115,7 @@ def read_tables(folder: Path, name: str) -> pa.Table:
     """All rows of the table ``name`` of a set, in the order of the shards.
 
     Raises:
-        CacheError: there is no set with such a table, or one of its files is missing or of
-            another size.
+        CacheError: there is no set with such a table, or one of its files is missing or damaged.
     """
     (kind,) = (kind for kind, names in TABLES_OF.items() if name in names)
     record = read_tables_record(folder, kind)
@@ -122,17 +123,42 @@ def read_tables(folder: Path, name: str) -> pa.Table:
     return pa.concat_tables([TABLES[name].empty_table(), *tables]).combine_chunks()
 
 
-def read_table(folder: Path, name: str, file: TableRecord) -> pa.Table:
+def read_table(folder: Path, name: str, file: TableRecord, *, hashed: bool = False) -> pa.Table:
     """One table of a shard.
 
+    Args:
+        hashed: the file was just compared with its BLAKE3, which costs a look at every byte.
+
     Raises:
-        CacheError: the file is missing, of another size, or holds something else.
+        CacheError: the file is missing, has other bytes than the record says, or holds something
+            else than full rows of such a table.
     """
     path = check_file(folder, file)
+    if not hashed and (fault := file_fault(folder, file)):
+        raise CacheError(f"{fault}; run `sightline cache repair {folder}`")
     table = read_manifest(path, TABLES[name]).replace_schema_metadata(TABLES[name].metadata)
     if table.num_rows != file.rows:
         raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {file.rows:,}")
+    empty = [field.name for field in table.schema if _has_nulls(table[field.name].chunks)]
+    if empty:
+        raise CacheError(f"{path}: column {empty[0]} has cells without a value")
     return table
+
+
+def _has_nulls(arrays: Sequence[pa.Array]) -> bool:
+    """Whether a value is missing, or a part of one."""
+    for array in arrays:
+        if array.null_count:
+            return True
+        if pa.types.is_struct(array.type):
+            parts = [array.field(number) for number in range(array.type.num_fields)]
+        elif pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
+            parts = [array.flatten()]
+        else:
+            continue
+        if _has_nulls(parts):
+            return True
+    return False
 
 
 def is_whole(folder: Path, shard: TableShard) -> bool:
@@ -188,7 +214,7 @@ def write_single(
         return publish_tables(output, spec, [TableShard(tables={name: file})], counts)
 
 
-def read_single(folder: Path, kind: str, header: type[H]) -> tuple[Path, pa.Table, H]:
+def read_single(folder: Path, kind: TableKind, header: type[H]) -> tuple[Path, pa.Table, H]:
     """The file of a set of one table, its rows and its header.
 
     Raises:
@@ -202,8 +228,10 @@ def read_single(folder: Path, kind: str, header: type[H]) -> tuple[Path, pa.Tabl
     file = record.shards[0].tables[name]
     table = read_table(folder, name, file).combine_chunks()
     try:
-        found = header(**record.spec.description)
-    except TypeError as error:
+        header(**record.spec.description)  # which takes no field too many
+        text = json.dumps(record.spec.description)
+        found = TypeAdapter(header).validate_json(text, strict=True)
+    except (TypeError, ValidationError) as error:
         raise CacheError(f"{folder}: its description is of another version; {again}") from error
     return folder / file.name, table, found
 
@@ -273,8 +301,12 @@ def _canonical(array: pa.Array | pa.ChunkedArray) -> Iterator[bytes]:
     elif pa.types.is_fixed_size_list(array.type):
         yield from _canonical(array.flatten())
     elif pa.types.is_string(array.type) or pa.types.is_fixed_size_binary(array.type):
-        values = [value or b"" for value in array.cast(pa.binary()).to_pylist()]
-        yield np.array([len(value) for value in values], dtype="<i8").tobytes()
-        yield b"".join(values)
+        if not len(array):
+            return  # it may have no buffers
+        texts = array.cast(pa.large_binary()).fill_null(b"")
+        _, ends, data = texts.buffers()
+        offsets = np.frombuffer(ends, dtype="<i8")[texts.offset :][: len(texts) + 1]
+        yield np.diff(offsets).tobytes()
+        yield data.slice(offsets[0], offsets[-1] - offsets[0]) if data else b""
     else:
         yield np.asarray(array.fill_null(0)).tobytes()

@@ -106,9 +106,9 @@ def _published(out: Path) -> dict[str, FinishedBlock]:
     if found.fingerprint != SPEC.fingerprint:
         return {}
     return {
-        shard.computed["phrases"]: FinishedBlock(shard, shard.computed["phrases"])
+        source: FinishedBlock(shard, source)
         for shard in found.shards
-        if is_whole(out, shard)
+        if isinstance(source := shard.computed.get("phrases"), str) and is_whole(out, shard)
     }
 
 

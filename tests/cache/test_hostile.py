@@ -202,7 +202,7 @@ def test_manifests_and_tokens_that_are_no_parquet(tmp_path: Path, data: bytes) -
     (file,) = (sound_tokens(tmp_path / "tokens")).glob("tokens-*.parquet")
     size = file.stat().st_size
     file.write_bytes(data.ljust(size, b"\0"))
-    with pytest.raises(CacheError, match="not a readable Parquet file"):
+    with pytest.raises(CacheError, match="damaged; run `sightline cache repair"):
         TokenSet.open(tmp_path / "tokens")
 
 
