@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,7 @@ def _print_sets(found: list[tuple[Path, SetRecord]]) -> None:
         else:
             cells += ["", "", about["size"], "", ""]
         table.add_row(*map(Text, cells))  # names from strangers, which rich would read as markup
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def info(path: SET, as_json: JSON = False) -> None:
