@@ -1,0 +1,133 @@
+"""A small set of tables of every kind, how each is read, and a forger of their records."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from blake3 import blake3
+
+sys.path.append(str(Path(__file__).parents[1] / "grounding"))
+
+from ground_data import SETTINGS, DataSet, WordGrounder, run_ground
+
+from pipeline.cache import (
+    PhraseTokenHeader,
+    PhraseTokens,
+    TokenHeader,
+    TokenSet,
+    keys_of_texts,
+    write_phrase_tokens,
+    write_tokens,
+)
+from pipeline.cache.commit import FILE_NAME
+from pipeline.cache.record import TABLES_OF, TableKind, TableSpec, digest
+from pipeline.cache.tables import read_tables
+from pipeline.grounding.cutouts import write_cutouts
+from pipeline.grounding.worker import GroundSettings
+
+TEXTS = [f"text {i}" for i in range(40)]
+HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
+SPANS = PhraseTokenHeader("tiny", "0" * 64, max_length=8, phrases=60, dropped={"cut": 20})
+WORDS = ("A red dog and a blue ball", "nothing", "a green bird over the old house")
+
+
+def settings(block_images: int = 2) -> GroundSettings:
+    return GroundSettings(batch_size=4, workers=SETTINGS.workers, block_images=block_images)
+
+
+def photographs(folder: Path, count: int = 7) -> DataSet:
+    """Photographs with captions; those of odd number have one without any phrase."""
+    data = DataSet(folder)
+    for i in range(count):
+        data.add(f"{i}.png", *WORDS[i % 3 :], *["a b"] * (i % 2))
+    return data
+
+
+def make_grounding(
+    data: DataSet, folder: Path, block_images: int = 2, grounder: WordGrounder | None = None
+) -> None:
+    run_ground(data, folder, grounder, settings=settings(block_images))
+
+
+def make_cutouts(data: DataSet, grounding: Path, folder: Path) -> None:
+    write_cutouts(grounding, {unit.key: unit.path for unit in data.units()}, folder)
+
+
+def make_tokens(folder: Path, texts: list[str] = TEXTS, token: int = 5) -> None:
+    ids = [[1, *range(2, 2 + int(text.split()[1]) % token), token] for text in texts]
+    write_tokens(folder, HEADER, keys_of_texts(texts), ids)
+
+
+def make_phrase_tokens(folder: Path) -> None:
+    pairs = keys_of_texts([f"pair {i // 2}" for i in range(40)])
+    starts = np.arange(40) % 5
+    write_phrase_tokens(folder, SPANS, pairs, keys_of_texts(TEXTS), starts, starts + 1)  # type: ignore
+
+
+def make_all(folder: Path) -> Path:
+    """``folder`` with a set of each kind, named by it."""
+    data = photographs(folder / "data")
+    make_grounding(data, folder / "grounding")
+    make_cutouts(data, folder / "grounding", folder / "cutouts")
+    make_tokens(folder / "tokens")
+    make_phrase_tokens(folder / "phrase-tokens")
+    return folder
+
+
+def read(folder: Path, kind: TableKind) -> list[pa.Table]:
+    """All rows of a set, through every function that reads such sets."""
+    if kind == "tokens":
+        TokenSet.open(folder)
+    if kind == "phrase-tokens":
+        PhraseTokens.open(folder)
+    return [read_tables(folder, name) for name in TABLES_OF[kind]]
+
+
+@dataclass(frozen=True)
+class Forger:
+    """Changes a sound set of tables as somebody would who can make every digest fit."""
+
+    folder: Path
+
+    def body(self) -> dict[str, Any]:
+        found = json.loads((self.folder / FILE_NAME).read_text())
+        del found["digest"]
+        return found
+
+    def commit(self, body: dict[str, Any], refit: bool = True) -> None:
+        """A commit file that says ``body``, with its own digest made to fit."""
+        if refit:
+            spec = body["spec"]
+            body["fingerprint"] = TableSpec.model_construct(**spec).fingerprint
+        text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
+        text = text.replace("Infinity", "1e999")  # which is a number to JSON
+        (self.folder / FILE_NAME).write_bytes((text + "\n").encode("utf-8", "surrogatepass"))
+
+    def say(self, change: Callable[[dict[str, Any]], Any], refit: bool = True) -> None:
+        body = self.body()
+        change(body)
+        self.commit(body, refit)
+
+    def table(self, name: str, number: int = 0) -> Path:
+        return self.folder / self.body()["shards"][number]["tables"][name]["name"]
+
+    def replace(self, name: str, write: Callable[[Path], None], rows: int | None = None) -> None:
+        """Put another file in the place of a table of the first shard; the record agrees."""
+        body = self.body()
+        file = body["shards"][0]["tables"][name]
+        (self.folder / file["name"]).unlink()
+        part = self.folder / "part"
+        write(part)
+        file["blake3"] = blake3(part.read_bytes()).hexdigest()
+        file["bytes"] = part.stat().st_size
+        file["rows"] = file["rows"] if rows is None else rows
+        file["name"] = f"{name}-{file['blake3'][:32]}.parquet"
+        part.rename(self.folder / file["name"])
+        self.commit(body)
