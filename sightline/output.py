@@ -166,6 +166,7 @@ class Output:
             SightlineError: one has, or a folder on the way to it is a link or a file.
         """
         for name in names:
+            self._refuse_detours(name)
             if name not in self.owned:
                 self._refuse_if_there(name)
 
@@ -204,6 +205,7 @@ class Output:
         A file that is not ours is taken over if it holds these very bytes.
         """
         path = self.folder / name
+        self._refuse_detours(name)
         if name not in self.owned and not _holds(path, pieces):
             self.claim([name])
         write_bytes(path, *pieces)
@@ -242,6 +244,7 @@ class Output:
             for name, path in files.items()
             if name not in self.owned and _equal(path, self.folder / name)
         }
+        self.check(files.keys() - same)
         self.claim(files.keys() - same)
         self.remember(same)
         for name, path in files.items():
@@ -328,7 +331,8 @@ class Output:
         except SightlineError as error:
             raise SightlineError(f"{path}: {error}") from None
 
-    def _refuse_if_there(self, name: str) -> None:
+    def _refuse_detours(self, name: str) -> None:
+        """Refuse to write through a link, or where a file stands in place of a folder."""
         path = self.folder
         for part in PurePosixPath(name).parts[:-1]:
             path /= part
@@ -338,6 +342,8 @@ class Output:
                     f"{path}: is {what}, and {Path(name).name} belongs in a folder of that name; "
                     "move it away, or name another output"
                 )
+
+    def _refuse_if_there(self, name: str) -> None:
         path = self.folder / name
         if os.path.lexists(path):
             raise SightlineError(

@@ -80,6 +80,17 @@ def test_nothing_is_written_through_a_link_or_over_a_file(tmp_path, kind):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_a_folder_of_ours_that_became_a_link_is_not_written_through(tmp_path):
+    publish(tmp_path / "out", sub__c="1")
+    (tmp_path / "out/sub").rename(tmp_path / "elsewhere")
+    (tmp_path / "out/sub").symlink_to(tmp_path / "elsewhere")
+    for files in ({"sub__c": "2"}, {"sub__c": "1"}):
+        with pytest.raises(SightlineError, match="out/sub: is a link"):
+            publish(tmp_path / "out", **files)
+    publish(tmp_path / "out", a="3")
+    assert (tmp_path / "elsewhere/c").read_text() == "1"
+
+
 @pytest.mark.parametrize(
     "text", ["{}", "[]", "no json", '{"schema": "mine", "files": []}', '{"files": ["a"]}']
 )
