@@ -123,7 +123,7 @@ def repair(path: PATH, as_json: JSON = False) -> None:
         for line in lines:
             print(f"  {line}")
         if report.dropped:
-            print("  run its stage or `sightline extract` again for the rows that are missing now")
+            print("  run its stage, or the command that made it, again for the missing rows")
     if as_json:
         print_json(results)
     if beyond:
