@@ -74,7 +74,7 @@ import os, resource, sys
 from pathlib import Path
 from pipeline import cli
 from pipeline.cache import FeatureSet, verify, writer
-from pipeline.extract import run
+from pipeline.extract import encode_missing as run
 from stage_server import StubEncoder
 
 writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, 256)
