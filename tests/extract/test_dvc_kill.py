@@ -19,7 +19,7 @@ STAGE = """
 import sys, time
 from pathlib import Path
 from pipeline import cli
-from pipeline.extract import run
+from pipeline.extract import encode_missing as run
 from stage_server import StubEncoder
 
 encoder, encode = StubEncoder(), StubEncoder().encode
