@@ -49,10 +49,10 @@ lint: $(READY) ## ruff, pyright and import-linter
 bench: $(READY) ## Measure; each benchmark prints its own command and ratios
 	@for b in bench/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
-docs: $(READY) ## Write docs/cli.md anew
+docs: $(READY) ## Write docs/cli.md again
 	$(BIN)/python -m pipeline.cli.reference > docs/cli.md
 
-lock: ## Write requirements.lock anew (no addresses in it)
+lock: ## Write requirements.lock again (no addresses in it)
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --output-file requirements.lock pyproject.toml
 
 clean: ## Remove the environment

@@ -1,4 +1,4 @@
-"""One writer at a time: an operating-system lock on a feature set's run folder."""
+"""One writer at a time: an operating-system lock in the run folder of an output."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import TracebackType
 
 from sightline.errors import BusyError, SightlineError
 from sightline.files import token
+from sightline.mounts import options_of
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system
     fcntl = None
 
-_MOUNTS = Path("/proc/self/mountinfo")
 _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}  # options of nfs(5)
 _held: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process, which the kernel lets it take again and again."""
@@ -133,15 +133,8 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def _seen_by_this_machine_only(device: int) -> bool:
-    """Whether locks on a network file system stay on this machine, as Linux lists its mounts."""
-    if not _MOUNTS.is_file():
-        return False
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in _MOUNTS.read_text(errors="replace").splitlines():
-        fields = line.split()
-        if fields[2] == number:
-            return not _LOCAL_LOCKS.isdisjoint(fields[-1].split(","))
-    return False
+    """Whether locks on a network file system stay on this machine."""
+    return not _LOCAL_LOCKS.isdisjoint(options_of(device))
 
 
 def _refusal(path: Path, error: OSError, holder: str) -> SightlineError:

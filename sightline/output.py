@@ -7,8 +7,6 @@ removes no folder that holds anything, renames none that it did not make itself,
 record last. Files of ours that the record does not list have their names in a second file, the
 *claims*: those that a run is writing, or was when it was killed, and those that are superseded and
 stay until they are collected.
-
-An output given as a single file is replaced only when its first bytes say that Sightline wrote it.
 """
 
 from __future__ import annotations
@@ -24,17 +22,18 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
+from sightline.claims import MOST_BYTES, claims_of, claims_text, read_claims, stays_inside
 from sightline.errors import SightlineError
 from sightline.files import (
     fsync_file,
     fsync_folder,
     remove_leftovers,
-    replacing,
     token,
     write_all,
     write_bytes,
 )
 from sightline.lock import WriterLock
+from sightline.mounts import is_mount_point
 
 RECORDS = {
     "dataset.json": "a prepared data set",
@@ -47,10 +46,7 @@ RECORDS = {
 _OURS = re.compile(rb'"schema": ?"sightline\.')
 _RUN_FILES = ("plan", "failures.jsonl", "blocks")
 """What runs keep in a run folder, beside its lock."""
-_MOUNTS = Path("/proc/self/mountinfo")
 _HEAD_BYTES = 4096
-_MOST_RECORD_BYTES = 64 << 20
-_CLAIMS_HEAD = "sightline.claims/1"
 _MOST_SYNCED = 100  # small files of a folder; more are cheaper to write again than to sync
 
 Listed = Callable[[bytes], Collection[str]]
@@ -186,9 +182,9 @@ class Output:
         if not new:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = _claims_of(self.folder, self.record)
+        path = claims_of(self.folder, self.record)
         if not path.exists():
-            write_bytes(path, _claims_text([]))
+            write_bytes(path, claims_text([]))
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             # a line that a kill cut short must not swallow the first new one
@@ -212,18 +208,14 @@ class Output:
         self.owned.add(name)
         return path
 
-    def move_in(self, made: Path, below: str = "") -> list[str]:
-        """Move every file of the folder ``made`` into the output; returns their names.
-
-        Args:
-            made: a folder of this run, such as `scratch`.
-            below: folder of the output to put them in.
+    def move_in(self, made: Path) -> list[str]:
+        """Move every file of ``made``, a folder of this run, into the output; returns their names.
 
         Raises:
             SightlineError: one of the names is somebody else's; nothing was moved then.
         """
         found = {
-            (PurePosixPath(below) / path.relative_to(made).as_posix()).as_posix(): path
+            path.relative_to(made).as_posix(): path
             for path in sorted(made.rglob("*"))
             if not path.is_dir()
         }
@@ -239,12 +231,13 @@ class Output:
         Raises:
             SightlineError: one of the names is somebody else's; nothing was moved then.
         """
+        for name in files:
+            self._refuse_detours(name)
         same = {
             name
             for name, path in files.items()
             if name not in self.owned and _equal(path, self.folder / name)
         }
-        self.check(files.keys() - same)
         self.claim(files.keys() - same)
         self.remember(same)
         for name, path in files.items():
@@ -292,9 +285,9 @@ class Output:
         listed = {*names, self.record}
         rest = {name for name in self.owned - listed if os.path.lexists(self.folder / name)}
         self.owned = listed | rest
-        path = _claims_of(self.folder, self.record)
+        path = claims_of(self.folder, self.record)
         if rest:
-            write_bytes(path, _claims_text(sorted(rest)))
+            write_bytes(path, claims_text(sorted(rest)))
         else:
             path.unlink(missing_ok=True)
 
@@ -313,7 +306,7 @@ class Output:
     def _is_new_or_ours(self) -> bool:
         if not self.folder.exists() or (self.folder / self.record).is_file():
             return True  # `_read_record` has refused a record of somebody else's
-        begun = _claims_of(self.folder, self.record).is_file()
+        begun = claims_of(self.folder, self.record).is_file()
         return begun or all(path == self.run_folder for path in self.folder.iterdir())
 
     def _read_record(self) -> Collection[str]:
@@ -321,7 +314,7 @@ class Output:
         if path.is_dir():
             raise SightlineError(f"{path}: is a folder; move it away, or name another output")
         try:
-            if path.stat().st_size > _MOST_RECORD_BYTES:
+            if path.stat().st_size > MOST_BYTES:
                 raise SightlineError(f"{path}: too large for a record; name another output")
             data = path.read_bytes()
         except FileNotFoundError:
@@ -383,7 +376,7 @@ def json_record(schema: str) -> Listed:
                 f"{said}, expected {schema}; this folder belongs to something else, so name "
                 "another output, or move it away"
             )
-        if not all(isinstance(name, str) and _stays_inside(name) for name in names):
+        if not all(isinstance(name, str) and stays_inside(name) for name in names):
             raise SightlineError("lists files outside its folder; move it away")
         return names
 
@@ -393,44 +386,9 @@ def json_record(schema: str) -> Listed:
 def run_folder_of(folder: Path) -> Path:
     """Where runs that write to ``folder`` keep their own files; see `Output`."""
     folder = Path(os.path.realpath(folder))
-    if _is_mount_point(folder):
+    if is_mount_point(folder):
         return folder / ".run"
     return folder.with_name(folder.name + ".run")
-
-
-def read_claims(folder: Path, record: str) -> set[str]:
-    """Names of our files in ``folder`` that its record need not list; see the module.
-
-    Raises:
-        SightlineError: somebody else's file has the name of the claims.
-    """
-    path = _claims_of(folder, record)
-    if not os.path.lexists(path):
-        return set()
-    text = ""
-    if path.is_file() and path.stat().st_size <= _MOST_RECORD_BYTES:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.split("\n")
-    if lines[0] != json.dumps(_CLAIMS_HEAD):
-        raise SightlineError(
-            f"{path}: not a list of Sightline's, which keeps one of that name; move it away, or "
-            "name another output"
-        )
-    names: set[str] = set()
-    for line in lines[1:]:
-        with suppress(ValueError):  # a torn line claims nothing
-            name = json.loads(line)
-            if isinstance(name, str) and _stays_inside(name):
-                names.add(name)
-    return names
-
-
-def _claims_text(names: Iterable[str]) -> bytes:
-    return "".join(f"{json.dumps(name)}\n" for name in (_CLAIMS_HEAD, *names)).encode()
-
-
-def _claims_of(folder: Path, record: str) -> Path:
-    return folder / f"{record.removesuffix('.json')}.claims"
 
 
 def check_apart(out: Path, inputs: Iterable[Path], holds_only: bool = False) -> Path | None:
@@ -464,55 +422,6 @@ def check_apart(out: Path, inputs: Iterable[Path], holds_only: bool = False) -> 
     return inside
 
 
-@contextmanager
-def replacing_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = ()) -> Iterator[Path]:
-    """A path to write to, which takes the place of the file ``path`` when the block ends well.
-
-    Args:
-        mark: bytes near the beginning of every such file that Sightline writes; None where the
-            format has no room for any, and no file is replaced.
-        inputs: as of `Output`.
-
-    Raises:
-        SightlineError: there is a folder, an input, or a file that Sightline did not write.
-    """
-    check_file(path, mark, inputs)
-    with replacing(Path(os.path.realpath(path))) as part:
-        yield part
-
-
-def check_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = ()) -> None:
-    """Refuse what `replacing_file` would; for commands that work a while before they write.
-
-    Raises:
-        SightlineError: as `replacing_file`.
-    """
-    if path.is_dir():
-        raise SightlineError(f"{path}: is a folder; name the file to write")
-    inside = check_apart(path, inputs)
-    if inside is not None:
-        raise SightlineError(f"{path}: lies inside the input {inside}; write it somewhere else")
-    if not path.exists():
-        return
-    if path.is_file() and not path.stat().st_size:
-        return  # such as `mktemp` makes
-    if mark is None or not path.is_file():
-        raise SightlineError(f"{path}: is there already; move it away, or name another file")
-    with path.open("rb") as file:
-        if mark not in file.read(_HEAD_BYTES):
-            raise SightlineError(
-                f"{path}: is there already, and not written by this command; move it away, or "
-                "name another file"
-            )
-
-
-def write_file(path: Path, data: bytes, mark: bytes, inputs: Iterable[Path] = ()) -> None:
-    """Replace the file ``path`` of ours by ``data``, at once; see `replacing_file`."""
-    assert mark in data[:_HEAD_BYTES], f"{path.name}: lacks its mark {mark!r}"
-    with replacing_file(path, mark, inputs) as part:
-        part.write_bytes(data)
-
-
 def _identities(path: Path) -> list[tuple[int, int]]:
     """Device and inode of ``path``, as far as it exists, and of every folder above it."""
     path = Path(os.path.realpath(path))
@@ -522,22 +431,6 @@ def _identities(path: Path) -> list[tuple[int, int]]:
             stat = each.stat()
             found.append((stat.st_dev, stat.st_ino))
     return found
-
-
-def _is_mount_point(folder: Path) -> bool:
-    if folder.is_dir() and os.path.ismount(folder):
-        return True
-    if not _MOUNTS.is_file():
-        return False
-    # bind mounts of one file system, which have the device of the folder above
-    lines = _MOUNTS.read_text(errors="replace").splitlines()
-    places = {line.split()[4] for line in lines if line}
-    return os.fspath(folder).replace(" ", "\\040") in places
-
-
-def _stays_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def _holds(path: Path, pieces: Iterable[bytes | memoryview]) -> bool:

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from sightline.errors import SightlineError
 from sightline.hub import first_lines, reaching, use_cache_where_silent
-from sightline.library_noise import quiet
+from sightline.silenced_libraries import quiet
 
 _EXPECTED = "expected config.json, model.safetensors and the tokenizer's files of one model"
 _POOLER = "pooler."

@@ -24,7 +24,7 @@ DEV = "dev"
 class DVCLiveCallback(TrainerCallback):
     """Writes every log entry to ``<folder>/plots/metrics/**.tsv`` and ``<folder>/metrics.json``.
 
-    On a resume the curves are written anew from the log that the checkpoint holds, so a step that
+    On a resume the curves are written again from the log that the checkpoint holds, so a step that
     was trained twice appears once.
     """
 

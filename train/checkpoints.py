@@ -146,7 +146,7 @@ class Checkpoints:
     def _damaged(self, file: Path) -> SightlineError:
         return SightlineError(
             f"{file}: missing, or not as it was written, so this checkpoint cannot be gone on "
-            f"from; put it back, or delete {self.folder} to train anew"
+            f"from; put it back, or delete {self.folder} to train again"
         )
 
 

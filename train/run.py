@@ -15,7 +15,7 @@ from pipeline.cache.keys import key_of_file
 from sightline.devices import pick_device
 from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError
-from sightline.library_noise import quiet
+from sightline.silenced_libraries import quiet
 from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress, step_of
@@ -211,7 +211,7 @@ def _checkpoint_to_resume(
         return None, Progress(digest)
     progress = checkpoints.read(path)
     if progress.digest != digest:
-        tell(f"{run}: {path} is of other parameters or inputs; starting anew")
+        tell(f"{run}: {path} is of other parameters or inputs; starting over")
         return None, Progress(digest)
     tell(f"{run}: going on from {path.name}")
     return path, progress
@@ -222,7 +222,7 @@ def _require_best(resume: Path, best: Best) -> None:
     if state.best_metric is not None and best.load() is None:
         raise SightlineError(
             f"{best.path}: missing or damaged, and {resume.name} was made after it; delete "
-            f"{resume.parent} to train anew"
+            f"{resume.parent} to train again"
         )
 
 

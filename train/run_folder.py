@@ -89,7 +89,7 @@ class RunFolder:
         self.output.claim([path.relative_to(self.path).as_posix()])
 
     def drop_curves(self) -> None:
-        """Take away what dvclive wrote before; a resumed run writes its curves anew."""
+        """Take away what dvclive wrote before; a resumed run writes its curves again."""
         self.output.remove(self._below(LIVE_FOLDER))
 
     def finish(self, summary: RunSummary, made: Path) -> RunSummary:

@@ -213,7 +213,7 @@ class SightlineTrainer(Trainer):
             kept = f"the weights of step {step} are not finite either; " + (
                 f"the last checkpoint is {before}" if before else "there is no checkpoint before"
             )
-        elif step:  # a run that has done no step begins anew by itself
+        elif step:  # a run that has done no step starts over by itself
             self.progress.sentences = self._step_start["sentences"]
             restore_random_state(self._step_start)
             self._save_checkpoint(self.model)
@@ -232,7 +232,7 @@ class SightlineTrainer(Trainer):
             f"step {step + 1} (micro-batch {batch.k}, {batch.stream}): "
             f"{', '.join(f'{name} is {values[name]}' for name in culprits)}. {kept}, and "
             f"{path} lists the {len(keys)} texts of the batch by key ({keys[0][:16]} …). "
-            f"{self._advice(step)}; other parameters begin anew, and in the "
+            f"{self._advice(step)}; other parameters start over, and in the "
             "same folder they replace what is kept"
         )
 

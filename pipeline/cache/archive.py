@@ -28,7 +28,7 @@ from pipeline.cache.record import FeatureSetRecord, FileRecord, SetRecord, Table
 from pipeline.cache.shard import check_file
 from pipeline.cache.tables import read_table
 from sightline.files import fsync_file
-from sightline.output import replacing_file
+from sightline.output_file import replacing_file
 
 SUMS = "SHA256SUMS"
 _FIRST_NAME = FILE_NAME.encode() + b"\0"  # what every such tar begins with

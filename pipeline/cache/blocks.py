@@ -97,13 +97,17 @@ class FinishedBlocks:
         data = save(tensors, {"sightline": json.dumps(about)})
         path = self._folder / f"block-{blake3(data).hexdigest()[:32]}.safetensors"
         write_bytes(path, data)
-        self.blocks.append(Block(path, keys, _offsets(data)["features"], failed, batch_size))
+        header, start = _header(data)
+        offset = start + header["features"]["data_offsets"][0]
+        self.blocks.append(Block(path, keys, offset, failed, batch_size))
 
     def gather(self, numbers: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray:
         """Row ``rows[i]`` of block ``numbers[i]``, as stored: [n, dim]."""
         found = np.empty((len(rows), self._dim), dtype=self._dtype)
-        for number in np.unique(numbers):
-            block, here = self.blocks[number], numbers == number
+        order = np.argsort(numbers, kind="stable")
+        edges = np.flatnonzero(np.diff(numbers[order])) + 1
+        for here in np.split(order, edges) if len(order) else []:
+            block = self.blocks[numbers[here[0]]]
             found[here] = np.memmap(
                 block.path,
                 dtype=self._dtype,
@@ -129,25 +133,24 @@ class FinishedBlocks:
             self.damaged.append(path.name)
             path.unlink()
             return
-        about = json.loads(_header(data)["__metadata__"]["sightline"])
+        header, start = _header(data)
+        about = json.loads(header["__metadata__"]["sightline"])
         if about["format"] != _FORMAT or about["fingerprint"] != self._fingerprint:
             path.unlink()
             return
-        at = _offsets(data)
-        count = _header(data)["keys"]["shape"][0]
-        keys = np.frombuffer(data, np.uint8, count * KEY_BYTES, at["keys"]).reshape(-1, KEY_BYTES)
+        size = header["keys"]["shape"][0] * KEY_BYTES
+        at = start + header["keys"]["data_offsets"][0]
+        keys = np.frombuffer(data, np.uint8, size, at).reshape(-1, KEY_BYTES)
         failed = {bytes.fromhex(key): code for key, code in about["failed"].items()}
-        block = Block(path, keys.copy(), at["features"], failed, int(about["batch_size"]))
+        offset = start + header["features"]["data_offsets"][0]
+        block = Block(path, keys.copy(), offset, failed, int(about["batch_size"]))
         self.blocks.append(block)
 
 
-def _header(data: bytes) -> dict:
-    """The header of safetensors: its length as a little-endian u64, then JSON."""
-    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+def _header(data: bytes) -> tuple[dict, int]:
+    """What safetensors says of its tensors, and where their bytes begin.
 
-
-def _offsets(data: bytes) -> dict[str, int]:
-    """Where the numbers of each tensor begin in the file."""
+    A file begins with the length of the header as a little-endian u64, then has it as JSON.
+    """
     start = 8 + int.from_bytes(data[:8], "little")
-    header = _header(data)
-    return {name: start + header[name]["data_offsets"][0] for name in ("keys", "features")}
+    return json.loads(data[8:start]), start

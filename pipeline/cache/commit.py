@@ -101,7 +101,7 @@ def refuse_earlier(folder: Path) -> None:
     """Refuse a folder that holds a set of an earlier schema.
 
     Raises:
-        CacheError: it does; names the commands that make it anew.
+        CacheError: it does; names the commands that make it again.
     """
     there = [name for name in _EARLIER if (folder / name).is_file()]
     if there and not (folder / FILE_NAME).is_file():

@@ -16,7 +16,8 @@ from pipeline.cache.keys import Keys, as_keys, sort_order
 from pipeline.cache.record import FeatureSetRecord, ShardRecord
 from pipeline.cache.row_sources import PlacedRows, live_rows, only_sound
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
-from sightline.output import Output, read_claims
+from sightline.claims import read_claims
+from sightline.output import Output
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def garbage(folder: Path) -> Garbage:
 def collect(folder: Path) -> Garbage:
     """Remove from a set's folder what the set no longer names: files, and rows inside shards.
 
-    Shards that hold such rows are written anew without them. Other files are left alone.
+    Shards that hold such rows are rewritten without them. Other files are left alone.
 
     Raises:
         BusyError: a run is writing there.
@@ -97,7 +98,7 @@ def collect(folder: Path) -> Garbage:
 def _rewrite(
     output: Output, features: FeatureSet, parts: Sequence[Keys], shard_rows: int
 ) -> FeatureSetRecord:
-    """Publish the rows of a set anew: every part (sorted keys) is cut into shards of its own."""
+    """Publish the rows of a set again: every part (sorted keys) is cut into shards of its own."""
     folder, spec, live = features.path, features.record.spec, live_rows(features)
     sound = only_sound(folder, live)
     if len(sound.keys) != len(live.keys):

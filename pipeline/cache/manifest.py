@@ -142,5 +142,5 @@ def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
 
     raise CacheError(
         f"{path}: not a manifest of kind {kind}\n  found:    {describe(found)}\n"
-        f"  expected: {describe(expected)}\n  Run `sightline prepare` again to write it anew."
+        f"  expected: {describe(expected)}\n  Run `sightline prepare` again to write it again."
     )

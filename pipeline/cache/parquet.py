@@ -82,7 +82,7 @@ def _read(path: Path, columns: list[str] | None) -> pa.Table:
             _require(path, size, limit)
             batches.append(batch.cast(schema))
     table = pa.Table.from_batches(batches, schema)
-    table.validate(full=True)  # texts that are no Unicode would fail whoever reads them
+    table.validate(full=True)  # texts that are no Unicode would fail every reader
     return table
 
 
@@ -114,6 +114,6 @@ def _require(path: Path, size: int, limit: int) -> None:
     if size > limit:
         raise CacheError(
             f"{path}: a file of {path.stat().st_size:,} bytes that would take more than {limit:,} "
-            "of memory; no manifest of Sightline grows like that. Do not use it; make it anew, or "
+            "of memory; no manifest of Sightline grows like that. Do not use it; make it again, or "
             "get it from somebody you trust"
         )

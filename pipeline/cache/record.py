@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -170,9 +171,9 @@ class SetRecord(_Strict):
     provenance: Provenance = Provenance()
 
     @property
+    @abstractmethod
     def files(self) -> tuple[FileRecord, ...]:
         """Every file that the set consists of, beside its commit file."""
-        raise NotImplementedError
 
     @property
     def size(self) -> int:

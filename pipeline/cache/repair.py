@@ -42,7 +42,7 @@ class RepairReport:
 
     Attributes:
         dropped: the damaged shards.
-        index_fault: what was wrong with the index, which was then made anew from the shards' own
+        index_fault: what was wrong with the index, which was then made again from the shards' own
             keys; empty where it was sound.
         record: the set as it is now.
     """
@@ -58,7 +58,7 @@ class RepairReport:
             for each in self.dropped
         ]
         if self.index_fault:
-            lines.append(f"{self.index_fault}; made anew from the keys in the shards")
+            lines.append(f"{self.index_fault}; made again from the keys in the shards")
         return lines
 
 
@@ -68,7 +68,7 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
     Of a grounding that is the damaged blocks of images.
 
     Their files are deleted and their rows leave the index; everything else stays as it is. A
-    damaged index is made anew, and rows in error, which only it knew, will be tried again.
+    damaged index is made again, and rows in error, which only it knew, will be tried again.
 
     Raises:
         BusyError: a run is writing there.
@@ -104,7 +104,7 @@ def _repair_tables(
             output.remove({file.name for file in shard.tables.values()} - stay)
             first = next(iter(shard.tables.values()))
             dropped.append(Dropped(first.name, first.rows, "; ".join(found)))
-    counts = {} if dropped else record.counts  # those of the whole set, which a run makes anew
+    counts = {} if dropped else record.counts  # those of the whole set, which a run makes again
     now = publish_tables(output, record.spec, sound, counts)
     return RepairReport(tuple(dropped), "", now)
 

@@ -241,8 +241,13 @@ def table_content(
     spec: TableSpec,
     shards: Sequence[TableShard],
     progress: Callable[[int], None] = lambda _: None,
+    *,
+    hashed: bool = False,
 ) -> str:
     """BLAKE3 (hex) of the fingerprint and every row, by key, however the shards were cut.
+
+    Args:
+        hashed: as of `read_table`.
 
     Raises:
         CacheError: a file is missing, or not what the record says.
@@ -251,7 +256,7 @@ def table_content(
     for name in TABLES_OF[spec.kind]:
         parts = []
         for shard in shards:
-            parts.append(_light(read_table(folder, name, shard.tables[name])))
+            parts.append(_light(read_table(folder, name, shard.tables[name], hashed=hashed)))
             progress(shard.tables[name].bytes)
         if not parts:
             continue
@@ -288,25 +293,24 @@ def _light(table: pa.Table) -> pa.Table:
 
 
 def _canonical(array: pa.Array | pa.ChunkedArray) -> Iterator[bytes]:
-    """The values of a column as bytes that do not depend on how Arrow holds them."""
+    """The values of a column without nulls as bytes that do not depend on how Arrow holds them."""
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    yield np.asarray(array.is_valid()).tobytes() if array.null_count else b""
     if pa.types.is_struct(array.type):
         for number in range(array.type.num_fields):
             yield from _canonical(array.field(number))
     elif pa.types.is_list(array.type):
-        yield np.asarray(array.value_lengths().fill_null(0), dtype="<i8").tobytes()
+        yield np.asarray(array.value_lengths(), dtype="<i8").tobytes()
         yield from _canonical(array.flatten())
     elif pa.types.is_fixed_size_list(array.type):
         yield from _canonical(array.flatten())
     elif pa.types.is_string(array.type) or pa.types.is_fixed_size_binary(array.type):
         if not len(array):
             return  # it may have no buffers
-        texts = array.cast(pa.large_binary()).fill_null(b"")
+        texts = array.cast(pa.large_binary())
         _, ends, data = texts.buffers()
         offsets = np.frombuffer(ends, dtype="<i8")[texts.offset :][: len(texts) + 1]
         yield np.diff(offsets).tobytes()
         yield data.slice(offsets[0], offsets[-1] - offsets[0]) if data else b""
     else:
-        yield np.asarray(array.fill_null(0)).tobytes()
+        yield np.asarray(array).tobytes()

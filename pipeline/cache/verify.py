@@ -44,7 +44,10 @@ def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]
         assert isinstance(record, TableSetRecord)
         faults += [line for lines in check_tables(folder, record, progress) for line in lines]
         try:
-            found = "" if faults else table_content(folder, record.spec, record.shards, progress)
+            found = ""
+            if not faults:
+                shards = record.shards
+                found = table_content(folder, record.spec, shards, progress, hashed=True)
         except CacheError as error:  # the files fit the record, and not each other
             found = ""
             faults.append(str(error))

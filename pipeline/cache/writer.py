@@ -41,7 +41,7 @@ class FeatureSetWriter:
             writer.add(batch.keys, features, failed)
         record = writer.publish(computed={"device": "cpu", ...})
     ```
-    A run that was killed goes on from its finished blocks; readers see the old set until `publish`.
+    A run that was killed resumes from its finished blocks; readers see the old set until `publish`.
 
     Args:
         folder: the feature set; the run's own files go to ``<folder>.run`` beside it.
@@ -156,9 +156,9 @@ class FeatureSetWriter:
         self.copied_rows = len(self._copied_keys)
         missing &= ~copied
         shard_rows = rows_per_shard(self.spec.dim, self.dtype.itemsize, shard_bytes)
-        begun_anew = not any(map(len, self._done(retry_failed)))
+        resumed = any(map(len, self._done(retry_failed)))
         stored = Plan.load(self.run_folder / "plan")
-        if not begun_anew and stored is not None and stored.fingerprint == self.spec.fingerprint:
+        if resumed and stored is not None and stored.fingerprint == self.spec.fingerprint:
             # an interrupted run goes on in the shape it began with, or its rows would not fit
             batch_size = stored.batch_size
         begun = None if stored is None else stored.digest
@@ -186,7 +186,7 @@ class FeatureSetWriter:
             self._planned = np.concatenate([plan.keys, picked(self._wanted, outside)])
         self.batch_size = self.rows_per_call = batch_size
         batches = plan.batches()
-        if not begun_anew:
+        if resumed:
             self.rows_per_call = min(batch_size, *(block.batch_size for block in self._blocks))
             done = np.concatenate(self._done(retry_failed))
             table = KeyTable(done[unique_sorted(done)])
@@ -214,7 +214,7 @@ class FeatureSetWriter:
             failed: key → {"code", "path", "reason"} of rows that could not be computed.
             rows_per_call: rows that were computed in one call, padding included; default: the
                 plan's batch size. A smaller number is recorded beside the shards, and a run that
-                goes on from here begins with it.
+                resumes here begins with it.
         """
         call = rows_per_call or self.batch_size
         if call != self._buffer_call:

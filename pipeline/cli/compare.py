@@ -44,7 +44,7 @@ def compare(
     from rich.console import Console
 
     from pipeline import graph_paths
-    from sightline.output import write_file
+    from sightline.output_file import write_file
     from train.report.compare import compare_runs
     from train.report.find_runs import find_runs
     from train.report.published import published_rows, select_published

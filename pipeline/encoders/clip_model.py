@@ -24,7 +24,7 @@ from pipeline.encoders.weights import (
 )
 from sightline.errors import SightlineError
 from sightline.hub import reaching, use_cache_where_silent
-from sightline.library_noise import quiet
+from sightline.silenced_libraries import quiet
 
 _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 

@@ -18,7 +18,7 @@ from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision, computing
 from sightline.errors import SightlineError
 from sightline.hub import reaching, use_cache_where_silent
-from sightline.library_noise import quiet
+from sightline.silenced_libraries import quiet
 
 DEFAULT_CONTEXT_LENGTH = 77
 """Tokens per text where a model config does not say (CLIP's)."""

@@ -25,7 +25,7 @@ from pipeline.encoders.weights import (
 from sightline.devices import check_precision, computing
 from sightline.errors import SightlineError
 from sightline.hub import reaching
-from sightline.library_noise import quiet
+from sightline.silenced_libraries import quiet
 
 DIMS = {"resnet18": 512, "resnet50": 2048, "resnet101": 2048, "resnet152": 2048}
 """The models there are, and the width of their pooled features."""

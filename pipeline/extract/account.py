@@ -61,7 +61,7 @@ class ExtractSummary:
 def say_why(writer: FeatureSetWriter) -> None:
     """Before hours of work: why a set that is there is not enough."""
     if writer.replaces:
-        print(f"{writer.folder}: everything is computed anew, since", file=sys.stderr)
+        print(f"{writer.folder}: everything is computed again, since", file=sys.stderr)
     for line in [*writer.replaces, *writer.repaired]:
         print(f"  {line}", file=sys.stderr, flush=True)
 

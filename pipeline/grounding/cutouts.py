@@ -102,7 +102,7 @@ def _published(out: Path) -> dict[str, FinishedBlock]:
     try:
         found = read_tables_record(out, "cutouts")
     except CacheError:
-        return {}  # damaged or not there: everything is made anew
+        return {}  # damaged or not there: everything is made again
     if found.fingerprint != SPEC.fingerprint:
         return {}
     return {
@@ -132,7 +132,7 @@ def _cut_image(
     if path is None:
         raise SightlineError(
             f"image {image_key.hex()[:16]}: the records have objects of it and the manifest does "
-            "not know it; ground anew, or name the manifest that the records were made from"
+            "not know it; ground again, or name the manifest that the records were made from"
         )
     try:
         pixels = load_image(path, image_key, max_pixels)

@@ -165,7 +165,7 @@ def _kept(
 ) -> tuple[list[FinishedBlock], set[bytes]]:
     """What stays of the published set, and the unit keys that it holds.
 
-    A shard some of whose images are no longer wanted, or are to be tried again, is written anew
+    A shard some of whose images are no longer wanted, or are to be tried again, is written again
     without them.
     """
     kept: list[FinishedBlock] = []
@@ -173,12 +173,12 @@ def _kept(
     try:
         published = read_tables_record(out, "grounding")
     except CacheError:
-        return kept, held  # damaged or not there: everything is made anew
+        return kept, held  # damaged or not there: everything is made again
     if published.fingerprint != fingerprint:
         return kept, held
     for shard in published.shards:
         if not is_whole(out, shard):
-            continue  # its images are made anew
+            continue  # its images are made again
         table = read_table(out, "images", shard.tables["images"])
         keys, errors = table["unit_key"].to_pylist(), table["error"].to_pylist()
         stay = [

@@ -27,7 +27,7 @@ from pipeline.datasets.folder import building
 from pipeline.datasets.source import read_lines
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
 from sightline.errors import SightlineError
-from sightline.output import check_file, replacing_file
+from sightline.output_file import check_output_file, replacing_file
 
 FEATURES = "features"
 _BLOCK = 4096
@@ -75,7 +75,7 @@ def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: st
     """
     inputs = [dataset, features]
     for path in (out, texts):
-        check_file(path, None, inputs)
+        check_output_file(path, None, inputs)
     feature_set = FeatureSet.open(features)
     images = read_manifest(dataset / "images.parquet", IMAGES)
     captions = read_manifest(dataset / "captions.parquet", CAPTIONS)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from pipeline.cache import key_of_bytes, key_of_file, key_of_text
 from pipeline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
-from sightline import lock
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
 
@@ -122,7 +121,7 @@ def test_a_network_folder_mounted_without_locks_is_refused(tmp_path, monkeypatch
         "21 1 0:19 / /proc rw - proc proc rw\n"
         f"36 21 {os.major(device)}:{os.minor(device)} / /data rw shared:1 - nfs a:/b {options}\n"
     )
-    monkeypatch.setattr(lock, "_MOUNTS", mounts)
+    monkeypatch.setattr("sightline.mounts.MOUNTINFO", mounts)
     if not refused:
         with WriterLock(tmp_path):
             return

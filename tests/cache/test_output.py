@@ -11,15 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sightline.claims import read_claims
 from sightline.errors import BusyError, SightlineError
-from sightline.output import (
-    Output,
-    check_apart,
-    json_record,
-    read_claims,
-    run_folder_of,
-    write_file,
-)
+from sightline.output import Output, check_apart, json_record, run_folder_of
+from sightline.output_file import write_file
 
 RECORD, SCHEMA = "dataset.json", "sightline.dataset/1"
 

@@ -28,7 +28,7 @@ class Killed(BaseException):
 
 
 class DataSet:
-    """Images and captions in a folder; ``write`` makes the manifests anew."""
+    """Images and captions in a folder; ``write`` makes the manifests again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -126,7 +126,7 @@ def test_an_image_that_is_gone_is_named_with_what_to_do(data, tmp_path):
         write_cutouts(tmp_path / "out", {}, tmp_path / "cut")
 
 
-def test_a_damaged_commit_point_of_cutouts_is_made_anew(data, tmp_path):
+def test_a_damaged_commit_point_of_cutouts_is_made_again(data, tmp_path):
     run_ground(data, tmp_path / "out")
     cut(data, tmp_path / "out", tmp_path / "cut")
     commit = tmp_path / "cut" / FILE_NAME

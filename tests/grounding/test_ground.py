@@ -120,7 +120,7 @@ def test_renaming_an_image_grounds_nothing(data, tmp_path):
     assert grounder.calls == []
 
 
-def test_other_rules_ground_everything_anew(data, tmp_path):
+def test_other_rules_ground_everything_again(data, tmp_path):
     run_ground(data, tmp_path / "out")
     summary = run_ground(data, tmp_path / "out", rules=Rules(min_score=0.5))
     assert summary.computed == 7
@@ -361,7 +361,7 @@ def test_no_caption_is_an_error(tmp_path):
 # -- damaged and hostile sets -------------------------------------------------------------------
 
 
-def test_a_commit_point_that_was_changed_is_refused_and_made_anew(data, tmp_path):
+def test_a_commit_point_that_was_changed_is_refused_and_made_again(data, tmp_path):
     run_ground(data, tmp_path / "out")
     commit = tmp_path / "out" / FILE_NAME
     good = commit.read_text()
@@ -387,7 +387,7 @@ def test_a_table_outside_of_the_folder_is_never_read(data, tmp_path):
         read_phrases(tmp_path / "out")
 
 
-def test_a_table_that_is_missing_is_named_and_its_images_are_made_anew(data, tmp_path):
+def test_a_table_that_is_missing_is_named_and_its_images_are_made_again(data, tmp_path):
     run_ground(data, tmp_path / "out")
     before = rows(tmp_path / "out", "phrases")
     next((tmp_path / "out").glob("phrases-*")).unlink()

@@ -42,7 +42,7 @@ class World:
         data.write()
         assert self.run(self.base)["code"] == 0
         before = self.rows(self.base)
-        del data.captions["0.png"]  # a shard is written anew without it
+        del data.captions["0.png"]  # a shard is rewritten without it
         for i in range(5, 9):
             data.add(f"{i}.png")
         (data.folder / "images/bad.png").write_bytes(b"no image")

@@ -126,7 +126,7 @@ def test_other_weights_compute_everything_and_say_why(monkeypatch, capsys, photo
     words[words.index("random:0")] = "random:1"
     assert sightline(monkeypatch, *words) == 0
     said = capsys.readouterr()
-    assert "computed anew, since" in said.err
+    assert "computed again, since" in said.err
     assert "encoder.source: random:0 → random:1" in said.err
     assert "7 computed" in said.out
 

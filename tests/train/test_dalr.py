@@ -257,7 +257,7 @@ def test_switching_one_term_off_leaves_the_others_as_they_are(
         assert torch.equal(value, every[name]), name
 
 
-def test_ties_and_mismatched_images_are_drawn_anew_in_every_batch_and_again_after_a_resume(
+def test_ties_and_mismatched_images_are_redrawn_in_every_batch_and_again_after_a_resume(
     world: World, features: Features
 ) -> None:
     alike = [{"encoder": "all-alike", "weight": 1.0}]

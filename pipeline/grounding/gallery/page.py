@@ -19,7 +19,7 @@ from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
 from sightline.errors import SightlineError
-from sightline.output import check_file, replacing_file
+from sightline.output_file import check_output_file, replacing_file
 
 MARK = b'<meta name="generator" content="Sightline gallery">'
 """What a page begins with, so that it may be replaced by another."""
@@ -103,7 +103,7 @@ def write_gallery(
         SightlineError: ``out`` is a folder, an input, or no page of this command.
     """
     inputs = [root, *inputs]
-    check_file(out, MARK, inputs)
+    check_output_file(out, MARK, inputs)
 
     def views() -> Iterator[View]:
         for card in contents.cards:

@@ -23,7 +23,7 @@ from pipeline.grounding.segmenters.segmenter_config import Sam2Settings
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.hub import reaching
-from sightline.library_noise import quiet
+from sightline.silenced_libraries import quiet
 
 INSTALL = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
 
