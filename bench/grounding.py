@@ -31,13 +31,13 @@ from PIL import Image
 
 from pipeline.cache import key_of_file
 from pipeline.cache.tables import read_phrases
+from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Florence2Settings, Rules
 from pipeline.grounding.model import LoadedModel
 from pipeline.grounding.protocols import Caption
-from pipeline.grounding.worker import GroundSettings
 from sightline.devices import computing
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "shared" / "data" / "flickr8k"

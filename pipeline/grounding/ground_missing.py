@@ -24,12 +24,12 @@ from pipeline.cache.tables import (
     read_tables,
 )
 from pipeline.extract.account import check_failures
+from pipeline.grounding.block_grounder import BlockGrounder, GroundSettings
 from pipeline.grounding.captioned_images import Block, Unit, blocks_of
 from pipeline.grounding.ground_summary import GroundSummary
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.journal import BlockJournal, FinishedBlock
 from pipeline.grounding.protocols import Grounder, Segmenter
-from pipeline.grounding.worker import GroundSettings, Worker
 from sightline.errors import SightlineError
 from sightline.output import Output
 from sightline.progress import progress
@@ -79,7 +79,7 @@ def ground(
         blocks = blocks_of(missing, settings.block_images, spec.fingerprint)
         finished = _finished(journal, blocks, settings.retry_failed)
         resumed = sum(len(block.units) for block in blocks if block.name in finished)
-        worker = Worker(grounder, segmenter, rules, settings)
+        worker = BlockGrounder(grounder, segmenter, rules, settings)
         for block in finished.values():
             worker.go_on_with(block.notes["computed"].get("halved_to", {}))
         with (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.build_grounder import build_grounder
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.cutouts import write_cutouts
 from pipeline.grounding.ground_missing import GroundSummary, ground
 from pipeline.grounding.grounder_config import GroundingSettings
 from pipeline.grounding.segmenters.build_segmenter import build_segmenter
-from pipeline.grounding.worker import GroundSettings
 from sightline.errors import SightlineError
 from sightline.output import check_apart
 

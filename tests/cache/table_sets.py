@@ -29,8 +29,8 @@ from pipeline.cache import (
 from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.record import TABLES_OF, TableKind, TableSpec, digest
 from pipeline.cache.tables import read_tables
+from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.cutouts import write_cutouts
-from pipeline.grounding.worker import GroundSettings
 
 TEXTS = [f"text {i}" for i in range(40)]
 HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)

@@ -15,6 +15,7 @@ from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
 from pipeline.cache.tables import read_phrases
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
+from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.build_grounder import build_grounder
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.chunker import FunctionWordChunker
@@ -23,7 +24,6 @@ from pipeline.grounding.grounder_config import Florence2Settings, GroundingDinoS
 from pipeline.grounding.protocols import Answer, Caption, Grounded
 from pipeline.grounding.segmenters.build_segmenter import build_segmenter
 from pipeline.grounding.segmenters.segmenter_config import Sam2HfSettings, Sam2Settings
-from pipeline.grounding.worker import GroundSettings
 
 
 @pytest.fixture(scope="module")

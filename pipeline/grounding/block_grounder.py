@@ -77,7 +77,7 @@ class _Image:
         return torch.unique(self.boxes, dim=0, return_inverse=True)[1]
 
 
-class Worker:
+class BlockGrounder:
     """Grounds blocks, with batches that halve where memory ends.
 
     Decoding runs ahead in threads; rules, masks and rows follow in a thread of their own, one
