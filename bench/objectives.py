@@ -44,10 +44,10 @@ from pipeline.cache import (
     write_tokens,
 )
 from train.batch import Batch
-from train.config import RunSpec
 from train.data import TrainingData
 from train.model import TOTAL, GroundedModel
 from train.objectives import make_objective
+from train.run_spec import RunSpec
 
 TARGET = 1.15
 PHRASES_EACH = 4

@@ -16,7 +16,7 @@ from pipeline.extract.cutouts import CutoutRules
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.errors import SightlineError
 from sightline.parameter_errors import explain, unknown
-from train.config import Precision, StudentConfig, TrainConfig
+from train.run_spec import Precision, StudentConfig, TrainConfig
 
 FILE_NAME = "params.yaml"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline import graph_paths
+from pipeline import graph
 from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord, shown
 
 LICENCES = {
@@ -20,8 +20,8 @@ UNKNOWN = "not known here; the terms of the data set that it was computed from a
 def licence_note(folder: Path) -> str:
     """What is known of the rights in the data behind a set in the graph's folders."""
     try:
-        dataset = folder.resolve().relative_to(graph_paths.FEATURES.resolve()).parts[0]
-        record = graph_paths.dataset_folder(dataset) / "dataset.json"
+        dataset = folder.resolve().relative_to(graph.FEATURES.resolve()).parts[0]
+        record = graph.dataset_folder(dataset) / "dataset.json"
         kind = json.loads(record.read_text(encoding="utf-8"))["kind"]
     except (ValueError, IndexError, OSError, KeyError, TypeError):
         return UNKNOWN

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import graph_paths
+from pipeline import graph
 from pipeline.cache import CAPTIONS, CacheError, FeatureSet, read_manifest
 from pipeline.cache.keys import keys_of_texts
 
@@ -77,16 +77,16 @@ def _of_graph(folder: Path, kind: str, params_file: Path) -> Making:
     from pipeline.params import load_params
 
     try:
-        dataset, _, name = folder.resolve().relative_to(graph_paths.FEATURES.resolve()).parts
+        dataset, _, name = folder.resolve().relative_to(graph.FEATURES.resolve()).parts
     except ValueError:
         raise CacheError(
-            f"{folder}: not in {graph_paths.FEATURES}/<dataset>/<kind>/<encoder>, so its inputs "
+            f"{folder}: not in {graph.FEATURES}/<dataset>/<kind>/<encoder>, so its inputs "
             f"are not known; name them with {options(kind)}"
         ) from None
     params = load_params(params_file)
     _, source = params.source(dataset)
-    manifests = graph_paths.dataset_folder(dataset)
-    images, root = manifests / "images.parquet", graph_paths.image_root(dataset, source)
+    manifests = graph.dataset_folder(dataset)
+    images, root = manifests / "images.parquet", graph.image_root(dataset, source)
     match kind:
         case "object":
             objects = objects_of_phrases(params.phrases, images, root)

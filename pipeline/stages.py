@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pipeline import graph_paths
+from pipeline import graph
 from pipeline.cache import CAPTIONS, read_manifest
 from pipeline.extract.account import ExtractSummary
 from pipeline.extract.encode_missing import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.grounding.ground_missing import GroundSummary
     from pipeline.grounding.stats import GroundStats
-    from train.config import RunSpec
+    from train.run_spec import RunSpec
 
 
 def prepare(params: Params, dataset: str) -> str:
@@ -33,7 +33,7 @@ def prepare(params: Params, dataset: str) -> str:
     from pipeline.datasets.kinds import prepare as prepare_source
 
     kind, source = params.source(dataset)
-    report = prepare_source(kind, source, graph_paths.dataset_folder(dataset), PhaseProgress())
+    report = prepare_source(kind, source, graph.dataset_folder(dataset), PhaseProgress())
     return report.summary()
 
 
@@ -45,12 +45,12 @@ def image_features(
 
     _, source = params.source(dataset)
     entries = entries_of_manifest(
-        graph_paths.dataset_folder(dataset) / "images.parquet",
-        graph_paths.image_root(dataset, source),
+        graph.dataset_folder(dataset) / "images.parquet",
+        graph.image_root(dataset, source),
     )
-    settings, device = settings_of(params, retry_failed, [graph_paths.image_root(dataset, source)])
+    settings, device = settings_of(params, retry_failed, [graph.image_root(dataset, source)])
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
-    out = graph_paths.features_folder(dataset, "image", encoder)
+    out = graph.features_folder(dataset, "image", encoder)
     return extract_images(entries, model, out, settings)
 
 
@@ -59,15 +59,15 @@ def ground(params: Params, dataset: str, retry_failed: bool = False) -> GroundSu
     from pipeline.grounding.stage import GroundPaths, ground_dataset
 
     _, source = params.source(dataset)
-    folder, given = graph_paths.dataset_folder(dataset), params.extract
+    folder, given = graph.dataset_folder(dataset), params.extract
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; docs/grounding.md shows one")
     paths = GroundPaths(
         folder / "images.parquet",
         folder / "captions.parquet",
-        graph_paths.image_root(dataset, source),
-        graph_paths.grounding_folder(dataset),
-        graph_paths.cutouts_folder(dataset),
+        graph.image_root(dataset, source),
+        graph.grounding_folder(dataset),
+        graph.cutouts_folder(dataset),
     )
     return ground_dataset(
         paths,
@@ -84,10 +84,10 @@ def ground_stats(dataset: str) -> GroundStats:
     """Figures of one data set's grounding, as JSON and as points for DVC's plots."""
     from pipeline.grounding.stats import ground_stats, write_stats
 
-    captions = graph_paths.dataset_folder(dataset) / "captions.parquet"
-    phrases = graph_paths.grounding_folder(dataset)
+    captions = graph.dataset_folder(dataset) / "captions.parquet"
+    phrases = graph.grounding_folder(dataset)
     found = ground_stats(phrases, captions)
-    write_stats(found, graph_paths.ground_stats_folder(dataset), [phrases, captions])
+    write_stats(found, graph.ground_stats_folder(dataset), [phrases, captions])
     return found
 
 
@@ -100,12 +100,12 @@ def object_features(
     _, source = params.source(dataset)
     entries = objects_of_phrases(
         params.phrases,
-        graph_paths.dataset_folder(dataset) / "images.parquet",
-        graph_paths.image_root(dataset, source),
+        graph.dataset_folder(dataset) / "images.parquet",
+        graph.image_root(dataset, source),
     )
-    settings, device = settings_of(params, retry_failed, [graph_paths.image_root(dataset, source)])
+    settings, device = settings_of(params, retry_failed, [graph.image_root(dataset, source)])
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
-    out = graph_paths.features_folder(dataset, "object", encoder)
+    out = graph.features_folder(dataset, "object", encoder)
     return extract_objects(entries, model, params.extract.cutouts, out, settings)
 
 
@@ -119,10 +119,10 @@ def text_features(
     """Features of every caption of ``dataset``, by a CLIP's text tower or by a teacher."""
     from pipeline.encoders.build_encoder import build_text_encoder
 
-    captions = read_manifest(graph_paths.dataset_folder(dataset) / "captions.parquet", CAPTIONS)
+    captions = read_manifest(graph.dataset_folder(dataset) / "captions.parquet", CAPTIONS)
     settings, device = settings_of(params, retry_failed)
     model = build_text_encoder(params.encoder(kind, encoder), device, settings.precision)
-    out = graph_paths.features_folder(dataset, kind, encoder)
+    out = graph.features_folder(dataset, kind, encoder)
     return extract_texts(captions["text"].to_pylist(), model, out, settings, kind)
 
 
@@ -131,13 +131,13 @@ def tokens(params: Params) -> str:
     from pipeline.extract.inputs import texts_in
     from pipeline.tokenize_texts import tokenize
 
-    student, graph = params.student, params.graph
+    student = params.student
     sources = [
-        graph_paths.dataset_folder(graph.pairs) / "captions.parquet",
-        graph_paths.dataset_folder(graph.text) / "sentences.parquet",
+        graph.dataset_folder(params.graph.pairs) / "captions.parquet",
+        graph.dataset_folder(params.graph.text) / "sentences.parquet",
     ]
     texts = [text for path in sources for text in texts_in(path)]
-    out = graph_paths.tokens_folder(student.name)
+    out = graph.tokens_folder(student.name)
     count = tokenize(texts, student.model, student.max_length, out, sources)
     return f"{out}: {count:,} distinct texts"
 
@@ -147,10 +147,10 @@ def phrase_tokens(params: Params) -> str:
     from pipeline.tokenize_phrases import summary, tokenize_phrases
 
     student, pairs = params.student, params.graph.pairs
-    out = graph_paths.phrase_tokens_folder(pairs, student.name)
+    out = graph.phrase_tokens_folder(pairs, student.name)
     header = tokenize_phrases(
         params.phrases,
-        graph_paths.dataset_folder(pairs) / "captions.parquet",
+        graph.dataset_folder(pairs) / "captions.parquet",
         student.model,
         student.max_length,
         out,
@@ -160,8 +160,8 @@ def phrase_tokens(params: Params) -> str:
 
 def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     """Everything that the training of ``run`` with ``seed`` is told, as explicit paths."""
-    from train.config import PairSource, RunSpec, TextSource
     from train.objectives import make_objective
+    from train.run_spec import PairSource, RunSpec, TextSource
 
     config = params.run(run)
     objective = make_objective(config.objective, config.parameters)
@@ -176,31 +176,31 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
         parameters=config.parameters,
         seed=seed,
         pairs=PairSource(
-            captions=graph_paths.dataset_folder(pairs) / "captions.parquet",
-            images=graph_paths.dataset_folder(pairs) / "images.parquet",
-            tokens=graph_paths.tokens_folder(student.name),
-            phrases=graph_paths.phrase_tokens_folder(pairs, student.name)
+            captions=graph.dataset_folder(pairs) / "captions.parquet",
+            images=graph.dataset_folder(pairs) / "images.parquet",
+            tokens=graph.tokens_folder(student.name),
+            phrases=graph.phrase_tokens_folder(pairs, student.name)
             if any(need.kind == "object" for need in needs.values())
             else None,
         ),
         text=TextSource(
-            sentences=graph_paths.dataset_folder(text) / "sentences.parquet",
-            tokens=graph_paths.tokens_folder(student.name),
+            sentences=graph.dataset_folder(text) / "sentences.parquet",
+            tokens=graph.tokens_folder(student.name),
         )
         if objective.trains_on_text and train.text_stream
         else None,
         features={
-            slot: graph_paths.features_folder(pairs, need.kind, need.encoder)
+            slot: graph.features_folder(pairs, need.kind, need.encoder)
             for slot, need in needs.items()
         },
         dev=params.evaluation.dev,
-        out=graph_paths.run_folder(run, seed),
+        out=graph.run_folder(run, seed),
     )
 
 
 def train(params: Params, run: str, seed: int) -> str:
     """One training run; returns a one-line summary."""
-    from train.run import train_run
+    from train.train_run import train_run
 
     return str(train_run(run_spec(params, run, seed)))
 
@@ -210,8 +210,8 @@ def evaluate(params: Params, run: str, seed: int) -> str:
     from train.evaluate.score_run import evaluate_run
 
     test, dev = params.evaluation.test, params.evaluation.dev
-    out = graph_paths.result_file(run, seed)
-    result = evaluate_run(graph_paths.run_folder(run, seed), test, dev, out, params.train.device)
+    out = graph.result_file(run, seed)
+    result = evaluate_run(graph.run_folder(run, seed), test, dev, out, params.train.device)
     shown = [
         f"{task} {value:.2f}" if value is not None else f"{task} not defined"
         for task, value in result.scores.items()
@@ -234,7 +234,7 @@ def report(params: Params, seed: int | None, out: Path, quiet: bool = False) -> 
     compared = params.runs if seed is None or not about.shown else about.shown
     labels = {name: params.runs[name].label or name for name in compared}
     seeds = params.graph.seeds if seed is None else [seed]
-    files = [graph_paths.result_file(run, each) for run in labels for each in seeds]
+    files = [graph.result_file(run, each) for run in labels for each in seeds]
     found = load_results(files)
     results = [each.model_copy(update={"run": labels[each.run]}) for each in found]
     comparisons = []
@@ -264,7 +264,7 @@ def settings_of(
 
     given = params.extract
     device = pick_device(given.device)
-    own = {"device": str(device), "retry_failed": retry_failed, "copy_from": graph_paths.FEATURES}
+    own = {"device": str(device), "retry_failed": retry_failed, "copy_from": graph.FEATURES}
     own |= {"inputs": tuple(inputs)}
     settings = ExtractSettings(**{**given.model_dump(exclude={"cutouts"}), **own})
     return settings, device

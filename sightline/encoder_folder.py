@@ -11,7 +11,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sightline.errors import SightlineError
-from sightline.names import Pooling
+from sightline.pooling_names import Pooling
 from sightline.pretrained import Pretrained
 
 # A tokenizer without a limit of its own says 1e30; no position table is longer than this.

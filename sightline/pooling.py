@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import SightlineError
-from sightline.names import Pooling
+from sightline.pooling_names import Pooling
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 

@@ -30,8 +30,8 @@ from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from sightline.encoder_folder import load_model, read_recipe
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
-from train.config import StudentConfig
 from train.model import load_student
+from train.run_spec import StudentConfig
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from train.summary import RunSummary
+from train.run_summary import RunSummary
 
 _FRONT = """\
 ---

@@ -30,7 +30,7 @@ class Progress:
     """What a checkpoint knows beside what transformers' Trainer stores.
 
     Attributes:
-        digest: of the run specification (see `train.run.spec_digest`).
+        digest: of the run specification (see `train.train_run.spec_digest`).
         seconds: spent in training steps so far, dev scores and checkpoints left out.
         sentences: rows trained on so far.
         stopped_early: the early stop ended the run here.

@@ -28,14 +28,14 @@ from pipeline.cache import (
 )
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.config import RunSpec, TextSource
 from train.names import FeatureKind, Stream
 from train.objects import ObjectRows
 from train.pairs import Pairs, describe_source, read_pairs
+from train.run_spec import RunSpec, TextSource
 from train.schedule import Schedule
 
 if TYPE_CHECKING:
-    from train.objectives.base import FeatureNeed, Objective
+    from train.objectives.objective import FeatureNeed, Objective
 
 
 CONTROLLED: Mapping[str, set[FeatureKind]] = {

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sightline.devices import AUTOCAST, pick_device
 from sightline.encoder_folder import load_model, load_tokenizer, own_max_length, read_recipe
 from sightline.errors import SightlineError
-from sightline.names import Pooling
 from sightline.pooling import check_pooling, needs_hidden_states, pool
-from train.config import Precision
+from sightline.pooling_names import Pooling
+from train.run_spec import Precision
 
 
 class Embedder:

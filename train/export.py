@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sightline.encoder_folder import own_max_length
 from sightline.errors import SightlineError
-from sightline.names import Pooling
+from sightline.pooling_names import Pooling
 
 EXPORTED_POOLINGS: tuple[Pooling, ...] = ("cls", "mean")
 """What the Pooling module of sentence-transformers can do by itself."""

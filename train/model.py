@@ -17,12 +17,12 @@ from sightline.encoder_folder import (
     read_recipe,
 )
 from sightline.errors import SightlineError
-from sightline.names import Pooling
 from sightline.pooling import needs_hidden_states, pool
+from sightline.pooling_names import Pooling
 from train.batch import Batch
-from train.config import StudentConfig
 from train.length_groups import group_overhead, length_groups
-from train.objectives.base import Objective, Views
+from train.objectives.objective import Objective, Views
+from train.run_spec import StudentConfig
 
 TOTAL = "total"
 """Name under which the weighted sum of the terms is returned."""

@@ -21,7 +21,7 @@ from pipeline.cache import (
 )
 from pipeline.cache.caption_choice import CaptionPolicy, choose_captions
 from sightline.errors import SightlineError
-from train.config import PairSource
+from train.run_spec import PairSource
 
 
 @dataclass(frozen=True)

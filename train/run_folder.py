@@ -11,7 +11,7 @@ from sightline.files import remove_leftovers
 from sightline.output import Output, json_record
 from train.checkpoints import CHECKPOINTS_FOLDER, Best, Checkpoints
 from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
-from train.summary import FILE_NAME, SCHEMA, RunSummary
+from train.run_summary import FILE_NAME, SCHEMA, RunSummary
 
 LIVE_FOLDER = "dvclive"
 FAILURE_FILE = "failure.json"

@@ -29,10 +29,10 @@ from sightline.files import write_bytes
 from train.batch import Batch
 from train.callbacks import DEV
 from train.checkpoints import Best, Checkpoints, Progress, random_state, restore_random_state
-from train.config import TrainConfig
 from train.data import TrainingData
 from train.model import TOTAL, GroundedModel
 from train.run_folder import FAILURE_FILE
+from train.run_spec import TrainConfig
 
 
 class NonFiniteLoss(SightlineError):

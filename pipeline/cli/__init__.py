@@ -21,7 +21,7 @@ from pipeline.cli import (
     phrase_tokens,
     prepare,
     stage,
-    tokens,
+    text_tokens,
     train,
 )
 from sightline.signals import Stopped, stop_on_signals
@@ -50,7 +50,7 @@ app = typer.Typer(
 app.add_typer(prepare.app, name="prepare")
 app.add_typer(extract.app, name="extract")
 app.add_typer(ground.app, name="ground")
-app.command("tokens")(tokens.tokens)
+app.command("tokens")(text_tokens.tokens)
 app.command("phrase-tokens")(phrase_tokens.phrase_tokens)
 app.command("train")(train.train)
 app.add_typer(evaluate.app, name="evaluate")

@@ -43,7 +43,7 @@ def compare(
     """
     from rich.console import Console
 
-    from pipeline import graph_paths
+    from pipeline import graph
     from sightline.output_file import write_file
     from train.report.compare import compare_runs
     from train.report.find_runs import find_runs
@@ -55,7 +55,7 @@ def compare(
             f"found {plot}, expected FILE.png or FILE.svg", param_hint="--plot"
         )
     rows = select_published(published, published_rows())
-    found, reference = find_runs(runs, graph_paths.results_folder(), baseline)
+    found, reference = find_runs(runs, graph.results_folder(), baseline)
     comparison = compare_runs(found, reference, rows)
     drawn = None if plot is None else draw_subsets(comparison, plot.suffix)
     if out is not None:

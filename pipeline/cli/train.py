@@ -56,8 +56,8 @@ def train(
     from pydantic import ValidationError
 
     from sightline.errors import SightlineError
-    from train.config import PairSource, RunSpec, StudentConfig, TextSource, TrainConfig
-    from train.run import train_run
+    from train.run_spec import PairSource, RunSpec, StudentConfig, TextSource, TrainConfig
+    from train.train_run import train_run
 
     if (captions is None) != (images is None):
         raise typer.BadParameter("--captions and --images go together", param_hint="--captions")

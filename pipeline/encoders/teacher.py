@@ -14,8 +14,8 @@ from pipeline.encoders.teacher_model import load_teacher
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision, computing
 from sightline.errors import SightlineError
-from sightline.names import Pooling
 from sightline.pooling import needs_hidden_states, pool
+from sightline.pooling_names import Pooling
 
 FIRST_BUCKET = 16
 """The shortest padded length, in tokens; the next ones double it."""

@@ -21,7 +21,7 @@ from pipeline.encoders.weights import (
 )
 from sightline.encoder_folder import fit_pooler, positions
 from sightline.errors import SightlineError
-from sightline.names import Pooling
+from sightline.pooling_names import Pooling
 from sightline.pretrained import Pretrained
 
 MASKED_ATTENTION = "sightline_masked_sdpa"

@@ -10,7 +10,7 @@ import yaml
 from ground_data import DataSet, run_ground
 from typer.testing import CliRunner
 
-from pipeline import graph_paths, stages
+from pipeline import graph, stages
 from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.cli import app
@@ -129,8 +129,8 @@ def test_the_stage_grounds_a_data_set_in_the_layout_of_the_graph(data, tmp_path,
     monkeypatch.chdir(tmp_path)
     summary = stages.ground(params_of(data, settings_of(data)), "mine")
     assert summary.counts["pairs"] == 3 * 7
-    assert read_phrases(graph_paths.grounding_folder("mine")).num_rows == 3 * 7
-    assert (graph_paths.cutouts_folder("mine") / FILE_NAME).is_file()
+    assert read_phrases(graph.grounding_folder("mine")).num_rows == 3 * 7
+    assert (graph.cutouts_folder("mine") / FILE_NAME).is_file()
 
 
 def test_the_stage_grounds_again_what_failed(data, tmp_path, monkeypatch):

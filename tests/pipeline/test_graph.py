@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline import graph_paths
+from pipeline import graph
 from pipeline.params import Params, load_params
 from pipeline.stages import run_spec
 from train.objectives import make_objective
@@ -57,7 +57,7 @@ def test_a_train_stage_depends_on_exactly_what_its_run_reads(given):
         reads = {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens}
         reads |= {spec.dev, *spec.features.values()}
         # DVC cannot leave a dependency out: of a run without sentences they are one all the same
-        reads |= {graph_paths.dataset_folder(params.graph.text) / "sentences.parquet"}
+        reads |= {graph.dataset_folder(params.graph.text) / "sentences.parquet"}
         reads |= {spec.pairs.phrases} - {None}
         stage = f"train-{run}"
         assert of(stage, "deps", raw) == {Path(str(path)).as_posix() for path in reads}
@@ -77,28 +77,28 @@ def test_every_run_is_trained_evaluated_and_reported(given):
         command = filled(STAGES[stage]["cmd"], raw, seed).split()
         assert command[:5] == ["sightline", "stage", "evaluate", "--seed", str(seed)]
         of_stage = command[5:]
-        models = {graph_paths.run_folder(run, seed).as_posix() for run in of_stage}
+        models = {graph.run_folder(run, seed).as_posix() for run in of_stage}
         sets = {str(params.evaluation.dev), str(params.evaluation.test)}
         assert of(stage, "deps", raw) == models | sets
-        files = {graph_paths.result_file(run, seed).as_posix() for run in of_stage}
+        files = {graph.result_file(run, seed).as_posix() for run in of_stage}
         assert of(stage, "metrics", raw) == files
         scored += of_stage
     assert scored[: len(params.report.shown)] == params.report.shown
     assert sorted(scored) == sorted(runs)
-    results = {graph_paths.result_file(run, seed).as_posix() for run in params.report.shown}
+    results = {graph.result_file(run, seed).as_posix() for run in params.report.shown}
     assert of("report", "deps", raw) == results
 
 
 def test_every_feature_set_of_a_run_is_made_by_a_stage(given):
     _, params = given
-    graph = params.graph
+    named = params.graph
     made = {
-        graph_paths.features_folder(graph.pairs, kind, encoder)
+        graph.features_folder(named.pairs, kind, encoder)
         for kind, encoders in [
-            ("image", graph.image_encoders),
-            ("object", graph.object_encoders),
-            ("text", graph.text_encoders),
-            ("teacher", graph.teachers),
+            ("image", named.image_encoders),
+            ("object", named.object_encoders),
+            ("text", named.text_encoders),
+            ("teacher", named.teachers),
         ]
         for encoder in encoders
     }

@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.params import ParamsError, load_params
 from pipeline.stages import run_spec
-from train.config import RunSpec
+from train.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,7 +26,7 @@ from pipeline.cache import (
     write_manifest,
     write_tokens,
 )
-from train.config import RunSpec
+from train.run_spec import RunSpec
 
 COLOURS = ("red", "blue", "green", "white")
 SHAPES = ("circle", "square", "star", "ring", "cross")

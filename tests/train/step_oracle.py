@@ -21,12 +21,12 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, TrainerCallback
 
 from train.batch import Batch
-from train.config import RunSpec
 from train.data import TrainingData
 from train.model import GroundedModel, load_student
 from train.objectives import make_objective
-from train.objectives.base import Views
-from train.run import train_run
+from train.objectives.objective import Views
+from train.run_spec import RunSpec
+from train.train_run import train_run
 
 Row = Tensor
 """One vector, float64."""

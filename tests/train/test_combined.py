@@ -16,7 +16,7 @@ from step_oracle import Case, paired
 from sightline.errors import SightlineError
 from train.model import GroundedModel
 from train.objectives import make_objective
-from train.run import train_run
+from train.train_run import train_run
 
 MIX = [{"encoder": "first", "weight": 0.33}, {"encoder": "second", "weight": 0.67}]
 DALR: dict[str, Any] = {"image": "clip", "teachers": MIX}

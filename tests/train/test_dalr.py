@@ -30,8 +30,8 @@ from torch import Tensor
 
 from sightline.errors import SightlineError
 from train.objectives import make_objective
-from train.objectives.base import Views
-from train.run import train_run
+from train.objectives.objective import Views
+from train.train_run import train_run
 
 MIX = [{"encoder": "first", "weight": 0.33}, {"encoder": "second", "weight": 0.67}]
 TEACHERS = {"teacher-first": "first", "teacher-second": "second"}

@@ -22,10 +22,10 @@ from pipeline.cache import (
 )
 from pipeline.cache.caption_choice import choose_captions
 from sightline.errors import SightlineError
-from train.config import TrainConfig
 from train.data import TrainingData
 from train.objectives import make_objective
 from train.pairs import read_pairs
+from train.run_spec import TrainConfig
 
 
 def load(world: World, objective: str = "mcse", **changes: Any) -> TrainingData:

@@ -30,7 +30,7 @@ from sightline.errors import SightlineError
 from train.data import TrainingData, first_paired
 from train.objectives import make_objective
 from train.objectives.similarity import cosine_matrix, product_matrix
-from train.run import train_run
+from train.train_run import train_run
 
 ENCODERS = {"image": "clip", "text": "clip"}
 SLOTS = {"image": "clip-image", "text": "clip-text"}

@@ -13,12 +13,12 @@ from conftest import World
 
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.config import StudentConfig
 from train.data import TrainingData
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
-from train.run import train_run
+from train.run_spec import StudentConfig
+from train.train_run import train_run
 
 
 def student(world: World, **changes: object) -> StudentConfig:
@@ -178,8 +178,8 @@ class Without:
 
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 from pathlib import Path
-from train.config import RunSpec
-from train.run import train_run
+from train.run_spec import RunSpec
+from train.train_run import train_run
 
 spec = RunSpec.model_validate_json(Path(sys.argv[1]).read_text())
 print(train_run(spec).steps, "torchvision" in sys.modules)

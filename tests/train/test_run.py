@@ -20,8 +20,8 @@ from train.data import TrainingData
 from train.embed import Embedder
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
-from train.run import train_run
-from train.summary import RunSummary
+from train.run_summary import RunSummary
+from train.train_run import train_run
 from train.trainer import NonFiniteLoss
 
 

@@ -17,9 +17,9 @@ from pipeline.cache import PhraseTokens
 from pipeline.cache.tables import read_tables, write_single
 from sightline.errors import BusyError, SightlineError
 from train.checkpoints import Progress
-from train.run import train_run
 from train.run_folder import RunFolder
-from train.summary import RunSummary
+from train.run_summary import RunSummary
+from train.train_run import train_run
 from train.trainer import NonFiniteLoss
 
 

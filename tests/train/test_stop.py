@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from train import stop as stopping
-from train.run import train_run
+from train.train_run import train_run
 
 
 class Ended(BaseException):

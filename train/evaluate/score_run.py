@@ -7,14 +7,14 @@ from pathlib import Path
 from train.embed import Embedder
 from train.evaluate.score import score
 from train.report.results import DevPoint, RunResult, TrainingSummary, save_result
-from train.summary import RunSummary
+from train.run_summary import RunSummary
 
 
 def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "auto") -> RunResult:
     """Score the model that a run exported and write its result.
 
     Args:
-        folder: the run, as `train.run.train_run` left it.
+        folder: the run, as `train.train_run.train_run` left it.
         test, dev: see `train.evaluate.score.score`.
         out: file of the result (JSON).
 

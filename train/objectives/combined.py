@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.objectives.base import FeatureNeed, Heads, Objective, ObjectiveParams, Views
+from train.objectives.objective import FeatureNeed, Heads, Objective, ObjectiveParams, Views
 
 _PROJECTS = {"image": ("image", "object"), "teacher_text": ("text",)}
 """Head → slots of one encoder's features that it projects; the other heads project sentences."""
@@ -74,7 +74,7 @@ class CombinedParams(ObjectiveParams):
             SightlineError: a part has parameters that its objective does not have or allow, or
                 those that belong to the combination.
         """
-        from train.objectives.registry import make_objective
+        from train.objectives.known_objectives import make_objective
 
         shared = set(ObjectiveParams.model_fields) - {_OF_A_PART}
         common = {name: getattr(self, name) for name in shared}

@@ -17,8 +17,8 @@ from train.losses import (
     kl_alignment,
     list_mle,
 )
-from train.objectives.base import FeatureNeed, Heads, Views
 from train.objectives.grounded import GroundedObjective, GroundedParams
+from train.objectives.objective import FeatureNeed, Heads, Views
 from train.objectives.similarity import cosine_matrix
 from train.objectives.terms import image_term, text_term
 

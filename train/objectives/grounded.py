@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import Field, model_validator
 from torch import nn
 
-from train.objectives.base import (
+from train.objectives.objective import (
     PROJECTION_DIM,
     Objective,
     ObjectiveParams,

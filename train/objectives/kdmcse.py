@@ -18,8 +18,8 @@ from sightline.errors import SightlineError
 from train.batch import Batch
 from train.losses import adaptive_margin_nce, info_nce, removed_share
 from train.names import FeatureKind
-from train.objectives.base import FeatureNeed, Heads, Views
 from train.objectives.grounded import GroundedObjective, GroundedParams
+from train.objectives.objective import FeatureNeed, Heads, Views
 from train.objectives.similarity import cosine_matrix, product_matrix
 
 _SLOT = {"image": "image", "teacher_text": "text"}

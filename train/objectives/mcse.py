@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from train.batch import Batch
-from train.objectives.base import FeatureNeed, Heads, Views
 from train.objectives.grounded import GroundedObjective, GroundedParams
+from train.objectives.objective import FeatureNeed, Heads, Views
 from train.objectives.terms import image_term, text_term
 
 

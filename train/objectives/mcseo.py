@@ -12,8 +12,8 @@ from pipeline.cache.caption_choice import CaptionPolicy
 from sightline.errors import SightlineError
 from train.batch import Batch, Phrases
 from train.losses import object_phrase_nce
-from train.objectives.base import FeatureNeed, Heads, Views
 from train.objectives.grounded import GroundedObjective, GroundedParams
+from train.objectives.objective import FeatureNeed, Heads, Views
 from train.objectives.terms import image_term, text_term
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from train.batch import Batch
-from train.objectives.base import (
+from train.objectives.objective import (
     FeatureNeed,
     Heads,
     Objective,

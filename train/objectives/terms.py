@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from train.losses import info_nce
-from train.objectives.base import Views
+from train.objectives.objective import Views
 
 
 def text_term(views: Views, head: nn.Module, temperature: float) -> Tensor:

@@ -8,12 +8,12 @@ from pydantic import ValidationError
 
 from sightline.errors import SightlineError
 from sightline.parameter_errors import explain, unknown
-from train.objectives.base import Objective
 from train.objectives.combined import Combined
 from train.objectives.dalr import DALR
 from train.objectives.kdmcse import KDMCSE
 from train.objectives.mcse import MCSE
 from train.objectives.mcseo import MCSEO
+from train.objectives.objective import Objective
 from train.objectives.simcse import SimCSE
 
 OBJECTIVES: dict[str, type[Objective[Any]]] = {

@@ -19,7 +19,6 @@ from sightline.silenced_libraries import quiet
 from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress, step_of
-from train.config import RunSpec
 from train.data import TrainingData, first_paired
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs
@@ -28,9 +27,10 @@ from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import Objective, make_objective
 from train.provenance import FeatureUse
 from train.run_folder import LIVE_FOLDER, RunFolder
+from train.run_spec import RunSpec
+from train.run_summary import RunSummary
 from train.selection import dev_score, load_dev_set
 from train.stop import StopAtStep
-from train.summary import RunSummary
 from train.trainer import SightlineTrainer, micro_batches
 
 
