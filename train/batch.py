@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from train.names import Stream
+from train.schedule import Stream
 
 
 @dataclass(frozen=True)

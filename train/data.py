@@ -26,19 +26,19 @@ from pipeline.cache import (
     keys_of_texts,
     read_manifest,
 )
+from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.names import FeatureKind, Stream
 from train.objects import ObjectRows
 from train.pairs import Pairs, describe_source, read_pairs
 from train.run_spec import RunSpec, TextSource
-from train.schedule import Schedule
+from train.schedule import Schedule, Stream
 
 if TYPE_CHECKING:
     from train.objectives.objective import FeatureNeed, Objective
 
 
-CONTROLLED: Mapping[str, set[FeatureKind]] = {
+CONTROLLED: Mapping[str, set[Kind]] = {
     "shuffle_images": {"image"},
     "random_images": {"image"},
     "shuffle_teachers": {"text", "teacher"},
@@ -176,7 +176,7 @@ class TrainingData(Dataset[Batch]):
         of_captions = pairs.caption_keys
         if params.shuffle_teachers:
             of_captions = pairs.shuffled_captions(params.data_seed)
-        by_kind: dict[FeatureKind, NDArray[np.uint8]] = {
+        by_kind: dict[Kind, NDArray[np.uint8]] = {
             "image": pairs.image_keys,
             "text": of_captions,
             "teacher": of_captions,

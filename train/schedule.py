@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from train.names import Stream
+Stream = Literal["pairs", "text"]
+"""Where a batch comes from: image–caption pairs, or plain sentences."""
 
 _STREAM_NUMBER: dict[Stream, int] = {"pairs": 0, "text": 1}
 

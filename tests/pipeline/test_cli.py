@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import typer
 
+from pipeline.cache.record import FEATURE_KINDS
 from pipeline.cli import app, main
-from train.names import FeatureKind
 from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +53,7 @@ def test_every_command_has_help_with_an_example(name, command):
             assert option.help, f"{name} {option.name}"
 
 
-@pytest.mark.parametrize("kind", get_args(FeatureKind))
+@pytest.mark.parametrize("kind", FEATURE_KINDS)
 def test_the_command_that_an_objective_names_for_missing_features_exists(kind):
     command = FeatureNeed(kind, "clip").command
     assert command.removeprefix("sightline ") in dict(commands())

@@ -14,10 +14,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pipeline.cache.caption_choice import CaptionPolicy
+from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.losses import adaptive_margin_nce, info_nce, removed_share
-from train.names import FeatureKind
 from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.objective import FeatureNeed, Heads, Views
 from train.objectives.similarity import cosine_matrix, product_matrix
@@ -97,7 +97,7 @@ class KDMCSEParams(GroundedParams):
         return tuple(term for term in self.term_weights if term != "text")
 
     @property
-    def encoders(self) -> dict[FeatureKind, str | None]:
+    def encoders(self) -> dict[Kind, str | None]:
         """Slot, which is the kind of its features → encoder."""
         return {"image": self.image, "text": self.text}
 

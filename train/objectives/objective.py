@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from pipeline.cache.caption_choice import CaptionPolicy
+from pipeline.cache.record import Kind
 from train.batch import Batch
-from train.names import FeatureKind
 
 PROJECTION_DIM = 256
 """Width of the space that sentences share with images and teachers (METHODS, table of heads)."""
@@ -29,7 +29,7 @@ class FeatureNeed:
         terms: the terms that read it.
     """
 
-    kind: FeatureKind
+    kind: Kind
     encoder: str
     terms: tuple[str, ...] = ()
 
