@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from transformers import TrainerCallback, TrainerState, set_seed
 
 from pipeline.cache.keys import key_of_file
 from sightline.devices import pick_device
+from sightline.digest import digest
 from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError
 from sightline.silenced_libraries import quiet
@@ -200,7 +199,7 @@ def spec_digest(
         slot: [features.fingerprint, features.record.content_digest]
         for slot, features in data.feature_sets.items()
     }
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return digest(body, spaced=True, escaped=True)
 
 
 def _checkpoint_to_resume(

@@ -22,8 +22,8 @@ from pipeline.cache.record import (
     SetRecord,
     TableRecord,
     TableSetRecord,
-    digest,
 )
+from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.output import Output
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import unicodedata
 from abc import abstractmethod
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from sightline.digest import digest
 
 SCHEMA = "sightline.set/2"
 _ROW_FORMAT = "sightline.feature_set/1"  # of rows, which fingerprints are made of since the first
@@ -206,12 +206,6 @@ class TableSetRecord(SetRecord):
     def files(self) -> tuple[FileRecord, ...]:
         every = [file for shard in self.shards for file in shard.tables.values()]
         return tuple({file.name: file for file in every}.values())  # empty tables are one file
-
-
-def digest(value: object) -> str:
-    """SHA-256 (hex) of a value's canonical JSON: sorted keys, no spaces, UTF-8."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(mine: BaseModel, theirs: BaseModel) -> list[str]:

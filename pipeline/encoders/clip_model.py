@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
+from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.hub import reaching, use_cache_where_silent
 from sightline.silenced_libraries import quiet
@@ -166,8 +166,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _config_digest(architecture: Mapping[str, Any]) -> str:
     """Twelve hex digits of the architecture: heads and activations leave no trace in weights."""
-    text = json.dumps(architecture, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return digest(architecture, escaped=True)[:12]
 
 
 def _published(

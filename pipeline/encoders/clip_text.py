@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from pipeline.encoders.libraries import require
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision, computing
+from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.hub import reaching, use_cache_where_silent
 from sightline.silenced_libraries import quiet
@@ -111,5 +110,5 @@ def _tokenizer_sha256(tokenizer: Any) -> str:
     if inner is not None:
         return tokenizer_sha256(inner)
     merges = sorted(tokenizer.bpe_ranks.items(), key=lambda item: item[1])
-    text = json.dumps([sorted(tokenizer.encoder.items()), merges, tokenizer.pat.pattern])
-    return hashlib.sha256(text.encode()).hexdigest()
+    rules = [sorted(tokenizer.encoder.items()), merges, tokenizer.pat.pattern]
+    return digest(rules, spaced=True, escaped=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
+
+from sightline.digest import digest
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
@@ -19,7 +20,4 @@ def tokenizer_sha256(tokenizer: Any) -> str:
             content.pop(state, None)
     else:
         content = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
-    text = json.dumps(
-        [content, sorted(tokenizer.all_special_tokens)], sort_keys=True, ensure_ascii=False
-    )
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest([content, sorted(tokenizer.all_special_tokens)], spaced=True)

@@ -8,7 +8,7 @@ from typing import Any
 from forger import Attacks, Forger
 
 from pipeline.cache.commit import FILE_NAME
-from pipeline.cache.record import digest
+from sightline.digest import digest
 
 
 def _text(text: str | bytes) -> Callable[[Forger], None]:

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from pipeline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, keys_of_texts
 from pipeline.cache.commit import FILE_NAME
-from pipeline.cache.record import digest
+from sightline.digest import digest
 
 DIM, ROWS = 8, 90
 SPEC = FeatureSpec(

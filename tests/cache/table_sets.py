@@ -27,10 +27,11 @@ from pipeline.cache import (
     write_tokens,
 )
 from pipeline.cache.commit import FILE_NAME
-from pipeline.cache.record import TABLES_OF, TableKind, TableSpec, digest
+from pipeline.cache.record import TABLES_OF, TableKind, TableSpec
 from pipeline.cache.tables import read_tables
 from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.cutouts import write_cutouts
+from sightline.digest import digest
 
 TEXTS = [f"text {i}" for i in range(40)]
 HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)

@@ -22,7 +22,7 @@ from pipeline.cache import (
     verify,
 )
 from pipeline.cache.commit import FILE_NAME
-from pipeline.cache.record import digest
+from sightline.digest import digest
 
 
 def write(folder: Path, keys: np.ndarray = KEYS, **options):

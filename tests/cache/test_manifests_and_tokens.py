@@ -25,7 +25,8 @@ from pipeline.cache import (
     write_manifest,
     write_tokens,
 )
-from pipeline.cache.record import TableSpec, digest
+from pipeline.cache.record import TableSpec
+from sightline.digest import digest
 
 HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
 

@@ -13,9 +13,9 @@ from stub_set import KEYS, SPEC, files, fill, flip
 
 from pipeline.cache import CacheError, FeatureSet, verify
 from pipeline.cache.commit import FILE_NAME, read_features
-from pipeline.cache.record import digest
 from pipeline.cache.repair import repair
 from pipeline.cache.verify import bytes_to_verify
+from sightline.digest import digest
 
 
 @pytest.fixture

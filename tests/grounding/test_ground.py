@@ -25,13 +25,13 @@ from PIL import Image
 from pipeline.cache import CacheError, key_of_file, key_of_text
 from pipeline.cache.commit import FILE_NAME, read_tables_record
 from pipeline.cache.compact import collect, garbage
-from pipeline.cache.record import digest
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.cache.verify import verify
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.protocols import GroundingError
+from sightline.digest import digest
 from sightline.errors import BusyError, SightlineError
 from sightline.signals import Stopped
 
