@@ -9,8 +9,8 @@ import numpy as np
 from blake3 import blake3
 
 from pipeline.cache.index import Index
+from pipeline.cache.mapped_rows import RowView
 from pipeline.cache.record import FeatureSpec, ShardRecord
-from pipeline.cache.row_view import RowView
 
 _BLOCK = 1024
 

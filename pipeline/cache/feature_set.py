@@ -12,8 +12,8 @@ from pipeline.cache.commit import read_features
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, read_index
 from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing
+from pipeline.cache.mapped_rows import RowView
 from pipeline.cache.record import FeatureSetRecord
-from pipeline.cache.row_view import RowView
 
 
 class FeatureSet:

@@ -14,8 +14,8 @@ from pipeline.cache.commit import FILE_NAME, read_features
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, unique_sorted
+from pipeline.cache.mapped_rows import RowView
 from pipeline.cache.record import FeatureSpec
-from pipeline.cache.row_view import RowView
 from pipeline.cache.shard import map_keys
 from pipeline.cache.shard_check import file_fault
 
