@@ -9,7 +9,7 @@ import numpy as np
 from blake3 import blake3
 
 from pipeline.cache.index import Index
-from pipeline.cache.mapped_rows import RowView
+from pipeline.cache.mapped_rows import MappedRows
 from pipeline.cache.record import FeatureSpec, ShardRecord
 
 _BLOCK = 1024
@@ -28,12 +28,11 @@ def content_digest(
     history of adding, removing and killing that led to their shards. ``progress`` is told the
     bytes of the rows that were read.
     """
-    view = RowView.open(folder, spec, shards)
-    positions = view.positions(index.shards, index.rows)
+    mapped = MappedRows(folder, spec, shards)
     total = blake3(spec.fingerprint.encode())
-    for start in range(0, len(positions), _BLOCK):
-        rows = view.read(positions[start : start + _BLOCK])
-        keys = index.keys[start : start + _BLOCK]
+    for start in range(0, len(index.keys), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        rows, keys = mapped.read(index.shards[block], index.rows[block]), index.keys[block]
         total.update(np.hstack([keys, rows.view(np.uint8).reshape(len(rows), -1)]).data)
         progress(rows.nbytes)
     for key in sorted(index.failed):

@@ -12,7 +12,7 @@ from pipeline.cache.commit import read_features
 from pipeline.cache.errors import CacheError
 from pipeline.cache.index import Index, read_index
 from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing
-from pipeline.cache.mapped_rows import RowView
+from pipeline.cache.mapped_rows import MappedRows
 from pipeline.cache.record import FeatureSetRecord
 
 
@@ -29,8 +29,7 @@ class FeatureSet:
         self.index = index
         self._table = KeyTable(index.keys)
         self.dtype = np.dtype(record.spec.dtype).newbyteorder("<")
-        self._view = RowView.open(path, record.spec, record.shards)
-        self._positions = self._view.positions(index.shards, index.rows)
+        self._mapped = MappedRows(path, record.spec, record.shards)
 
     @classmethod
     def open(
@@ -119,7 +118,7 @@ class FeatureSet:
         Raises:
             IndexError: a row number that the set does not have.
         """
-        return self._view.read(self._positions[rows])
+        return self._mapped.read(self.index.shards[rows], self.index.rows[rows])
 
     def take(self, keys: Keys | Sequence[bytes]) -> NDArray:
         """`rows` and `gather` in one call: [len(keys), dim]."""

@@ -14,7 +14,7 @@ from pipeline.cache.commit import FILE_NAME, read_features
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, unique_sorted
-from pipeline.cache.mapped_rows import RowView
+from pipeline.cache.mapped_rows import MappedRows
 from pipeline.cache.record import FeatureSpec
 from pipeline.cache.shard import map_keys
 from pipeline.cache.shard_check import file_fault
@@ -27,16 +27,14 @@ class PlacedRows:
         order = unique_sorted(placed.keys)
         self._table = KeyTable(placed.keys[order])
         self._records = placed.records
-        self._shards = placed.shards[order]
-        view = RowView.open(folder, spec, placed.records)
-        self._view = view
-        self._positions = view.positions(self._shards, placed.rows[order])
+        self._shards, self._rows = placed.shards[order], placed.rows[order]
+        self._mapped = MappedRows(folder, spec, placed.records)
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
         return self._table.find(keys)
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray:
-        return self._view.read(self._positions[rows])
+        return self._mapped.read(self._shards[rows], self._rows[rows])
 
     def computed(self, rows: NDArray[np.int64]) -> list[Computed]:
         return [self._records[i].computed for i in np.unique(self._shards[rows])]
