@@ -103,7 +103,8 @@ def test_other_bytes_than_the_record_names_are_refused(archive, tmp_path, number
 
 def test_every_cut_is_noticed(archive, tmp_path):
     data = archive.read_bytes()
-    for length in [*range(0, len(data) - 1024, 700), 511, 513]:
+    whole_records = range(0, len(data), tarfile.RECORDSIZE)
+    for length in [*range(0, len(data) - 1024, 700), *whole_records, 511, 513]:
         archive.write_bytes(data[:length])
         with pytest.raises(CacheError):
             import_set(archive, tmp_path / "new")
