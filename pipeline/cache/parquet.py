@@ -21,6 +21,7 @@ FLOOR, RATIO = 64 << 20, 32
 """A table may take FLOOR bytes and RATIO times those of its file; ours take less than 12 times."""
 _ROWS = 1 << 16
 _READ_BYTES = 1 << 20
+_BATCH_BYTES = FLOOR // 4  # the library takes several times what a batch is
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 _LEVELS = 4  # bytes that a value costs beside itself: whether it is there, and in which list
 
@@ -69,7 +70,7 @@ def _read(path: Path, columns: list[str] | None) -> pa.Table:
         inside = [text for text in texts if text not in schema.names]
         if inside:  # a struct cannot hold references: small batches of nothing else, added up first
             size = 0
-            for batch in file.iter_batches(max(1, FLOOR // longest), columns=inside):
+            for batch in file.iter_batches(max(1, _BATCH_BYTES // longest), columns=inside):
                 size += batch.nbytes
                 _require(path, size, limit)
     batches: list[pa.RecordBatch] = []

@@ -1,9 +1,10 @@
-"""Manifests as an attacker would make them: a few thousand bytes that ask for gigabytes."""
+"""Manifests as an attacker would make them: a megabyte at most that asks for gigabytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,10 +42,11 @@ def _long_mask(path: Path) -> None:
             file.write_table(table)
 
 
-def _zeros(path: Path) -> None:
-    """A text of 100 MB that compresses to nearly nothing."""
-    table = pa.table({"text": ["\0" * 100 * MILLION]})
-    pq.write_table(table, path, compression="zstd", use_dictionary=False)
+def _zeros(path: Path, size: int = 100 * MILLION) -> None:
+    """A long text that compresses to nearly nothing."""
+    ends, text = pa.py_buffer(np.array([0, size], np.int32)), pa.py_buffer(bytes(size))
+    table = pa.table({"text": pa.StringArray.from_buffers(1, ends, text)})
+    pq.write_table(table, path, compression="zstd", use_dictionary=False, write_statistics=False)
 
 
 def _runs(path: Path) -> None:
@@ -68,6 +70,69 @@ def _long_list(path: Path) -> None:
     pq.write_table(table.cast(TOKENS.remove_metadata()), path, compression="zstd")
 
 
+def _one_beginning(path: Path) -> None:
+    """400 phrases, each mask nothing but the one before, without a dictionary."""
+    row = {field.name: None for field in PHRASES} | {"mask": {"size": [1, 1], "counts": LONG}}
+    pq.write_table(
+        pa.Table.from_pylist([row] * 400, schema=PHRASES),
+        path,
+        compression="none",
+        use_dictionary=False,
+        column_encoding={"mask.counts": "DELTA_BYTE_ARRAY"},
+        data_page_size=1 << 30,
+    )
+
+
+def _hidden_dictionary(path: Path) -> None:
+    """200,000 texts that together are a gigabyte, in a file of a megabyte.
+
+    Its footer is that of 200,000 texts of one letter, uncompressed and without a dictionary. Its
+    pages are one long text and another that fills the megabyte, and 200,000 times the first.
+    """
+    rows = 200_000
+    _plain(path, pa.array(["x"] * rows), use_dictionary=False)
+    claims = _footer(path)
+    size, filler = path.stat().st_size - len(claims), MILLION
+    while path.stat().st_size - len(_footer(path)) != size or claims == _footer(path):
+        texts = _pointing(rows, pa.array(["x" * 5000, "y" * filler]))
+        _plain(path, texts, dictionary_pagesize_limit=2 * MILLION)
+        filler += size - (path.stat().st_size - len(_footer(path)))
+    path.write_bytes(path.read_bytes()[:size] + claims)
+
+
+def _hidden_size(path: Path) -> None:
+    """A text of 200 MB, which compresses to nearly nothing; 50,000 bytes by the footer."""
+    _zeros(path, 200 * MILLION)
+    group, data = pq.read_metadata(path).row_group(0), path.read_bytes()
+    pages, footer = data[: -len(_footer(path))], _footer(path)
+    for size in {group.total_byte_size, group.column(0).total_uncompressed_size}:
+        true = zigzag(size)
+        assert true in footer
+        footer = footer.replace(true, zigzag(50_000, len(true)))
+    path.write_bytes(pages + footer)
+
+
+def _plain(path: Path, texts: pa.Array, **options: Any) -> None:
+    options = {"compression": "none", "store_schema": False, "write_statistics": False, **options}
+    pq.write_table(pa.table({"text": texts}), path, **options)
+
+
+def _footer(path: Path) -> bytes:
+    """What follows the pages: the file's metadata, their length and the last four letters."""
+    data = path.read_bytes()
+    return data[-8 - int.from_bytes(data[-8:-4], "little") :]
+
+
+def zigzag(number: int, length: int = 1) -> bytes:
+    """A positive number as Thrift's compact protocol writes it, in at least ``length`` bytes."""
+    number *= 2
+    data = bytearray()
+    while number > 127 or len(data) < length - 1:
+        data.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*data, number])
+
+
 BOMBS: dict[str, tuple[Callable[[Path], None], pa.Schema]] = {
     "a long text that a million rows point to": (_long_text, SENTENCES),
     "a long mask that every row points to": (_long_mask, PHRASES),
@@ -75,5 +140,8 @@ BOMBS: dict[str, tuple[Callable[[Path], None], pa.Schema]] = {
     "equal keys": (_runs, IMAGES),
     "empty cells": (_nothing, SENTENCES),
     "a long list": (_long_list, TOKENS),
+    "masks with one beginning": (_one_beginning, PHRASES),
+    "a footer that hides a dictionary": (_hidden_dictionary, SENTENCES),
+    "a footer that hides a size": (_hidden_size, SENTENCES),
 }
 """Name → what writes the file, and the manifest that it is given out to be."""
