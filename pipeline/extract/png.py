@@ -36,7 +36,9 @@ def png_fault(data: bytes) -> tuple[str, str] | None:
             except zlib.error as error:
                 return "undecodable", f"its rows are no zlib data ({error})"
         at = end
-    return ("truncated", "its rows end before the image does") if left > 0 else None
+    if left > 0 or (data[24] == 16 and not rows.eof):  # whose decoder needs the very end of them
+        return "truncated", "its rows end before the image does"
+    return None
 
 
 def _inflated(rows: zlib._Decompress, body: bytes | memoryview) -> int:

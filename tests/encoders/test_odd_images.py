@@ -129,10 +129,7 @@ def interlaced() -> bytes:
     ]
     header = struct.pack(">IIBBBBB", RGB.shape[1], RGB.shape[0], 8, 2, 0, 0, 1)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in parts
-    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, data) for name, data in parts)
 
 
 def keyed() -> Good:
@@ -167,6 +164,19 @@ def png_header(width: int, height: int) -> bytes:
     data = saved(photograph(), "PNG")
     header = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
     return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG, checksum included."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def rows_without_an_end() -> bytes:
+    """A PNG of 16 bits without the sum behind its rows, at which torchvision ends the process."""
+    data = sixteen_bit_png(WIDE[..., None], 0)
+    at = data.index(b"IDAT")
+    rows = zlib.compress(zlib.decompress(data[at + 4 :]))
+    return data[: at - 4] + chunk(b"IDAT", rows[:-4]) + chunk(b"IEND", b"")
 
 
 def text_chunk() -> bytes:
@@ -269,6 +279,11 @@ FILES: dict[str, Good | Bad] = {
     "half.jp2": Bad(saved(photograph(), "JPEG2000")[:900], BROKEN),
     "half.ppm": Bad(saved(photograph(), "PPM")[:900], BROKEN),
     "header says more rows.png": Bad(png_header(48, 64), BROKEN),
+    "header says more rows of sixteen bits.png": Bad(
+        png(8, 64, 16, 2, [np.full((8, 3), 30_000, ">u2").tobytes()] * 4), BROKEN
+    ),
+    "rows of sixteen bits without an end.png": Bad(rows_without_an_end(), CUT),
+    "a chunk that nobody knows.png": Bad(PNG[:33] + chunk(b"ABCD", b"x") + PNG[33:], NO_IMAGE),
     "header says wider.png": Bad(png_header(64, 32), BROKEN),
     "header says nothing.png": Bad(png_header(0, 32), NO_IMAGE),
     "header says gigabytes.png": Bad(png_header(60_000, 60_000), ("too_many_pixels",)),
