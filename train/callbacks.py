@@ -11,17 +11,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from train.loop import DEV, Callback, LoopState
+from train.model import GroundedModel
 
 Say = Callable[[str], None]
 
-_UNPLOTTED = {"epoch", "step", "total_flos"}
-_FINAL = "train_"  # what Trainer logs once at the end; its figures count skipped steps
-DEV = "dev"
-"""Name of the dev score in a log entry (Spearman's ρ × 100)."""
 
-
-class DVCLiveCallback(TrainerCallback):
+class DVCLiveCallback(Callback):
     """Writes every log entry to ``<folder>/plots/metrics/**.tsv`` and ``<folder>/metrics.json``.
 
     On a resume the curves are written again from the log that the checkpoint holds, so a step that
@@ -33,27 +30,18 @@ class DVCLiveCallback(TrainerCallback):
         self._claim = claim  # told each file before it is first written
         self._live: Any = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def begin(self, state: LoopState, model: GroundedModel) -> None:
         from dvclive.live import Live  # imports DVC, which takes a second
 
         self._claim(self.folder / "metrics.json")
         # without `resume` it would empty the folder, whoever's the files are
         self._live = Live(dir=str(self.folder), resume=True, save_dvc_exp=False, dvcyaml=False)
-        for entry in state.log_history:
+        for entry in state.log:
             self._write(int(entry["step"]), entry)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def log(self, state: LoopState, entry: dict[str, float]) -> None:
         if self._live is not None:
-            self._write(state.global_step, logs or {})
+            self._write(state.step, entry)
 
     def close(self) -> None:
         """Finish the files; safe to call more than once."""
@@ -61,18 +49,16 @@ class DVCLiveCallback(TrainerCallback):
             self._live.end()
             self._live = None
 
-    def _write(self, step: int, logs: Mapping[str, Any]) -> None:
-        values = {k: v for k, v in logs.items() if k not in _UNPLOTTED and not k.startswith(_FINAL)}
-        if not values:
-            return
+    def _write(self, step: int, entry: Mapping[str, float]) -> None:
         self._live.step = step
-        for name, value in values.items():
-            self._claim(self.folder / "plots" / "metrics" / f"{name}.tsv")
-            self._live.log_metric(name, float(value))
+        for name, value in entry.items():
+            if name != "step":
+                self._claim(self.folder / "plots" / "metrics" / f"{name}.tsv")
+                self._live.log_metric(name, value)
         self._live.make_summary()
 
 
-class ProgressReport(TrainerCallback):
+class ProgressReport(Callback):
     """A bar with rate and time left on a terminal; a plain line for each log entry elsewhere."""
 
     def __init__(self, label: str, say: Say | None = None) -> None:
@@ -83,10 +69,8 @@ class ProgressReport(TrainerCallback):
         self._started = 0.0
         self._first_step = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._started, self._first_step = time.monotonic(), state.global_step
+    def begin(self, state: LoopState, model: GroundedModel) -> None:
+        self._started, self._first_step = time.monotonic(), state.step
         if self._say is None and self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
@@ -99,35 +83,25 @@ class ProgressReport(TrainerCallback):
             )
             self._bar.add_task(
                 self.label,
-                total=state.max_steps,
-                completed=state.global_step,
+                total=state.steps,
+                completed=state.step,
                 rate="",
                 note="",
             )
             self._bar.start()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def step(self, state: LoopState) -> None:
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=state.global_step)
+            self._bar.update(self._bar.task_ids[0], completed=state.step)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        logs = logs or {}
-        if DEV in logs:
-            note = f"dev {logs[DEV]:.2f}"
-        elif "loss" in logs:
-            note = f"loss {logs['loss']:.4f}"
+    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+        if DEV in entry:
+            note = f"dev {entry[DEV]:.2f}"
+        elif "loss" in entry:
+            note = f"loss {entry['loss']:.4f}"
         else:
             return
-        rate = logs.get("sentences_per_second")
+        rate = entry.get("sentences_per_second")
         speed = "" if rate is None else f"{rate:.0f} sentences/s"
         if self._bar is not None:
             task = self._bar.task_ids[0]
@@ -136,8 +110,8 @@ class ProgressReport(TrainerCallback):
             else:
                 self._bar.update(task, note=note)
             return
-        parts = [f"{self.label}: step {state.global_step}/{state.max_steps}", note, speed]
-        if "loss" in logs:
+        parts = [f"{self.label}: step {state.step}/{state.steps}", note, speed]
+        if "loss" in entry:
             parts.append(f"{self._time_left(state)} left")
         (self._say or to_stderr)("  ".join(part for part in parts if part))
 
@@ -147,11 +121,11 @@ class ProgressReport(TrainerCallback):
             self._bar.stop()
             self._bar = None
 
-    def _time_left(self, state: TrainerState) -> timedelta | str:
-        done = state.global_step - self._first_step
+    def _time_left(self, state: LoopState) -> timedelta | str:
+        done = state.step - self._first_step
         if done <= 0:
             return "?"
-        seconds = (time.monotonic() - self._started) / done * (state.max_steps - state.global_step)
+        seconds = (time.monotonic() - self._started) / done * (state.steps - state.step)
         return timedelta(seconds=round(seconds))
 
 

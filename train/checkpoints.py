@@ -6,9 +6,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
-import torch
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -27,7 +25,7 @@ CHECKPOINTS_FOLDER = "checkpoints"
 
 @dataclass
 class Progress:
-    """What a checkpoint knows beside what transformers' Trainer stores.
+    """What a checkpoint knows beside weights, optimiser and log.
 
     Attributes:
         digest: of the run specification (see `train.train_run.spec_digest`).
@@ -59,7 +57,7 @@ class Checkpoints:
         self._output = output
 
     def made(self, step: int) -> Path:
-        """Where transformers' Trainer writes the checkpoint of a step, under `part`."""
+        """Where the loop writes the checkpoint of a step, under `part`."""
         return self.part / f"{_PREFIX}{step}"
 
     def publish(self, step: int, progress: Progress) -> Path:
@@ -176,21 +174,6 @@ class Best:
     def clear(self) -> None:
         """Forget them."""
         self.path.unlink(missing_ok=True)
-
-
-def random_state() -> dict[str, Any]:
-    """torch's random state on the CPU and, where there is one, the CUDA device."""
-    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Put back what `random_state` returned."""
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
 
 
 def step_of(checkpoint: Path) -> int:

@@ -31,8 +31,6 @@ TOTAL = "total"
 class GroundedModel(nn.Module):
     """A student encoder with the heads of one objective; its forward pass gives the loss terms."""
 
-    accepts_loss_kwargs = False  # transformers' Trainer: a term is a mean over its own batch
-
     def __init__(
         self,
         encoder: PreTrainedModel,

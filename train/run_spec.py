@@ -50,6 +50,9 @@ class TrainConfig(_Strict):
         max_steps: optimiser steps. Exactly one of the two is given.
         precision: arithmetic of the encoder; the losses are always at least float32.
         gradient_accumulation: micro-batches of one optimiser step.
+        optimizer: ``released`` is AdamW as the published runs had it, ``torch`` is PyTorch's; see
+            `train.optimizer`.
+        epsilon: of AdamW; None takes 1e-6 for ``released`` and 1e-8 for ``torch``.
         weight_decay, max_grad_norm: of AdamW, and of the clipping (L2 norm over all parameters).
         warmup: share of the steps over which the learning rate rises from 0.
         eval_steps: optimiser steps between two dev scores.
@@ -68,6 +71,8 @@ class TrainConfig(_Strict):
     max_steps: int | None = Field(default=None, ge=1)
     precision: Precision = "fp32"
     gradient_accumulation: int = Field(default=1, ge=1)
+    optimizer: Literal["released", "torch"] = "released"
+    epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     warmup: float = Field(default=0.0, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, gt=0)

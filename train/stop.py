@@ -8,20 +8,20 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from train.loop import Callback, LoopState
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 2.0
 """Seconds after which a second signal ends the run at once; `timeout` sends its own twice."""
 
 
-class StopAtStep(TrainerCallback):
+class StopAtStep(Callback):
     """Ends training after the step in which a signal came, with a checkpoint of that step.
 
     ```python
     stop = StopAtStep()
     with stop:
-        Trainer(..., callbacks=[stop]).train()
+        Loop(..., callbacks=[stop]).run()
     ```
     Inside the block signals are only remembered. When it ends they get the handlers that they had
     before, and the signal is delivered to these: whoever runs the training decides what it means.
@@ -54,11 +54,9 @@ class StopAtStep(TrainerCallback):
         if self.asked is not None and error is None:
             signal.raise_signal(self.asked)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def step(self, state: LoopState) -> None:
         if self.asked is not None:
-            control.should_save = control.should_training_stop = True
+            state.should_stop = True
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked is None:

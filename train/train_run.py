@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerState, set_seed
 
 from pipeline.cache.keys import key_of_file
 from sightline.devices import pick_device
@@ -15,13 +14,14 @@ from sightline.digest import digest
 from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError
 from sightline.silenced_libraries import quiet
-from train.callbacks import DEV, DVCLiveCallback, ProgressReport, Say, to_stderr
+from train.callbacks import DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.data import TrainingData, first_paired
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs
 from train.export import HEADS_FILE, MODEL_FOLDER, check_exportable, export_heads, export_model
+from train.loop import DEV, Callback, Loop, LoopState, micro_batches, read_state
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import Objective, make_objective
 from train.provenance import FeatureUse
@@ -30,11 +30,10 @@ from train.run_spec import RunSpec
 from train.run_summary import RunSummary
 from train.selection import dev_score, load_dev_set
 from train.stop import StopAtStep
-from train.trainer import SightlineTrainer, micro_batches
 
 
 def train_run(
-    spec: RunSpec, *, say: Say | None = None, callbacks: list[TrainerCallback] | None = None
+    spec: RunSpec, *, say: Say | None = None, callbacks: list[Callback] | None = None
 ) -> RunSummary:
     """Train one objective with one seed and export the best weights.
 
@@ -49,7 +48,7 @@ def train_run(
 
     Args:
         say: takes lines of progress; without it they go to stderr, or a bar on a terminal.
-        callbacks: further callbacks for transformers' Trainer.
+        callbacks: further callbacks of the loop.
 
     Raises:
         SightlineError: an input is missing or does not fit, said before the model is loaded; the
@@ -96,7 +95,7 @@ def _run(
     folder: RunFolder,
     made: Path,
     say: Say | None,
-    callbacks: list[TrainerCallback],
+    callbacks: list[Callback],
 ) -> RunSummary:
     tell = say or to_stderr
     objective, data, dev, digest = inputs.objective, inputs.data, inputs.dev, inputs.digest
@@ -109,7 +108,7 @@ def _run(
     for line in objective.warnings(first_paired(data, micro_batches(spec.train, data))):
         tell(f"{spec.run}: warning: {line}")
 
-    set_seed(spec.seed)  # before the heads are drawn
+    torch.manual_seed(spec.seed)  # before the heads are drawn
     encoder, tokenizer = load_student(spec.student)
     check_tokenizer(tokenizer, encoder, data.samples, spec.student.max_length, data.vocabulary_size)
     model = GroundedModel(encoder, objective, spec.student.pooling, data.dims)
@@ -124,7 +123,7 @@ def _run(
         DVCLiveCallback(spec.out / LIVE_FOLDER, folder.claim),
     )
     stop = StopAtStep()
-    trainer = SightlineTrainer(
+    loop = Loop(
         model,
         data,
         spec.train,
@@ -138,10 +137,10 @@ def _run(
     )
     try:
         with stop:
-            state = _train(trainer, resume)
+            state = loop.run(resume)
     except BaseException as error:
         if stop.asked is not None and not isinstance(error, Exception):
-            error.add_note(_kept(spec.run, checkpoints, trainer.state.max_steps))
+            error.add_note(_kept(spec.run, checkpoints, loop.state.steps))
         raise
     finally:
         report.close()
@@ -217,20 +216,11 @@ def _checkpoint_to_resume(
 
 
 def _require_best(resume: Path, best: Best) -> None:
-    state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
-    if state.best_metric is not None and best.load() is None:
+    if read_state(resume).best is not None and best.load() is None:
         raise SightlineError(
             f"{best.path}: missing or damaged, and {resume.name} was made after it; delete "
             f"{resume.parent} to train again"
         )
-
-
-def _train(trainer: SightlineTrainer, resume: Path | None) -> TrainerState:
-    if resume is not None and trainer.progress.stopped_early:
-        # killed between the early stop and the export: there is no step left to do
-        return TrainerState.load_from_json(str(resume / "trainer_state.json"))
-    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-    return trainer.state
 
 
 def _kept(run: str, checkpoints: Checkpoints, steps: int) -> str:
@@ -255,12 +245,12 @@ def _summarise(
     objective: Objective,
     data: TrainingData,
     dev: str | None,
-    state: TrainerState,
+    state: LoopState,
     progress: Progress,
     best_step: int | None,
     digest: str,
 ) -> RunSummary:
-    history = [(int(entry["step"]), entry[DEV]) for entry in state.log_history if DEV in entry]
+    history = [(int(entry["step"]), entry[DEV]) for entry in state.log if DEV in entry]
     seconds = progress.seconds
     return RunSummary(
         run=spec.run,
@@ -275,7 +265,7 @@ def _summarise(
         dev=dev,
         dev_history=history,
         best_step=best_step,
-        steps=state.global_step,
+        steps=state.step,
         stopped_early=progress.stopped_early,
         sentences=progress.sentences,
         seconds=seconds,

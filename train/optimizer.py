@@ -1,0 +1,119 @@
+"""AdamW as the published runs had it, or as PyTorch has it, and the learning rate of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from train.run_spec import TrainConfig
+
+_BETAS = (0.9, 0.999)
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
+    """The optimiser of a run; biases and the weights of layer norms do not decay."""
+    released = config.optimizer == "released"
+    make = ReleasedAdamW if released else AdamW
+    return make(
+        list(_groups(model, config.weight_decay)),
+        lr=config.learning_rate,
+        betas=_BETAS,
+        eps=config.epsilon or (1e-6 if released else 1e-8),
+        fused=True,
+    )
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """Rate of the step after ``step`` ones: up from 0 over the warm-up, then linearly down to 0."""
+    warmup = math.ceil(config.warmup * steps)
+    if step < warmup:
+        return config.learning_rate * (step / max(1, warmup))
+    return config.learning_rate * max(0.0, (steps - step) / max(1, steps - warmup))
+
+
+class ReleasedAdamW(AdamW):
+    """AdamW of transformers 4 on torch 1.7, with which MCSE, KDMCSE and DALR were released.
+
+    Two things differ from `torch.optim.AdamW` (METHODS, section 6):
+
+    - ε is added to √v before the bias correction, so it equals torch's with
+      ε_t = ε / √(1 − β₂^t), t counting the steps of a parameter.
+    - Gradients are cleared by filling in zeros. A parameter that a batch does not reach, such as a
+      head of images on a batch of plain sentences, still moves by its momentum, and its second
+      moment decays. Before its first gradient it has none, and is left alone.
+
+    Parameters are kept in groups of those that had their first gradient at the same time, so that
+    one t, and the fused step, serves all of a group.
+    """
+
+    def __init__(self, params: Iterable[dict[str, Any]], **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self._epsilon = settings["eps"]
+        for group in self.param_groups:
+            group["t"] = 0
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Fill every gradient that there is with zeros."""
+        super().zero_grad(set_to_none=False)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step of every parameter that has had a gradient."""
+        self._part()
+        for group in self.param_groups:
+            if any(parameter.grad is not None for parameter in group["params"]):
+                group["t"] += 1
+                group["eps"] = self._epsilon / math.sqrt(1 - group["betas"][1] ** group["t"])
+        return super().step(closure)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over moments, and the groups that they belong to."""
+        every = {
+            name: parameter
+            for group in self.param_groups
+            for name, parameter in zip(group["names"], group["params"], strict=True)
+        }
+        self.param_groups = [
+            {**group, "params": [every[name] for name in group["names"]]}
+            for group in state_dict["param_groups"]
+        ]
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            for parameter in group["params"] if group["t"] else []:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _part(self) -> None:
+        """Move parameters with their first gradient into a group of their own."""
+        parted: list[dict[str, Any]] = []
+        for group in self.param_groups:
+            pairs = list(zip(group["names"], group["params"], strict=True))
+            begun = [pair for pair in pairs if pair[1].grad is not None]
+            rest = [pair for pair in pairs if pair[1].grad is None]
+            for part in [pairs] if group["t"] or not begun else [begun, rest]:
+                if part:
+                    names, parameters = zip(*part, strict=True)
+                    parted.append({**group, "names": list(names), "params": list(parameters)})
+        self.param_groups = parted
+
+
+def _groups(model: nn.Module, weight_decay: float) -> Iterator[dict[str, Any]]:
+    """Parameters that decay, and those that do not."""
+    fixed = {
+        f"{name}.{part}".lstrip(".")
+        for name, module in model.named_modules()
+        for part, _ in module.named_parameters(recurse=False)
+        if isinstance(module, nn.LayerNorm) or part.endswith("bias")
+    }
+    for decays in (True, False):
+        chosen = {n: p for n, p in model.named_parameters() if (n not in fixed) == decays}
+        if chosen:
+            yield {
+                "names": list(chosen),
+                "params": list(chosen.values()),
+                "weight_decay": weight_decay if decays else 0.0,
+            }
