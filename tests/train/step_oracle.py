@@ -18,10 +18,11 @@ import torch
 from conftest import World
 from feature_sets import Features
 from torch import Tensor
-from transformers import BertConfig, BertModel, TrainerCallback
+from transformers import BertConfig, BertModel
 
 from train.batch import Batch
 from train.data import TrainingData
+from train.loop import Callback, LoopState
 from train.model import GroundedModel, load_student
 from train.objectives import make_objective
 from train.objectives.objective import Views
@@ -88,11 +89,18 @@ class OracleStudent:
     def gradients(self) -> dict[str, Tensor]:
         return {name: w.grad for name, w in self.weights.items() if w.grad is not None}
 
-    def adamw(self, learning_rate: float, largest_norm: float = 1.0) -> None:
-        """Clip, one step of AdamW without weight decay, and clear the gradients."""
+    def adamw(self, learning_rate: float, kind: str, epsilon: float) -> None:
+        """Clip to 1, one step of AdamW without weight decay, and clear the gradients.
+
+        ``released``: as transformers 4 had it on torch 1.7, which cleared gradients by filling in
+        zeros; ``torch``: as torch has it.
+        """
         gradients = self.gradients()
+        if kind == "released":
+            for name in self.moments.keys() - gradients.keys():
+                gradients[name] = torch.zeros_like(self.weights[name])
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
-        scale = min(1.0, largest_norm / (norm + 1e-6))
+        scale = min(1.0, 1.0 / (norm + 1e-6))
         for name, gradient in gradients.items():
             zero = torch.zeros_like(gradient)
             count, first, second = self.moments.get(name, (0, zero, zero))
@@ -100,7 +108,11 @@ class OracleStudent:
             first = 0.9 * first + 0.1 * gradient * scale
             second = 0.999 * second + 0.001 * (gradient * scale) ** 2
             self.moments[name] = (count, first, second)
-            step = first / (1 - 0.9**count) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
+            if kind == "released":
+                corrected = math.sqrt(1 - 0.999**count) / (1 - 0.9**count)
+                step = corrected * first / (second.sqrt() + epsilon)
+            else:
+                step = first / (1 - 0.9**count) / ((second / (1 - 0.999**count)).sqrt() + epsilon)
             with torch.no_grad():
                 self.weights[name] -= learning_rate * step
             self.weights[name].grad = None
@@ -252,11 +264,18 @@ def check_whole_step(case: Case, terms: Terms, weights: Mapping[str, float]) -> 
 
 
 def check_twenty_steps(
-    case: Case, terms: Terms, weights: Mapping[str, float], out: Path
+    case: Case,
+    terms: Terms,
+    weights: Mapping[str, float],
+    out: Path,
+    optimizer: str = "released",
+    epsilon: float | None = None,
 ) -> list[dict[str, float]]:
     """Both streams, AdamW and all: the losses of a run; returns what the run logged."""
     steps, learning_rate = 20, 1e-3
-    spec = case.spec(out, max_steps=steps, learning_rate=learning_rate)
+    told = {"optimizer": optimizer, "epsilon": epsilon}
+    spec = case.spec(out, max_steps=steps, learning_rate=learning_rate, **told)
+    epsilon = epsilon or {"released": 1e-6, "torch": 1e-8}[optimizer]
     recorder = _Recorder()
     train_run(spec, say=lambda line: None, callbacks=[recorder])
     student = case.oracle(recorder.start)
@@ -272,25 +291,25 @@ def check_twenty_steps(
             theirs = float(term.detach())
             assert abs(found[name] - theirs) <= 1e-4, (k, name, found[name], theirs)
         total_of(expected, weights).backward()
-        student.adamw(learning_rate * (steps - k) / steps)
+        student.adamw(learning_rate * (steps - k) / steps, optimizer, epsilon)
     assert len(recorder.logs) == steps
     assert streams == {"pairs", "text"}
     return recorder.logs
 
 
-class _Recorder(TrainerCallback):
+class _Recorder(Callback):
     """Keeps the weights that a run starts from, and its log."""
 
     def __init__(self) -> None:
         self.start: dict[str, Tensor] = {}
         self.logs: list[dict[str, float]] = []
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.start = {name: w.detach().clone() for name, w in kwargs["model"].state_dict().items()}
+    def begin(self, state: LoopState, model: GroundedModel) -> None:
+        self.start = {name: w.detach().clone() for name, w in model.state_dict().items()}
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if "loss" in kwargs["logs"]:
-            self.logs.append(dict(kwargs["logs"]))
+    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+        if "loss" in entry:
+            self.logs.append(entry)
 
 
 def _same_values(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

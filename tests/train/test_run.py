@@ -14,29 +14,29 @@ import torch
 from conftest import World, silent
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoTokenizer, TrainerCallback
+from transformers import AutoModel, AutoTokenizer
 
 from train.data import TrainingData
 from train.embed import Embedder
+from train.loop import Callback, LoopState, NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
 from train.run_summary import RunSummary
 from train.train_run import train_run
-from train.trainer import NonFiniteLoss
 
 
 class Killed(Exception):
     """Stands for the process being killed."""
 
 
-class KillAfter(TrainerCallback):
+class KillAfter(Callback):
     """Dies at the end of a step, before that step is logged, scored or saved."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, at: int) -> None:
+        self.at = at
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
+    def step(self, state: LoopState) -> None:
+        if state.step == self.at:
             raise Killed
 
 

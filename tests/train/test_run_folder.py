@@ -11,30 +11,29 @@ import pytest
 from conftest import World, silent
 from feature_sets import Features
 from phrase_world import Objects
-from transformers import TrainerCallback
 
 from pipeline.cache import PhraseTokens
 from pipeline.cache.tables import read_tables, write_single
 from sightline.errors import BusyError, SightlineError
 from train.checkpoints import Progress
+from train.loop import Callback, LoopState, NonFiniteLoss
 from train.run_folder import RunFolder
 from train.run_summary import RunSummary
 from train.train_run import train_run
-from train.trainer import NonFiniteLoss
 
 
 class Killed(Exception):
     """Stands for the process being killed."""
 
 
-class At(TrainerCallback):
+class At(Callback):
     """Does something at the end of a step."""
 
-    def __init__(self, step: int, act: Any) -> None:
-        self.step, self.act = step, act
+    def __init__(self, at: int, act: Any) -> None:
+        self.at, self.act = at, act
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
+    def step(self, state: LoopState) -> None:
+        if state.step == self.at:
             self.act()
 
 
@@ -146,9 +145,7 @@ def test_a_run_that_lost_its_weights_is_not_finished(
     [
         "model.safetensors",
         "optimizer.pt",
-        "scheduler.pt",
-        "rng_state.pth",
-        "trainer_state.json",
+        "state.json",
         "sightline.json",
     ],
 )

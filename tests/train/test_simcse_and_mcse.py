@@ -88,7 +88,10 @@ def test_terms_and_gradients_are_those_of_the_equations(world, features, name, p
 @pytest.mark.parametrize(("name", "parameters"), [CASES[0], CASES[3]], ids=str)
 def test_twenty_steps_have_the_losses_of_the_equations(world, features, name, parameters, tmp_path):
     terms, weights = oracle_of(name, parameters)
-    check_twenty_steps(case_of(world, features, name, **parameters), terms, weights, tmp_path)
+    case = case_of(world, features, name, **parameters)
+    check_twenty_steps(case, terms, weights, tmp_path / "released")
+    check_twenty_steps(case, terms, weights, tmp_path / "torch", optimizer="torch")
+    check_twenty_steps(case, terms, weights, tmp_path / "epsilon", epsilon=1e-8)
 
 
 def test_both_variants_of_mcse_train_the_same_way(world, features):

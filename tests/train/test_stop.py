@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import World, silent
 from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from train import stop as stopping
+from train.objectives.mcse import MCSE
 from train.train_run import train_run
 
 
@@ -21,16 +21,17 @@ class Ended(BaseException):
     """What the caller of the training makes of a signal."""
 
 
-class SignalAt(TrainerCallback):
-    """Signals this process in the middle of a step, as often as told."""
+def signal_in(monkeypatch: pytest.MonkeyPatch, number: int, step: int, times: int = 1) -> None:
+    """Signal this process in the middle of the step after ``step`` ones, as often as told."""
+    terms = MCSE.terms
 
-    def __init__(self, number: int, step: int, times: int = 1) -> None:
-        self.number, self.step, self.times = number, step, times
+    def signalling(self: Any, batch: Any, views: Any, heads: Any) -> Any:
+        if batch.k == step:
+            for _ in range(times):
+                signal.raise_signal(number)
+        return terms(self, batch, views, heads)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            for _ in range(self.times):
-                signal.raise_signal(self.number)
+    monkeypatch.setattr(MCSE, "terms", signalling)
 
 
 @pytest.fixture
@@ -49,14 +50,21 @@ def ending() -> Iterator[None]:
 @pytest.mark.parametrize("number", stopping.SIGNALS)
 @pytest.mark.parametrize("step", [2, 3, 5])  # between two checkpoints, with one, and the last
 def test_a_signal_keeps_the_step_and_the_weights_come_out_the_same(
-    world: World, tmp_path: Path, ending: None, number: int, step: int
+    world: World,
+    tmp_path: Path,
+    ending: None,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    step: int,
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = train_run(world.spec(whole, "mcse"), say=silent)
     assert expected.steps == 6
     spec = world.spec(broken, "mcse")
+    signal_in(monkeypatch, number, step, times=2)
     with pytest.raises(Ended) as ended:
-        train_run(spec, say=silent, callbacks=[SignalAt(number, step, times=2)])
+        train_run(spec, say=silent)
+    monkeypatch.undo()
     assert ended.value.args == (number,)
     (note,) = ended.value.__notes__
     assert f"step {step + 1} of 6 is kept" in note
@@ -72,12 +80,9 @@ def test_who_asks_again_later_need_not_wait_for_the_step(
     world: World, tmp_path: Path, ending: None, monkeypatch
 ) -> None:
     monkeypatch.setattr(stopping, "PATIENCE", 0.0)
+    signal_in(monkeypatch, signal.SIGTERM, 5, times=2)
     with pytest.raises(Ended) as ended:
-        train_run(
-            world.spec(tmp_path, "mcse"),
-            say=silent,
-            callbacks=[SignalAt(signal.SIGTERM, 5, times=2)],
-        )
+        train_run(world.spec(tmp_path, "mcse"), say=silent)
     (note,) = ended.value.__notes__
     assert "step 4 of 6 is kept" in note
 

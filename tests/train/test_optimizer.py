@@ -1,0 +1,129 @@
+"""AdamW as transformers 4 had it on torch 1.7, and the learning rate of a step."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import get_linear_schedule_with_warmup
+
+from train.optimizer import learning_rate, make_optimizer
+from train.run_spec import TrainConfig
+
+STEPS = 30
+
+
+class Model(nn.Module):
+    """An encoder, a head that two batches in three do not reach, and one that comes late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(5, 4, dtype=torch.float64)
+        self.norm = nn.LayerNorm(4, dtype=torch.float64)
+        self.head = nn.Linear(4, 3, dtype=torch.float64)
+        self.late = nn.Linear(4, 2, dtype=torch.float64)
+
+
+def gradients_of(step: int) -> dict[str, Tensor]:
+    """What the batch of a step gives: parameters that it does not reach are left out."""
+    torch.manual_seed(step)
+    found = {name: torch.randn_like(p) for name, p in Model().named_parameters()}
+    reached = {"head": step % 3 == 0, "late": step in (4, 11)}
+    return {name: g for name, g in found.items() if reached.get(name.split(".")[0], True)}
+
+
+def steps_of(model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig) -> None:
+    """Train as the loop does, and go on from a stored state in the middle."""
+    for step in range(STEPS):
+        if step == 17:  # as a run that resumes: another optimiser, and no gradients
+            stored = io.BytesIO()
+            torch.save(optimizer.state_dict(), stored)
+            stored.seek(0)
+            for parameter in model.parameters():
+                parameter.grad = None
+            optimizer = make_optimizer(model, config)
+            optimizer.load_state_dict(torch.load(stored, weights_only=True))
+        optimizer.zero_grad()
+        for name, gradient in gradients_of(step).items():
+            parameter = model.get_parameter(name)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step, STEPS)
+        optimizer.step()
+
+
+def released(weights: dict[str, Tensor], config: TrainConfig, epsilon: float) -> dict[str, Tensor]:
+    """Number by number, from the sources of transformers 4.2.1 (`AdamW.step`) and torch 1.7."""
+    moments: dict[str, tuple[int, Tensor, Tensor]] = {}
+    held: dict[str, Tensor] = {}
+    for step in range(STEPS):
+        held = {name: torch.zeros_like(gradient) for name, gradient in held.items()}
+        held |= gradients_of(step)
+        rate = learning_rate(config, step, STEPS)
+        for name, gradient in held.items():
+            zero = torch.zeros_like(gradient)
+            t, first, second = moments.get(name, (0, zero, zero))
+            t, first = t + 1, 0.9 * first + 0.1 * gradient
+            second = 0.999 * second + 0.001 * gradient**2
+            moments[name] = (t, first, second)
+            size = rate * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+            weights[name] = weights[name] - size * first / (second.sqrt() + epsilon)
+    return weights
+
+
+@pytest.mark.parametrize("epsilon", [None, 1e-8, 1e-3])
+def test_thirty_steps_are_those_of_the_released_optimiser(epsilon: float | None) -> None:
+    config = TrainConfig(epsilon=epsilon, learning_rate=1e-2, max_steps=STEPS)
+    torch.manual_seed(0)
+    model = Model()
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    expected = released(expected, config, epsilon or 1e-6)
+    steps_of(model, make_optimizer(model, config), config)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=1e-12)
+
+
+def test_torchs_own_is_torchs_own_and_another_one() -> None:
+    config = TrainConfig(optimizer="torch", learning_rate=1e-2, max_steps=STEPS)
+    torch.manual_seed(0)
+    model, plain = Model(), Model()
+    plain.load_state_dict(model.state_dict())
+    other = released({n: p.detach() for n, p in model.named_parameters()}, config, 1e-6)
+    steps_of(model, make_optimizer(model, config), config)
+    optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.0)
+    for step in range(STEPS):
+        found = gradients_of(step)
+        for name, parameter in plain.named_parameters():
+            parameter.grad = found.get(name)
+        optimizer.param_groups[0]["lr"] = learning_rate(config, step, STEPS)
+        optimizer.step()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), parameter, rtol=0, atol=1e-12)
+    assert float((plain.head.weight - other["head.weight"]).abs().max()) > 1e-3
+
+
+def test_weight_decay_is_for_matrices_alone() -> None:
+    config = TrainConfig(weight_decay=0.1, max_steps=1)
+    decays = {
+        name: group["weight_decay"]
+        for group in make_optimizer(Model(), config).param_groups
+        for name in group["names"]
+    }
+    assert {name for name, decay in decays.items() if decay} == {
+        *("encoder.weight", "head.weight", "late.weight")
+    }
+    assert len(decays) == len(list(Model().parameters()))
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.13, 0.5])
+def test_the_learning_rate_is_that_of_transformers(warmup: float) -> None:
+    config = TrainConfig(learning_rate=3e-5, warmup=warmup, max_steps=STEPS)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=3e-5)
+    schedule = get_linear_schedule_with_warmup(optimizer, math.ceil(warmup * STEPS), STEPS)
+    for step in range(STEPS):
+        assert learning_rate(config, step, STEPS) == schedule.get_last_lr()[0]
+        optimizer.step()
+        schedule.step()
