@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -53,6 +55,20 @@ def check_precision(precision: str) -> str:
     if precision not in PRECISIONS:
         raise SightlineError(f"unknown precision {precision!r}; use one of {', '.join(PRECISIONS)}")
     return precision
+
+
+def device_name(device: torch.device) -> str:
+    """The model of a CUDA device; ``cpu`` or ``mps`` of the others."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Bytes that this process has needed at most, on the ``host`` and on a CUDA ``device``."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = {"host": peak if sys.platform == "darwin" else peak * 1024}  # which counts in KiB
+    if device.type == "cuda":
+        found["device"] = torch.cuda.max_memory_allocated(device)
+    return found
 
 
 @contextmanager

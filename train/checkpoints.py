@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from blake3 import blake3
@@ -32,12 +32,14 @@ class Progress:
         seconds: spent in training steps so far, dev scores and checkpoints left out.
         sentences: rows trained on so far.
         stopped_early: the early stop ended the run here.
+        peak_memory: bytes needed at most, see `sightline.devices.peak_memory`.
     """
 
     digest: str
     seconds: float = 0.0
     sentences: int = 0
     stopped_early: bool = False
+    peak_memory: dict[str, int] = field(default_factory=dict)
 
 
 _FIELDS = fields(Progress)
@@ -159,6 +161,15 @@ class Best:
         cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         metadata = {"step": str(step), "score": repr(score)}
         write_bytes(self.path, save(cpu, metadata))
+
+    @property
+    def step(self) -> int | None:
+        """The step that the weights are from, or None where there are none."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                return int(file.metadata()["step"])
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            return None
 
     def load(self) -> tuple[dict[str, Tensor], int] | None:
         """The weights and the step they are from, or None where there are none."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from sentence_transformers.sentence_transformer.modules import Transformer
@@ -20,6 +21,8 @@ EXPORTED_POOLINGS: tuple[Pooling, ...] = ("cls", "mean")
 """What the Pooling module of sentence-transformers can do by itself."""
 
 HEADS_FILE = "heads.safetensors"
+LAST_FILE = "last.safetensors"
+"""The encoder as it was after the last step, where the exported one is an earlier one."""
 MODEL_FOLDER = "model"
 EXPORTED_FILES = (
     *("README.md", "config.json", "config_sentence_transformers.json", "model.safetensors"),
@@ -70,10 +73,35 @@ def export_model(
 
 def export_heads(path: Path, heads: nn.ModuleDict) -> None:
     """Write the trained heads (names as in the objective: `grounding.0.weight` …)."""
-    state: dict[str, Tensor] = {
-        name: value.detach().cpu().contiguous() for name, value in heads.state_dict().items()
+    save_file(_on_the_host(heads), path)
+
+
+def export_last(path: Path, encoder: nn.Module) -> None:
+    """Write the weights of the last step, to be scored beside the best ones."""
+    state = {
+        name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()
     }
     save_file(state, path)
+
+
+def load_last(path: Path, encoder: nn.Module) -> None:
+    """Put the weights of the last step in place of the exported ones.
+
+    Raises:
+        SightlineError: the file is damaged, or not of this encoder.
+    """
+    try:
+        missing, strange = encoder.load_state_dict(load_file(path), strict=False)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise SightlineError(f"{path}: cannot be read ({error}); train the run again") from error
+    missing = [name for name in missing if not name.startswith("pooler.")]
+    if missing or strange:
+        names = ", ".join([*missing, *strange][:3])
+        raise SightlineError(f"{path}: not of the model beside it ({names}); train the run again")
+
+
+def _on_the_host(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
 
 
 def _drop_pooler(exported: nn.Module, trained: PreTrainedModel) -> None:

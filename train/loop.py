@@ -23,6 +23,7 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sightline.devices import peak_memory
 from sightline.errors import SightlineError
 from sightline.files import write_bytes
 from train.batch import Batch
@@ -197,6 +198,8 @@ class Loop:
         seconds = time.perf_counter() - started
         self._window.step(float(norm), sentences, seconds)
         self.progress.sentences += sentences
+        for name, peak in peak_memory(self._device).items():
+            self.progress.peak_memory[name] = max(peak, self.progress.peak_memory.get(name, 0))
         self.progress.seconds += seconds
 
     def _log(self, entry: dict[str, float]) -> None:

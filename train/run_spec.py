@@ -60,6 +60,7 @@ class TrainConfig(_Strict):
         early_stopping_patience: stop after so many dev scores without a new best; None never does.
         logging_steps: optimiser steps between two lines of the log.
         eval_batch_size: sentences encoded at once for the dev score.
+        keep_last: keep the weights of the last step beside the best ones, so that both are scored.
         text_stream: false leaves the stream of plain sentences out: every step is a paired batch
             (the papers' "flickr" and "coco" settings).
         device: where to train; `auto` takes CUDA, then MPS, then the CPU.
@@ -81,6 +82,7 @@ class TrainConfig(_Strict):
     early_stopping_patience: int | None = Field(default=None, ge=1)
     logging_steps: int = Field(default=25, ge=1)
     eval_batch_size: int = Field(default=128, ge=1)
+    keep_last: bool = True
     text_stream: bool = True
     device: Device = "auto"
 

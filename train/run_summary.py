@@ -27,6 +27,10 @@ class RunSummary(BaseModel):
         steps: optimiser steps done; fewer than planned after an early stop.
         sentences, seconds: rows trained on, and the time of the training steps alone.
         sentences_per_second: their ratio.
+        peak_memory: bytes needed at most, by ``host`` and ``device``.
+        trained_parameters: of encoder and heads.
+        negatives_per_anchor: other sentences of a full batch.
+        device, precision: that the run was trained on and in.
         files: what the run left beside this file, by name.
     """
 
@@ -51,6 +55,11 @@ class RunSummary(BaseModel):
     sentences: int
     seconds: float
     sentences_per_second: float
+    peak_memory: dict[str, int] = {}
+    trained_parameters: int = 0
+    negatives_per_anchor: int = 0
+    device: str = ""
+    precision: str = ""
     spec_digest: str
     files: tuple[str, ...] = ()
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.cache.keys import key_of_file
-from sightline.devices import pick_device
+from sightline.devices import device_name, pick_device
 from sightline.digest import digest
 from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError
@@ -20,7 +20,15 @@ from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.data import TrainingData, first_paired
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs
-from train.export import HEADS_FILE, MODEL_FOLDER, check_exportable, export_heads, export_model
+from train.export import (
+    HEADS_FILE,
+    LAST_FILE,
+    MODEL_FOLDER,
+    check_exportable,
+    export_heads,
+    export_last,
+    export_model,
+)
 from train.loop import DEV, Callback, Loop, LoopState, micro_batches, read_state
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import Objective, make_objective
@@ -145,13 +153,17 @@ def _run(
     finally:
         report.close()
         live.close()
-    best_step = _load_best(model, best) if dev is not None else None
-    summary = _summarise(
-        spec, objective, data, dev.name if dev else None, state, progress, best_step, digest
-    )
-    card = model_card(summary, objective.source, spec.student.pooling)
     results = made / "results"
     results.mkdir()
+    best_step = None
+    if dev is not None:
+        if spec.train.keep_last and best.step != state.step:
+            export_last(results / LAST_FILE, encoder)
+        best_step = _load_best(model, best)
+    summary = _summarise(
+        spec, inputs, state, progress, best_step, sum(each.numel() for each in model.parameters())
+    )
+    card = model_card(summary, objective.source, spec.student.pooling)
     with quiet():
         export_model(results / MODEL_FOLDER, encoder, tokenizer, spec.student.pooling, card)
     export_heads(results / HEADS_FILE, model.heads)
@@ -242,27 +254,26 @@ def _load_best(model: GroundedModel, best: Best) -> int:
 
 def _summarise(
     spec: RunSpec,
-    objective: Objective,
-    data: TrainingData,
-    dev: str | None,
+    inputs: _Inputs,
     state: LoopState,
     progress: Progress,
     best_step: int | None,
-    digest: str,
+    parameters: int,
 ) -> RunSummary:
+    data = inputs.data
     history = [(int(entry["step"]), entry[DEV]) for entry in state.log if DEV in entry]
     seconds = progress.seconds
     return RunSummary(
         run=spec.run,
         objective=spec.objective,
         seed=spec.seed,
-        parameters=objective.describe(),
+        parameters=inputs.objective.describe(),
         student=spec.student.model_dump(mode="json"),
         train=spec.train.model_dump(mode="json"),
         data=data.source,
         dropped_pairs=data.dropped_pairs,
         features={slot: FeatureUse.of_set(used) for slot, used in data.feature_sets.items()},
-        dev=dev,
+        dev=None if inputs.dev is None else inputs.dev.name,
         dev_history=history,
         best_step=best_step,
         steps=state.step,
@@ -270,5 +281,10 @@ def _summarise(
         sentences=progress.sentences,
         seconds=seconds,
         sentences_per_second=progress.sentences / seconds if seconds else 0.0,
-        spec_digest=digest,
+        peak_memory=progress.peak_memory,
+        trained_parameters=parameters,
+        negatives_per_anchor=spec.train.batch_size - 1,
+        device=device_name(inputs.device),
+        precision=spec.train.precision,
+        spec_digest=inputs.digest,
     )

@@ -16,8 +16,10 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
+from sightline.errors import SightlineError
 from train.data import TrainingData
 from train.embed import Embedder
+from train.evaluate.score_run import evaluate_run
 from train.loop import Callback, LoopState, NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
@@ -134,6 +136,40 @@ def test_the_best_weights_are_exported_and_score_what_the_history_says(
     assert spec.dev is not None
     embedder = Embedder.load(tmp_path / "model", device="cpu")
     assert dev_score(embedder, load_dev_set(spec.dev), 64) == pytest.approx(best[1], abs=1e-9)
+
+
+def test_the_last_weights_are_kept_and_scored_beside_the_best(world: World, tmp_path: Path) -> None:
+    train = {"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1}
+    spec = world.spec(tmp_path / "run", train=train)
+    summary = train_run(spec, say=silent)
+    assert summary.best_step is not None
+    assert summary.best_step < summary.steps
+    assert "last.safetensors" in summary.files
+    assert spec.dev is not None
+    out = tmp_path / "result.json"
+    result = evaluate_run(tmp_path / "run", spec.dev, spec.dev, out, "cpu")
+    history = dict(summary.dev_history)
+    assert result.scores["similarity"] == pytest.approx(history[summary.best_step], abs=1e-9)
+    assert result.last_scores["similarity"] == pytest.approx(history[8], abs=1e-9)
+    damaged = tmp_path / "run" / "last.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(SightlineError, match=r"last\.safetensors: cannot be read"):
+        evaluate_run(tmp_path / "run", spec.dev, spec.dev, out, "cpu")
+    without = world.spec(tmp_path / "without", train={**train, "keep_last": False})
+    assert "last.safetensors" not in train_run(without, say=silent).files
+    assert evaluate_run(tmp_path / "without", spec.dev, spec.dev, out, "cpu").last_scores == {}
+
+
+def test_the_summary_says_what_the_run_took(world: World, tmp_path: Path) -> None:
+    summary = train_run(world.spec(tmp_path, "mcse"), say=silent)
+    assert (summary.device, summary.precision) == ("cpu", "fp32")
+    assert summary.negatives_per_anchor == 7
+    assert summary.peak_memory.keys() == {"host"}
+    assert 50 << 20 < summary.peak_memory["host"] < 64 << 30
+    trained = sum(tensor.numel() for tensor in weights(tmp_path).values())
+    assert summary.trained_parameters == trained
+    assert summary.seconds > 0
+    assert summary.sentences_per_second == summary.sentences / summary.seconds
 
 
 def test_early_stop_after_patience_scores_without_a_new_best(world: World, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from train.embed import Embedder
 from train.evaluate.score import score
+from train.export import LAST_FILE, MODEL_FOLDER, load_last
 from train.report.results import DevPoint, RunResult, TrainingSummary, save_result
 from train.run_summary import RunSummary
 
@@ -22,8 +23,13 @@ def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "
         SightlineError: the run is not finished, or an evaluation file is missing or malformed.
     """
     summary = RunSummary.read(folder)
-    embedder = Embedder.load(folder / "model", device=device)
+    embedder = Embedder.load(folder / MODEL_FOLDER, device=device)
     found = score(embedder.encode, test, dev)
+    last = found
+    if LAST_FILE in summary.files:
+        load_last(folder / LAST_FILE, embedder.model)
+        last = score(embedder.encode, test, dev)
+    at_the_end = last is not found or summary.best_step in (None, summary.steps)
     history = dict(summary.dev_history)
     result = RunResult(
         run=summary.run,
@@ -35,6 +41,7 @@ def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "
             "train": summary.train,
         },
         scores=found.scores,
+        last_scores=last.scores if at_the_end else {},
         subsets=found.subsets,
         reasons=found.reasons,
         evaluated_on=found.evaluated_on,
@@ -43,7 +50,9 @@ def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "
             steps=summary.steps,
             seconds=summary.seconds,
             sentences_per_second=summary.sentences_per_second,
-            precision=str(summary.train["precision"]),
+            peak_memory_bytes=summary.peak_memory.get("device", summary.peak_memory.get("host")),
+            device=summary.device,
+            precision=summary.precision,
             dev_metric=summary.dev or "",
             best_step=summary.best_step,
             best_dev=history.get(summary.best_step) if summary.best_step is not None else None,

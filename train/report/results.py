@@ -60,6 +60,7 @@ class RunResult(_Strict):
         run: name of the system, the same for all its seeds.
         parameters: every parameter of the run, nested as in params.yaml.
         scores: task → score (Spearman ×100, or what the task's name says); None = not defined.
+        last_scores: the same of the weights after the last step; empty where they were not kept.
         subsets: task → subset → score, of the tasks that consist of several; files written before
             this was kept hold none.
         reasons: task, or "task/subset", → why its score is not defined.
@@ -73,6 +74,7 @@ class RunResult(_Strict):
     seed: int
     parameters: dict[str, Any] = {}
     scores: dict[str, _Finite | None]
+    last_scores: dict[str, _Finite | None] = {}
     subsets: dict[str, dict[str, _Finite | None]] = {}
     reasons: dict[str, str] = {}
     evaluated_on: dict[str, EvaluationSet] = {}
