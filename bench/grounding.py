@@ -160,7 +160,9 @@ def main() -> None:
         edge = predictor.model.image_size  # fixed for 1,024 there
         predictor._bb_feat_sizes = [(edge // n, edge // n) for n in (4, 8, 16)]
         timed = Timed(masker)
-        how = GroundSettings(options.batch, options.workers, max_failed=0, device=str(device))
+        how = GroundSettings(
+            max_failed=0, device=str(device), batch_size=options.batch, workers=options.workers
+        )
         rules = Rules(duplicate_iou=None)
         for turn in range(options.rounds + 1):  # the first warms up
             start = time.perf_counter()

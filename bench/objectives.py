@@ -125,7 +125,7 @@ class Cache:
         with FeatureSetWriter(self.folder / name, spec) as writer:
             for batch in writer.plan(keys, batch_size=256):
                 writer.add(batch.keys, rng.normal(size=(len(batch.keys), dim)).astype(np.float32))
-            writer.publish(computed={"device": "cpu"})
+            writer.publish()
 
     def data(self, system: str, batch_size: int) -> TrainingData:
         """What a run of ``system`` reads, without plain sentences: every step is a paired one."""

@@ -6,6 +6,7 @@ the floor (`sightline`) and nothing else of the project.
 
 from pipeline.cache.errors import CacheError, MissingKeys
 from pipeline.cache.feature_set import FeatureSet
+from pipeline.cache.feature_writer import FeatureSetWriter
 from pipeline.cache.keys import as_keys, key_of_bytes, key_of_file, key_of_text, keys_of_texts
 from pipeline.cache.manifest import (
     CAPTIONS,
@@ -31,7 +32,6 @@ from pipeline.cache.ranges import ranges
 from pipeline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
 from pipeline.cache.token_set import TokenHeader, TokenSet, write_tokens
 from pipeline.cache.verify import verify
-from pipeline.cache.writer import FeatureSetWriter
 
 __all__ = [
     "CAPTIONS",

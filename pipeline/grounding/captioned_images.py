@@ -1,9 +1,8 @@
-"""What is grounded together: an image and its captions, in blocks that are finished as a whole."""
+"""What is grounded together: an image and its captions."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,14 +33,6 @@ class Unit:
         """SHA-256 of the image's key and its captions' keys: 32 raw bytes."""
         texts = b"".join(key_of_text(caption.text) for caption in self.captions)
         return hashlib.sha256(self.key + texts).digest()
-
-
-@dataclass(frozen=True)
-class Block:
-    """Units that are finished as a whole; its name follows from what they are."""
-
-    units: tuple[Unit, ...]
-    name: str
 
 
 def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) -> list[Unit]:
@@ -78,15 +69,3 @@ def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) ->
         if all(caption.text != texts[row] for caption in unit.captions):
             unit.captions.append(Caption(image_ids[row], unit.key, texts[row]))
     return [unit for unit in units.values() if unit.captions]
-
-
-def blocks_of(units: Sequence[Unit], size: int, fingerprint: str) -> list[Block]:
-    """Blocks of at most ``size`` units, images of one size beside each other."""
-    ordered = sorted(units, key=lambda unit: (unit.height, unit.width, unit.key))
-    blocks: list[Block] = []
-    for start in range(0, len(ordered), size):
-        some = tuple(ordered[start : start + size])
-        keys = b"".join(unit.unit_key for unit in some)
-        name = hashlib.sha256(fingerprint.encode() + keys).hexdigest()
-        blocks.append(Block(some, name))
-    return blocks

@@ -62,10 +62,9 @@ def write_rows(
     with FeatureSetWriter(out, spec, inputs) as writer:
         if writer.plan(as_keys(keys), batch_size=_BATCH):
             for some, rows in blocks:
-                writer.add(as_keys(some), rows)
-        return writer.publish(
-            {"imported_from": spec.encoder.name}, provenance=Provenance(imported=True)
-        )
+                computed = {"imported_from": spec.encoder.name}
+                writer.add(as_keys(some), rows, computed=computed)
+        return writer.publish(Provenance(imported=True))
 
 
 def write_manifests(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,13 @@ import pytest
 import torch
 from image_files import photograph, png, saved, sixteen_bit_png
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import decode
 from pipeline.extract.batches import (
-    DecodedBatches,
     ImageReader,
     decode_batch,
-    decode_worker_init,
+    decoded_batches,
 )
 from pipeline.extract.decode import ImageError, decode_image, load_image
 
@@ -270,15 +269,20 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
         entry(tmp_path, f"{i}.png", saved(photograph(20 + i, 30, seed=i), "PNG")) for i in range(7)
     ]
     entries[3] = (tmp_path / "gone", bytes(32))
-    batches = pickle.loads(pickle.dumps(DecodedBatches(entries, 3, ImageReader(SMALL))))
-    assert len(batches) == 3
-    loader = DataLoader(batches, batch_size=None, num_workers=2, worker_init_fn=decode_worker_init)
-    for (here, here_failures), (there, there_failures) in zip(
-        (batches[i] for i in range(3)), loader, strict=True
-    ):
-        assert torch.equal(here, there)
-        assert here_failures == there_failures
-    assert batches[1][1][0][:2] == (0, "missing")
-    assert not batches[2][0][1:].any()
-    with pytest.raises(IndexError):
-        batches[3]
+    read = pickle.loads(pickle.dumps(ImageReader(SMALL)))
+    batches = [entries[:3], entries[3:6], entries[6:]]
+    asked: list[int] = []
+
+    def asking() -> Iterator[list[tuple[Path, bytes]]]:
+        for number, batch in enumerate(batches):
+            asked.append(number)
+            yield batch
+
+    here, there = (list(decoded_batches(asking(), 3, read, workers)) for workers in (0, 2))
+    assert asked == [0, 1, 2] * 2
+    for (one, failures), (other, other_failures) in zip(here, there, strict=True):
+        assert torch.equal(one, other)
+        assert failures == other_failures
+    assert here[1][1][0][:2] == (0, "missing")
+    assert not here[2][0][1:].any()
+    assert list(decoded_batches(iter([]), 3, read, 2)) == []

@@ -322,8 +322,8 @@ def test_objects_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, p
     with FeatureSetWriter(photos.folder / "forged", features.record.spec) as writer:
         for batch in writer.plan(features.keys, batch_size=4):
             rows = np.random.default_rng(1).standard_normal((len(batch.keys), features.dim))
-            writer.add(batch.keys, rows.astype(np.float32))
-        writer.publish({"batch_size": 4})
+            writer.add(batch.keys, rows.astype(np.float32), computed={"batch_size": 4})
+        writer.publish()
     assert verify_again(monkeypatch, photos, "forged", **named(photos)) == 1
     assert "4 faults" in capsys.readouterr().out
 
