@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.cache import FeatureSetWriter, FeatureSpec
+from pipeline.cache import FeatureSetWriter, FeatureSpec, Place
 from pipeline.cache.keys import Keys, as_keys, keys_of_texts
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
@@ -69,9 +69,9 @@ class ExtractSettings:
 
 
 class ImageEntry(NamedTuple):
-    """One image file and the SHA-256 of its bytes."""
+    """Where one image is, and the SHA-256 of its bytes."""
 
-    path: Path
+    place: Place
     key: bytes
 
 
@@ -249,7 +249,7 @@ def _encode_pictures(
 
             features = calls.encode(len(own), call)
             failed = {
-                own[row].key: {"code": code, "path": str(own[row].path), "reason": reason}
+                own[row].key: {"code": code, "path": str(own[row].place), "reason": reason}
                 for row, code, reason in failures
             }
             yield batch, features, failed

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from pipeline.cache import CacheError
+from pipeline.cache import CacheError, Place
 from pipeline.cache.commit import read_tables_record, refuse_other_kinds, set_output
 from pipeline.cache.record import TableShard, TableSpec
 from pipeline.cache.rle import CROP_RULE, decode_mask
@@ -35,7 +35,7 @@ SPEC = TableSpec(kind="cutouts", description={"format": _FORMAT, "crop_rule": CR
 
 def write_cutouts(
     records: Path,
-    paths: Mapping[bytes, Path],
+    paths: Mapping[bytes, Place],
     out: Path,
     *,
     workers: int = 2,
@@ -46,7 +46,7 @@ def write_cutouts(
 
     Args:
         records: folder of a grounding.
-        paths: file of each image, by its key.
+        paths: where each image is, by its key.
         out: folder of the cut-outs; the run's own files go to ``<out>.run`` beside it.
         workers: threads that decode images and compress cut-outs.
         inputs: files and folders that the run reads.
@@ -122,7 +122,7 @@ def _objects(phrases: pa.Table) -> dict[bytes, dict[bytes, dict[str, Any]]]:
 
 
 def _cut_image(
-    paths: Mapping[bytes, Path],
+    paths: Mapping[bytes, Place],
     max_pixels: int,
     image_key: bytes,
     masks: Mapping[bytes, dict[str, Any]],

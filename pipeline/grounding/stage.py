@@ -80,6 +80,6 @@ def ground_dataset(
     with computing(where, "fp32"):
         summary = ground(units, grounder, segmenter, settings.rules, paths.out, how)
     if paths.cutouts is not None:
-        files = {unit.key: unit.path for unit in units}
-        write_cutouts(paths.out, files, paths.cutouts, workers=workers, inputs=inputs)
+        places = {unit.key: unit.place for unit in units}
+        write_cutouts(paths.out, places, paths.cutouts, workers=workers, inputs=inputs)
     return summary

@@ -78,7 +78,7 @@ class Tables:
         """Add an image that could not be grounded: one row, and its reason for the list."""
         self._image(unit, 0, code)
         self.failures.append(
-            {"key": unit.key.hex(), "code": code, "path": str(unit.path), "reason": reason}
+            {"key": unit.key.hex(), "code": code, "path": str(unit.place), "reason": reason}
         )
 
     def to_arrow(self) -> dict[str, pa.Table]:

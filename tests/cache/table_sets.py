@@ -57,7 +57,7 @@ def make_grounding(
 
 
 def make_cutouts(data: DataSet, grounding: Path, folder: Path) -> None:
-    write_cutouts(grounding, {unit.key: unit.path for unit in data.units()}, folder)
+    write_cutouts(grounding, {unit.key: unit.place for unit in data.units()}, folder)
 
 
 def make_tokens(folder: Path, texts: list[str] = TEXTS, token: int = 5) -> None:

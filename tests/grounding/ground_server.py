@@ -29,7 +29,7 @@ def run(data: Path, out: Path, cutouts: Path) -> None:
     """Both outputs, as the stage makes them."""
     units = units_of(data / "images.parquet", data / "captions.parquet", data / "images", "all")
     ground(units, WordGrounder(), BoxSegmenter(), Rules(duplicate_iou=None), out, SETTINGS)
-    write_cutouts(out, {unit.key: unit.path for unit in units}, cutouts)
+    write_cutouts(out, {unit.key: unit.place for unit in units}, cutouts)
 
 
 def serve(request: dict[str, str]) -> dict[str, Any]:
