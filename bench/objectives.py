@@ -39,6 +39,7 @@ from pipeline.cache import (
     key_of_text,
     keys_of_texts,
     pair_keys,
+    whole_files,
     write_manifest,
     write_phrase_tokens,
     write_tokens,
@@ -90,6 +91,7 @@ class Cache:
         captions = {"caption_id": names, "image_id": names, "text": texts, "split": [""] * count}
         self._manifest("captions.parquet", captions, CAPTIONS)
         sizes = {"width": [1] * count, "height": [1] * count, "split": [""] * count}
+        sizes |= whole_files(count)
         self._manifest(
             "images.parquet", {"image_id": names, "path": names, "key": images, **sizes}, IMAGES
         )

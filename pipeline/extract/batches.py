@@ -7,13 +7,13 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pipeline.cache import Place
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from sightline.errors import SightlineError
@@ -47,7 +47,7 @@ class Reader(Protocol):
 
 
 class ImageReader:
-    """Reads whole images, as entries of path and key.
+    """Reads whole images, as entries of place and key.
 
     Args:
         preprocessing: of the encoder.
@@ -62,9 +62,9 @@ class ImageReader:
     def size(self) -> tuple[int, int]:
         return self._preprocessing.crop
 
-    def __call__(self, entry: tuple[Path, bytes]) -> Tensor:
-        path, key = entry
-        image = load_image(path, key, self._max_pixels)
+    def __call__(self, entry: tuple[Place, bytes]) -> Tensor:
+        place, key = entry
+        image = load_image(place, key, self._max_pixels)
         resized = self._preprocessing.resized(image.shape[1], image.shape[2])
         if resized[0] * resized[1] > self._max_pixels:
             # A strip one pixel wide grows to billions when its short side is scaled up.

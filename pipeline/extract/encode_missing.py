@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec
+from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, Place
 from pipeline.cache.keys import Keys, as_keys, keys_of_texts
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
@@ -54,9 +54,9 @@ class ExtractSettings(RunSettings):
 
 
 class ImageEntry(NamedTuple):
-    """One image file and the SHA-256 of its bytes."""
+    """Where one image is, and the SHA-256 of its bytes."""
 
-    path: Path
+    place: Place
     key: bytes
 
 
@@ -218,7 +218,7 @@ def _encode_pictures(
 
             features = np.concatenate(calls.run(len(own), call))[: len(own)]
             failed = {
-                own[row].key: {"code": code, "path": str(own[row].path), "reason": reason}
+                own[row].key: {"code": code, "path": str(own[row].place), "reason": reason}
                 for row, code, reason in failures
             }
             yield batch, features, failed

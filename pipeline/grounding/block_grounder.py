@@ -136,7 +136,7 @@ class BlockGrounder:
 
     def _load(self, unit: Unit) -> _Image:
         try:
-            return _Image(unit, load_image(unit.path, unit.key, self._settings.max_pixels))
+            return _Image(unit, load_image(unit.place, unit.key, self._settings.max_pixels))
         except ImageError as error:
             return _Image(unit, None, (error.code, error.reason))
 

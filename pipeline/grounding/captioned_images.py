@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
+from pipeline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
 from pipeline.grounding.grounder_config import CaptionChoice
 from pipeline.grounding.protocols import Caption
 from sightline.errors import SightlineError
@@ -17,12 +17,12 @@ class Unit:
     """An image and the captions of it that are grounded, each text once.
 
     Attributes:
-        path: the image file.
+        place: where the image is.
         key: of the image, 32 raw bytes.
         height, width: as the manifest has them; 0 where the header could not be read.
     """
 
-    path: Path
+    place: Place
     key: bytes
     height: int
     width: int
@@ -45,7 +45,8 @@ def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) ->
         choice: every caption, or the longest of each image as training chooses it.
 
     Raises:
-        SightlineError: a manifest or the folder is missing, or a caption's image is in no manifest.
+        SightlineError: a manifest or the folder is missing, an image has no sound place, or a
+            caption's image is in no manifest.
     """
     from pipeline.cache.caption_choice import choose_captions
 
@@ -53,8 +54,9 @@ def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) ->
         raise SightlineError(f"{root}: no such image folder; check where the images are")
     units: dict[bytes, Unit] = {}
     by_id: dict[str, Unit] = {}
-    for row in read_manifest(images, IMAGES).to_pylist():
-        unit = Unit(root / row["path"], row["key"], row["height"], row["width"])
+    table = read_manifest(images, IMAGES)
+    for row, place in zip(table.to_pylist(), places_of(images, table), strict=True):
+        unit = Unit(place.below(root), row["key"], row["height"], row["width"])
         by_id[row["image_id"]] = units.setdefault(row["key"], unit)
     table = read_manifest(captions, CAPTIONS)
     image_ids, texts = table["image_id"].to_pylist(), table["text"].to_pylist()

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
+from pipeline.cache import Place
 from pipeline.cache.keys import KeyTable, unique_sorted
 from pipeline.cache.manifest import key_column
 from pipeline.cache.plan import Batch
@@ -54,7 +55,7 @@ class CutoutSettings(RunSettings):
 
 def write_cutouts(
     records: Path,
-    paths: Mapping[bytes, Path],
+    places: Mapping[bytes, Place],
     out: Path,
     settings: CutoutSettings = CutoutSettings(),
 ) -> RunSummary:
@@ -62,7 +63,7 @@ def write_cutouts(
 
     Args:
         records: folder of a grounding.
-        paths: file of each image, by its key.
+        places: where each image is, by its key.
         out: folder of the cut-outs; the run's own files go to ``<out>.run`` beside it.
 
     Raises:
@@ -87,7 +88,7 @@ def write_cutouts(
         )
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
-        cut = partial(_cut_image, paths, settings.max_pixels)
+        cut = partial(_cut_image, places, settings.max_pixels)
         with ThreadPoolExecutor(max_workers=max(settings.workers, 1)) as pool:
             for batch in batches:
                 objects = _by_image(phrases.take(table.find(batch.keys)))
@@ -120,23 +121,23 @@ def _by_image(phrases: pa.Table) -> dict[bytes, dict[bytes, dict[str, Any]]]:
 
 
 def _cut_image(
-    paths: Mapping[bytes, Path],
+    places: Mapping[bytes, Place],
     max_pixels: int,
     image_key: bytes,
     masks: Mapping[bytes, dict[str, Any]],
 ) -> Sequence[dict[str, Any]]:
     """Rows of one image's cut-outs."""
-    path = paths.get(image_key)
-    if path is None:
+    place = places.get(image_key)
+    if place is None:
         raise SightlineError(
             f"image {image_key.hex()[:16]}: the records have objects of it and the manifest does "
             "not know it; ground again, or name the manifest that the records were made from"
         )
     try:
-        pixels = load_image(path, image_key, max_pixels)
+        pixels = load_image(place, image_key, max_pixels)
     except ImageError as error:
         raise SightlineError(
-            f"{path}: {error.reason}; its objects cannot be cut out. Put the image back and run "
+            f"{place}: {error.reason}; its objects cannot be cut out. Put the image back and run "
             "this again; what was finished is kept"
         ) from error
     rows: list[dict[str, Any]] = []

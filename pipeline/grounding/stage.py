@@ -83,7 +83,7 @@ def ground_dataset(
     with computing(where, "fp32"):
         summary = ground(units, grounder, segmenter, settings.rules, paths.out, how)
     if paths.cutouts is not None and summary.record is not None:
-        files = {unit.key: unit.path for unit in units}
+        places = {unit.key: unit.place for unit in units}
         cutting = CutoutSettings(**vars(shared), workers=workers)
-        write_cutouts(paths.out, files, paths.cutouts, cutting)
+        write_cutouts(paths.out, places, paths.cutouts, cutting)
     return summary

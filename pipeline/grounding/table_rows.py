@@ -78,7 +78,7 @@ class Tables:
     def fail(self, unit: Unit, code: str, reason: str) -> None:
         """Add an image that could not be grounded: one row, and its reason for the list."""
         self._image(unit, 0, code)
-        self.failures[unit.unit_key] = {"code": code, "path": str(unit.path), "reason": reason}
+        self.failures[unit.unit_key] = {"code": code, "path": str(unit.place), "reason": reason}
 
     def to_arrow(self) -> dict[str, pa.Table]:
         """The tables by kind."""

@@ -24,6 +24,7 @@ from pipeline.cache import (
     key_array,
     key_of_bytes,
     key_of_file,
+    whole_files,
 )
 from pipeline.cache.keys import Keys
 from pipeline.cache.record import Kind, Provenance
@@ -84,6 +85,7 @@ def write_manifests(
     images = {
         "image_id": list(image_ids),
         "path": [""] * count,
+        **whole_files(count),
         "key": key_array(keys),
         "width": none,
         "height": none,

@@ -60,7 +60,7 @@ def make_grounding(
 
 
 def make_cutouts(data: DataSet, grounding: Path, folder: Path) -> None:
-    paths = {unit.key: unit.path for unit in data.units()}
+    paths = {unit.key: unit.place for unit in data.units()}
     write_cutouts(grounding, paths, folder, CutoutSettings(block_objects=9, shard_objects=9))
 
 

@@ -63,7 +63,7 @@ class DataSet:
                     width, height = image.size
             except OSError:
                 width = height = 0
-            rows.append((name, name, key_of_file(path), width, height, "train"))
+            rows.append((name, name, None, None, key_of_file(path), width, height, "train"))
         columns = dict(zip(IMAGES.names, map(list, zip(*rows, strict=True)), strict=True))
         write_manifest(self.folder / "images.parquet", pa.table(columns, schema=IMAGES), IMAGES)
         rows = [

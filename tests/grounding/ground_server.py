@@ -35,7 +35,7 @@ def run(data: Path, out: Path, cutouts: Path, given: str) -> None:
     rules = Rules(duplicate_iou=None)
     if ground(units, WordGrounder(), BoxSegmenter(), rules, out, settings).record is None:
         return
-    paths = {unit.key: unit.path for unit in units}
+    paths = {unit.key: unit.place for unit in units}
     cutting = CutoutSettings(block_objects=12, shard_objects=20, worker=worker)
     write_cutouts(out, paths, cutouts, cutting)
 

@@ -27,7 +27,7 @@ def make(data: DataSet, folder: Path, chosen: list[int]) -> None:
     everything = data.captions
     data.captions = {f"{i}.png": everything[f"{i}.png"] for i in chosen}
     run_ground(data, folder / "out", settings=SETTINGS)
-    paths = {unit.key: unit.path for unit in data.units()}
+    paths = {unit.key: unit.place for unit in data.units()}
     write_cutouts(folder / "out", paths, folder / "cut", CUTTING)
     data.captions = everything
 

@@ -19,6 +19,7 @@ from pipeline.cache import (
     key_of_file,
     key_of_text,
     verify,
+    whole_files,
     write_manifest,
 )
 from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
@@ -67,7 +68,7 @@ class Photos:
         keys = [key_of_file(self.folder / "photos" / path) for path in self.paths]
         columns = {"image_id": self.paths, "path": self.paths, "key": keys}
         columns |= {name: [0] * len(keys) for name in ("width", "height")}
-        columns |= {"split": ["train"] * len(keys)}
+        columns |= {"split": ["train"] * len(keys), **whole_files(len(keys))}
         table = pa.table({name: columns[name] for name in IMAGES.names}, schema=IMAGES)
         write_manifest(self.folder / "images.parquet", table, IMAGES)
 
