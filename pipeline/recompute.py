@@ -141,4 +141,4 @@ def _require_every_row(folder: Path, again: FeatureSet, by_key: dict[bytes, Any]
 
 
 def _name(entry: Any) -> str:
-    return repr(entry) if isinstance(entry, str) else str(entry.path)
+    return repr(entry) if isinstance(entry, str) else str(entry.place)

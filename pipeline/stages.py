@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pipeline import graph
 from pipeline.cache import CAPTIONS, read_manifest
-from pipeline.extract.account import ExtractSummary
+from pipeline.extract.account import RunSummary
 from pipeline.extract.encode_missing import (
     ExtractSettings,
     extract_images,
@@ -17,15 +17,18 @@ from pipeline.extract.encode_missing import (
     extract_texts,
 )
 from pipeline.extract.inputs import entries_of_manifest, objects_of_phrases
+from pipeline.extract.runner import Invocation
 from pipeline.params import Params, ParamsError
 from sightline.progress import PhaseProgress
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.grounding.ground_missing import GroundSummary
     from pipeline.grounding.stats import GroundStats
     from train.run_spec import RunSpec
+
+ONCE = Invocation()
+"""A stage by itself, which leaves rows in error in peace."""
 
 
 def prepare(params: Params, dataset: str) -> str:
@@ -38,8 +41,8 @@ def prepare(params: Params, dataset: str) -> str:
 
 
 def image_features(
-    params: Params, dataset: str, encoder: str, retry_failed: bool = False
-) -> ExtractSummary:
+    params: Params, dataset: str, encoder: str, invocation: Invocation = ONCE
+) -> RunSummary:
     """Features of every image of ``dataset`` by one image encoder."""
     from pipeline.encoders.build_encoder import build_image_encoder
 
@@ -48,13 +51,13 @@ def image_features(
         graph.dataset_folder(dataset) / "images.parquet",
         graph.image_root(dataset, source),
     )
-    settings, device = settings_of(params, retry_failed, [graph.image_root(dataset, source)])
+    settings, device = settings_of(params, invocation, [graph.image_root(dataset, source)])
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
     out = graph.features_folder(dataset, "image", encoder)
     return extract_images(entries, model, out, settings)
 
 
-def ground(params: Params, dataset: str, retry_failed: bool = False) -> GroundSummary:
+def ground(params: Params, dataset: str, invocation: Invocation = ONCE) -> RunSummary:
     """Which words of the captions of ``dataset`` name which pixels, and the objects cut out."""
     from pipeline.grounding.stage import GroundPaths, ground_dataset
 
@@ -76,7 +79,7 @@ def ground(params: Params, dataset: str, retry_failed: bool = False) -> GroundSu
         precision=given.precision,
         workers=given.workers,
         max_failed=given.max_failed,
-        retry_failed=retry_failed,
+        invocation=invocation,
     )
 
 
@@ -92,8 +95,8 @@ def ground_stats(dataset: str) -> GroundStats:
 
 
 def object_features(
-    params: Params, dataset: str, encoder: str, retry_failed: bool = False
-) -> ExtractSummary:
+    params: Params, dataset: str, encoder: str, invocation: Invocation = ONCE
+) -> RunSummary:
     """Features of every object that a caption of ``dataset`` names, by one image encoder."""
     from pipeline.encoders.build_encoder import build_image_encoder
 
@@ -103,7 +106,7 @@ def object_features(
         graph.dataset_folder(dataset) / "images.parquet",
         graph.image_root(dataset, source),
     )
-    settings, device = settings_of(params, retry_failed, [graph.image_root(dataset, source)])
+    settings, device = settings_of(params, invocation, [graph.image_root(dataset, source)])
     model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
     out = graph.features_folder(dataset, "object", encoder)
     return extract_objects(entries, model, params.extract.cutouts, out, settings)
@@ -114,13 +117,13 @@ def text_features(
     dataset: str,
     encoder: str,
     kind: Literal["text", "teacher"],
-    retry_failed: bool = False,
-) -> ExtractSummary:
+    invocation: Invocation = ONCE,
+) -> RunSummary:
     """Features of every caption of ``dataset``, by a CLIP's text tower or by a teacher."""
     from pipeline.encoders.build_encoder import build_text_encoder
 
     captions = read_manifest(graph.dataset_folder(dataset) / "captions.parquet", CAPTIONS)
-    settings, device = settings_of(params, retry_failed)
+    settings, device = settings_of(params, invocation)
     model = build_text_encoder(params.encoder(kind, encoder), device, settings.precision)
     out = graph.features_folder(dataset, kind, encoder)
     return extract_texts(captions["text"].to_pylist(), model, out, settings, kind)
@@ -253,7 +256,7 @@ def report(params: Params, seed: int | None, out: Path, quiet: bool = False) -> 
 
 
 def settings_of(
-    params: Params, retry_failed: bool = False, inputs: Sequence[Path] = ()
+    params: Params, invocation: Invocation = ONCE, inputs: Sequence[Path] = ()
 ) -> tuple[ExtractSettings, torch.device]:
     """Settings of an extraction that reads ``inputs``, and the device it runs on.
 
@@ -264,7 +267,10 @@ def settings_of(
 
     given = params.extract
     device = pick_device(given.device)
-    own = {"device": str(device), "retry_failed": retry_failed, "copy_from": graph.FEATURES}
-    own |= {"inputs": tuple(inputs)}
-    settings = ExtractSettings(**{**given.model_dump(exclude={"cutouts"}), **own})
+    settings = ExtractSettings(
+        **vars(invocation),
+        **{**given.model_dump(exclude={"cutouts"}), "device": str(device)},
+        copy_from=graph.FEATURES,
+        inputs=tuple(inputs),
+    )
     return settings, device

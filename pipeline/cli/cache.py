@@ -132,18 +132,21 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
 @app.command()
 def compact(path: PATH, as_json: JSON = False) -> None:
-    """Bring feature sets into the very files of a clean run: full shards in the order of keys.
+    """Bring sets into the very files of a clean run: full shards in the order of keys.
+
+    Tokens and phrase tokens, which are one table each, are passed over.
 
     Example: sightline cache compact data/features/scenes/image/clip
     """
     from pipeline.cache.commit import read_record
     from pipeline.cache.compact import compact as compact_set
-    from pipeline.cache.record import FeatureSetRecord
+    from pipeline.cache.record import SINGLE_KINDS, FeatureSetRecord, TableSetRecord
 
     results: dict[str, dict[str, int]] = {}
     for folder in sets_below(path):
         record = read_record(folder)
-        if not isinstance(record, FeatureSetRecord):
+        assert isinstance(record, FeatureSetRecord | TableSetRecord)
+        if record.spec.kind in SINGLE_KINDS:
             continue
         before, after = len(record.shards), len(compact_set(folder).shards)
         results[folder.as_posix()] = {"shards_before": before, "shards": after}
