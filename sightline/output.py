@@ -273,6 +273,20 @@ class Output:
         for parent in {(self.folder / name).parent for name in files}:
             fsync_folder(parent)
 
+    def move_whole(self, made: Path, name: str) -> None:
+        """Move the folder ``made`` of this run to a name that nothing has, whole or not at all.
+
+        Raises:
+            SightlineError: a folder on the way to the name is a link or a file.
+        """
+        files = (path for path in made.rglob("*") if not path.is_dir())
+        _make_durable(made)
+        self.claim([f"{name}/{path.relative_to(made).as_posix()}" for path in files])
+        target = self.folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made.rename(target)
+        fsync_folder(target.parent)
+
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of ``names`` that are ours, and folders that are empty then."""
         gone = sorted(set(names) & self.owned)
