@@ -79,11 +79,11 @@ def verify(
         with _progress("verify", folder) as advance:
             faults = results[folder.as_posix()] = verify_set(folder, advance)
         if recompute and not faults and isinstance(read_record(folder), FeatureSetRecord):
+            from pipeline.recompute import NamedInputs
             from pipeline.recompute import recompute as encode_again
-            from pipeline.recompute_inputs import Origin
 
-            origin = Origin(inputs, root, phrases, encoder, weights, params)
-            found = encode_again(folder, recompute, seed, origin, device)
+            made_of = NamedInputs(inputs, root, phrases, encoder, weights, params)
+            found = encode_again(folder, recompute, seed, made_of, device)
             faults += found.faults
             print(f"{folder}: {found}", file=sys.stderr if as_json else sys.stdout)
     if as_json:

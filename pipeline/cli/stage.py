@@ -49,7 +49,7 @@ def image_features(
     from pipeline import stages
 
     how = _invocation(retry, threads, worker)
-    summary = stages.image_features(_load(params), dataset, encoder, how)
+    summary = stages.features(_load(params), dataset, "image", encoder, how)
     print(f"{dataset}/image/{encoder}: {summary}")
 
 
@@ -98,7 +98,7 @@ def object_features(
     from pipeline import stages
 
     how = _invocation(retry, threads, worker)
-    summary = stages.object_features(_load(params), dataset, encoder, how)
+    summary = stages.features(_load(params), dataset, "object", encoder, how)
     print(f"{dataset}/object/{encoder}: {summary}")
 
 
@@ -118,7 +118,7 @@ def text_features(
     from pipeline import stages
 
     how = _invocation(retry, threads, worker)
-    summary = stages.text_features(_load(params), dataset, encoder, "text", how)
+    summary = stages.features(_load(params), dataset, "text", encoder, how)
     print(f"{dataset}/text/{encoder}: {summary}")
 
 
@@ -138,7 +138,7 @@ def teachers(
     from pipeline import stages
 
     how = _invocation(retry, threads, worker)
-    summary = stages.text_features(_load(params), dataset, encoder, "teacher", how)
+    summary = stages.features(_load(params), dataset, "teacher", encoder, how)
     print(f"{dataset}/teacher/{encoder}: {summary}")
 
 
