@@ -36,7 +36,7 @@ from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Florence2Settings, Rules
-from pipeline.grounding.model import LoadedModel
+from pipeline.grounding.grounding_model import LoadedModel
 from pipeline.grounding.protocols import Caption
 from sightline.devices import computing
 

@@ -22,9 +22,9 @@ from train.data import TrainingData, first_paired
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs
 from train.export import HEADS_FILE, MODEL_FOLDER, check_exportable, export_heads, export_model
+from train.feature_use import FeatureUse
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import Objective, make_objective
-from train.provenance import FeatureUse
 from train.run_folder import LIVE_FOLDER, RunFolder
 from train.run_spec import RunSpec
 from train.run_summary import RunSummary
