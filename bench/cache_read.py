@@ -38,7 +38,7 @@ def make_set(folder: Path, rows: int, dim: int, shard_bytes: int) -> None:
     with FeatureSetWriter(folder, spec) as writer:
         for batch in writer.plan(keys, batch_size=8192, shard_bytes=shard_bytes):
             writer.add(batch.keys, rng.standard_normal((len(batch.keys), dim), dtype=np.float32))
-        writer.publish({"device": "cpu"})
+        writer.publish()
 
 
 def seconds(read: Callable[[np.ndarray], object], batches: list[np.ndarray]) -> float:

@@ -38,12 +38,13 @@ def main() -> None:
     from PIL import Image
     from torchvision.models import ResNet50_Weights
 
+    from pipeline.cache import Place
     from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
     from pipeline.extract.batches import ImageReader, decode_batch
     from pipeline.extract.decode import decode_image
 
     torch.set_num_threads(1)
-    entries = [(path, hashlib.sha256(path.read_bytes()).digest()) for path in paths]
+    entries = [(Place(path), hashlib.sha256(path.read_bytes()).digest()) for path in paths]
     contents = [path.read_bytes() for path in paths]
     ours = ImagePreprocessing((256, 256), (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
     read = ImageReader(ours)
@@ -65,8 +66,8 @@ def main() -> None:
     def pillow_batch() -> None:
         for start in range(0, len(entries), 64):
             rows = []
-            for path, key in entries[start : start + 64]:
-                data = path.read_bytes()
+            for place, key in entries[start : start + 64]:
+                data = place.path.read_bytes()
                 assert hashlib.sha256(data).digest() == key
                 rows.append(transform(Image.open(io.BytesIO(data)).convert("RGB")))
             torch.stack(rows)

@@ -29,14 +29,14 @@ import torch
 from models.grounding import florence, segmenter
 from PIL import Image
 
-from pipeline.cache import key_of_file
+from pipeline.cache import Place, key_of_file
 from pipeline.cache.tables import read_phrases
 from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Florence2Settings, Rules
-from pipeline.grounding.model import LoadedModel
+from pipeline.grounding.grounding_model import LoadedModel
 from pipeline.grounding.protocols import Caption
 from sightline.devices import computing
 
@@ -60,7 +60,8 @@ def photographs(count: int) -> list[Unit]:
         with Image.open(path) as image:
             width, height = image.size
         key = key_of_file(path)
-        units.append(Unit(path, key, height, width, [Caption(path.name, key, longest[path.name])]))
+        caption = Caption(path.name, key, longest[path.name])
+        units.append(Unit(Place(path), key, height, width, [caption]))
     return units
 
 
@@ -70,7 +71,7 @@ def plain_loop(
     """One image after the other, as the public script does; returns the number of masks."""
     count = 0
     for unit in units:
-        image = Image.open(unit.path).convert("RGB")
+        image = Image.open(unit.place.path).convert("RGB")
         prompt = TASK + unit.captions[0].text
         inputs = processor(text=prompt, images=image, return_tensors="pt").to(device)
         ids = model.generate(
@@ -160,7 +161,9 @@ def main() -> None:
         edge = predictor.model.image_size  # fixed for 1,024 there
         predictor._bb_feat_sizes = [(edge // n, edge // n) for n in (4, 8, 16)]
         timed = Timed(masker)
-        how = GroundSettings(options.batch, options.workers, max_failed=0, device=str(device))
+        how = GroundSettings(
+            max_failed=0, device=str(device), batch_size=options.batch, workers=options.workers
+        )
         rules = Rules(duplicate_iou=None)
         for turn in range(options.rounds + 1):  # the first warms up
             start = time.perf_counter()

@@ -39,6 +39,7 @@ from pipeline.cache import (
     key_of_text,
     keys_of_texts,
     pair_keys,
+    whole_files,
     write_manifest,
     write_phrase_tokens,
     write_tokens,
@@ -90,6 +91,7 @@ class Cache:
         captions = {"caption_id": names, "image_id": names, "text": texts, "split": [""] * count}
         self._manifest("captions.parquet", captions, CAPTIONS)
         sizes = {"width": [1] * count, "height": [1] * count, "split": [""] * count}
+        sizes |= whole_files(count)
         self._manifest(
             "images.parquet", {"image_id": names, "path": names, "key": images, **sizes}, IMAGES
         )
@@ -125,7 +127,7 @@ class Cache:
         with FeatureSetWriter(self.folder / name, spec) as writer:
             for batch in writer.plan(keys, batch_size=256):
                 writer.add(batch.keys, rng.normal(size=(len(batch.keys), dim)).astype(np.float32))
-            writer.publish(computed={"device": "cpu"})
+            writer.publish()
 
     def data(self, system: str, batch_size: int) -> TrainingData:
         """What a run of ``system`` reads, without plain sentences: every step is a paired one."""

@@ -1,10 +1,16 @@
-"""Where the graph keeps its files, relative to the root of the repository."""
+"""params.yaml → the paths and inputs of every stage, relative to the root of the repository."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.datasets.source import Source
+if TYPE_CHECKING:
+    from pipeline.cache.record import Kind
+    from pipeline.extract.feature_inputs import FeatureInputs
+    from pipeline.grounding.stage import GroundPaths
+    from pipeline.params import Params
+    from train.run_spec import RunSpec
 
 FEATURES = Path("data/features")
 """Every feature set lies below."""
@@ -15,8 +21,28 @@ def dataset_folder(dataset: str) -> Path:
     return Path("data/datasets") / dataset
 
 
-def image_root(dataset: str, source: Source) -> Path:
-    """The folder that the paths of a data set's image manifest are relative to."""
+def images_manifest(dataset: str) -> Path:
+    """The images of a data set."""
+    return dataset_folder(dataset) / "images.parquet"
+
+
+def captions_manifest(dataset: str) -> Path:
+    """Its captions."""
+    return dataset_folder(dataset) / "captions.parquet"
+
+
+def sentences_manifest(dataset: str) -> Path:
+    """Its sentences."""
+    return dataset_folder(dataset) / "sentences.parquet"
+
+
+def image_root(params: Params, dataset: str) -> Path:
+    """The folder that the paths of a data set's image manifest are relative to.
+
+    Raises:
+        ParamsError: there is no such data set.
+    """
+    _, source = params.source(dataset)
     root = getattr(source, "images", None)
     return Path(root) if root is not None else dataset_folder(dataset) / "images"
 
@@ -39,6 +65,14 @@ def cutouts_folder(dataset: str) -> Path:
 def features_folder(dataset: str, kind: str, encoder: str) -> Path:
     """One feature set."""
     return FEATURES / dataset / kind / encoder
+
+
+def below_features(folder: Path) -> tuple[str, ...]:
+    """Data set, kind and encoder that a folder of features is called by; nothing elsewhere."""
+    try:
+        return folder.resolve().relative_to(FEATURES.resolve()).parts
+    except ValueError:
+        return ()
 
 
 def tokens_folder(student: str) -> Path:
@@ -64,3 +98,78 @@ def results_folder() -> Path:
 def result_file(run: str, seed: int) -> Path:
     """The scores of one training run."""
     return results_folder() / run / f"seed-{seed}.json"
+
+
+def ground_paths(params: Params, dataset: str) -> GroundPaths:
+    """Where the grounding of a data set reads and writes."""
+    from pipeline.grounding.stage import GroundPaths
+
+    return GroundPaths(
+        images_manifest(dataset),
+        captions_manifest(dataset),
+        image_root(params, dataset),
+        grounding_folder(dataset),
+        cutouts_folder(dataset),
+    )
+
+
+def feature_inputs(params: Params, dataset: str, kind: Kind, encoder: str) -> FeatureInputs:
+    """What the feature set of one encoder over a data set is made of.
+
+    Raises:
+        SightlineError: no such data set or encoder, or a manifest is missing.
+    """
+    from pipeline.cache import CAPTIONS, read_manifest
+    from pipeline.extract.feature_inputs import FeatureInputs
+    from pipeline.extract.inputs import entries_of_manifest, objects_of_phrases
+
+    if kind in ("text", "teacher"):
+        texts = read_manifest(captions_manifest(dataset), CAPTIONS)["text"].to_pylist()
+        return FeatureInputs(kind, params.encoder(kind, encoder), texts)
+    root, images, rules = image_root(params, dataset), images_manifest(dataset), None
+    if kind == "image":
+        entries = entries_of_manifest(images, root)
+    else:
+        entries, rules = objects_of_phrases(params.phrases, images, root), params.extract.cutouts
+    return FeatureInputs(kind, params.encoder("image", encoder), entries, rules, root)
+
+
+def training_texts(params: Params) -> list[Path]:
+    """The manifests of every text that is trained on."""
+    return [captions_manifest(params.graph.pairs), sentences_manifest(params.graph.text)]
+
+
+def run_spec(params: Params, run: str, seed: int) -> RunSpec:
+    """Everything that the training of ``run`` with ``seed`` is told, as explicit paths."""
+    from train.objectives import make_objective
+    from train.run_spec import PairSource, RunSpec, TextSource
+
+    config = params.run(run)
+    objective = make_objective(config.objective, config.parameters)
+    needs = objective.features(objective.params)
+    pairs, text, student = params.graph.pairs, params.graph.text, params.student
+    train = params.train_of(run)
+    return RunSpec(
+        run=run,
+        student=student,
+        train=train,
+        objective=config.objective,
+        parameters=config.parameters,
+        seed=seed,
+        pairs=PairSource(
+            captions=captions_manifest(pairs),
+            images=images_manifest(pairs),
+            tokens=tokens_folder(student.name),
+            phrases=phrase_tokens_folder(pairs, student.name)
+            if any(need.kind == "object" for need in needs.values())
+            else None,
+        ),
+        text=TextSource(sentences=sentences_manifest(text), tokens=tokens_folder(student.name))
+        if objective.trains_on_text and train.text_stream
+        else None,
+        features={
+            slot: features_folder(pairs, need.kind, need.encoder) for slot, need in needs.items()
+        },
+        dev=params.evaluation.dev,
+        out=run_folder(run, seed),
+    )

@@ -20,7 +20,7 @@ UNKNOWN = "not known here; the terms of the data set that it was computed from a
 def licence_note(folder: Path) -> str:
     """What is known of the rights in the data behind a set in the graph's folders."""
     try:
-        dataset = folder.resolve().relative_to(graph.FEATURES.resolve()).parts[0]
+        dataset = graph.below_features(folder)[0]
         record = graph.dataset_folder(dataset) / "dataset.json"
         kind = json.loads(record.read_text(encoding="utf-8"))["kind"]
     except (ValueError, IndexError, OSError, KeyError, TypeError):

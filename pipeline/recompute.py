@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline import graph
 from pipeline.cache import CacheError, FeatureSet
 from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.diff import cosines
 from pipeline.cache.keys import KeyTable, as_keys
-from pipeline.extract.encode_missing import (
-    ExtractSettings,
-    extract_images,
-    extract_objects,
-    extract_texts,
-)
-from pipeline.recompute_inputs import Making, Origin, find_making, options
+from pipeline.cache.record import Kind
+from pipeline.extract.encode_missing import ExtractSettings
+from pipeline.extract.feature_inputs import FeatureInputs
 from sightline.errors import SightlineError
+
+if TYPE_CHECKING:
+    from pipeline.encoders.encoder_config import EncoderConfig
+    from pipeline.extract.cutouts import CutoutRules
 
 SAME = 0.9999
 """Cosine that rows of two devices or batch shapes reach; below it they are other rows."""
+
+
+@dataclass(frozen=True)
+class NamedInputs:
+    """What the rows of a set came from, as far as a user says it.
+
+    Attributes:
+        inputs: a folder or manifest of images, or a file of texts; not all keys need be there.
+            Of objects the images manifest. None: the inputs and the encoder of params.yaml.
+        root: folder that a manifest's paths are relative to.
+        phrases: of objects the phrases manifest, or the records of a grounding.
+        encoder, weights: in place of those that the record names.
+        params: the parameter file.
+    """
+
+    inputs: Path | None = None
+    root: Path | None = None
+    phrases: Path | None = None
+    encoder: str | None = None
+    weights: str | None = None
+    params: Path = Path("params.yaml")
 
 
 @dataclass
@@ -49,18 +72,19 @@ class Recomputed:
         )
 
 
-def recompute(folder: Path, count: int, seed: int, origin: Origin, device: str) -> Recomputed:
+def recompute(folder: Path, count: int, seed: int, named: NamedInputs, device: str) -> Recomputed:
     """Encode ``count`` random rows of the set in ``folder`` again.
 
     Raises:
         SightlineError: the encoder cannot be built, is not the record's, or no input is there.
     """
     features = FeatureSet.open(folder)
-    making = find_making(folder, features, origin)
-    by_key = making.inputs
+    made_of = _inputs(folder, features, named)
+    by_key = made_of.by_key()
     rows = _drawn(folder, features, by_key, count, seed)
     with tempfile.TemporaryDirectory() as scratch:
-        again = _encode(features, making, [by_key[key] for key in rows], device, Path(scratch))
+        drawn = replace(made_of, entries=[by_key[key] for key in rows])
+        again = _encode(features, drawn, device, Path(scratch))
         _require_the_same_encoder(folder, features, again)
         _require_every_row(folder, again, by_key)
         old, new = features.take(rows), again.take(rows)
@@ -86,11 +110,8 @@ def _drawn(
     return [known[i].tobytes() for i in sorted(picked)]
 
 
-def _encode(
-    features: FeatureSet, making: Making, inputs: list[Any], device: str, scratch: Path
-) -> FeatureSet:
+def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Path) -> FeatureSet:
     """The same inputs through the encoder, in the batch shape of the record."""
-    from pipeline.encoders.build_encoder import build_image_encoder, build_text_encoder
     from sightline.devices import pick_device
 
     spec, where = features.record.spec, pick_device(device)
@@ -105,15 +126,7 @@ def _encode(
     )
     out = scratch / "set"
     try:
-        if spec.kind in ("image", "object"):
-            model = build_image_encoder(making.config, where, spec.precision)
-            if making.rules is None:
-                extract_images(inputs, model, out, settings)
-            else:
-                extract_objects(inputs, model, making.rules, out, settings)
-        else:
-            model = build_text_encoder(making.config, where, spec.precision)
-            extract_texts(inputs, model, out, settings, spec.kind)
+        drawn.encode(out, settings, where)
     except SightlineError:
         if not (out / FILE_NAME).exists():  # else it is about rows in error, which are told below
             raise
@@ -136,9 +149,92 @@ def _require_every_row(folder: Path, again: FeatureSet, by_key: dict[bytes, Any]
         raise CacheError(
             f"{folder}: {len(again.failed)} of the rows that were drawn cannot be encoded again: "
             f"{_name(by_key[key])} is {code}; give the inputs that the set was made from with "
-            f"{options(again.record.spec.kind)}"
+            f"{_options(again.record.spec.kind)}"
         )
 
 
 def _name(entry: Any) -> str:
-    return repr(entry) if isinstance(entry, str) else str(entry.path)
+    return repr(entry) if isinstance(entry, str) else str(entry.place)
+
+
+def _inputs(folder: Path, features: FeatureSet, named: NamedInputs) -> FeatureInputs:
+    """Encoder and inputs of the set in ``folder``, from params.yaml or as the user names them."""
+    kind = features.record.spec.kind
+    if named.inputs is None and named.phrases is None:
+        return _inputs_of_graph(folder, kind, named.params)
+    config, rules = _encoder_of_record(folder, features, named), _rules_of_record(folder, features)
+    return FeatureInputs(kind, config, _named_entries(folder, kind, named), rules)
+
+
+def _options(kind: Kind) -> str:
+    """The options that name the inputs of a kind of set."""
+    return (
+        "--phrases, --inputs (the images manifest) and --root" if kind == "object" else "--inputs"
+    )
+
+
+def _inputs_of_graph(folder: Path, kind: Kind, params_file: Path) -> FeatureInputs:
+    from pipeline.params import load_params
+
+    match graph.below_features(folder):
+        case (dataset, _, name):
+            return graph.feature_inputs(load_params(params_file), dataset, kind, name)
+    raise CacheError(
+        f"{folder}: not in {graph.FEATURES}/<dataset>/<kind>/<encoder>, so its inputs are not "
+        f"known; name them with {_options(kind)}"
+    )
+
+
+def _named_entries(folder: Path, kind: Kind, named: NamedInputs) -> Sequence[Any]:
+    """The images, objects or texts that the user names."""
+    from pipeline.extract.inputs import image_entries_of, objects_of_phrases, texts_in
+
+    phrases, inputs, root = named.phrases, named.inputs, named.root
+    if kind == "object":
+        if phrases is None or inputs is None or root is None:
+            raise CacheError(f"{folder}: its rows are objects; give all of {_options(kind)}")
+        return objects_of_phrases(phrases, inputs, root)
+    if phrases is not None or inputs is None:
+        raise CacheError(f"{folder}: its rows are of kind {kind}; give --inputs and no --phrases")
+    return image_entries_of(inputs, root) if kind == "image" else texts_in(inputs)
+
+
+def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -> EncoderConfig:
+    """The encoder that the record names, as far as it can."""
+    from pipeline.encoders.build_encoder import named_encoder
+
+    spec = features.record.spec
+    source = named.weights or spec.encoder.source.split(" (")[0]
+    if source.startswith("file:") and named.weights is None:
+        raise CacheError(
+            f"{folder}: its weights come from a file, {source[5:]}; "
+            "name it with --weights file:PATH"
+        )
+    kind = spec.kind if spec.kind != "object" else "image"
+    if kind != "teacher" and "@" in spec.encoder.name and named.encoder is None:
+        raise CacheError(
+            f"{folder}: its encoder, {spec.encoder.name}, was made from a model config of one's "
+            "own; name that file with --encoder"
+        )
+    pooling = spec.preprocessing.get("pooling") if kind == "teacher" else None
+    name = named.encoder or spec.encoder.name.partition("/")[2]
+    return named_encoder(name, source, kind, pooling=pooling)
+
+
+def _rules_of_record(folder: Path, features: FeatureSet) -> CutoutRules | None:
+    """What the record says that objects look like to the encoder."""
+    from pydantic import ValidationError
+
+    from pipeline.extract.cutouts import CutoutRules
+
+    spec = features.record.spec
+    if spec.kind != "object":
+        return None
+    said = {name: spec.preprocessing.get(name) for name in CutoutRules.model_fields}
+    try:
+        return CutoutRules.model_validate(said)
+    except ValidationError as error:
+        raise CacheError(
+            f"{folder}: its preprocessing says {str(said)[:200]}, which are no rules of cut-outs; "
+            "it was not made by this version of Sightline"
+        ) from error

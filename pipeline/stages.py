@@ -5,27 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pipeline import graph
-from pipeline.cache import CAPTIONS, read_manifest
-from pipeline.extract.account import ExtractSummary
-from pipeline.extract.encode_missing import (
-    ExtractSettings,
-    extract_images,
-    extract_objects,
-    extract_texts,
-)
-from pipeline.extract.inputs import entries_of_manifest, objects_of_phrases
+from pipeline.cache.record import Kind
+from pipeline.extract.account import RunSummary
+from pipeline.extract.encode_missing import ExtractSettings
+from pipeline.extract.runner import Invocation
 from pipeline.params import Params, ParamsError
 from sightline.progress import PhaseProgress
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.grounding.ground_missing import GroundSummary
     from pipeline.grounding.stats import GroundStats
-    from train.run_spec import RunSpec
+
+ONCE = Invocation()
+"""A stage by itself, which leaves rows in error in peace."""
 
 
 def prepare(params: Params, dataset: str) -> str:
@@ -37,38 +33,22 @@ def prepare(params: Params, dataset: str) -> str:
     return report.summary()
 
 
-def image_features(
-    params: Params, dataset: str, encoder: str, retry_failed: bool = False
-) -> ExtractSummary:
-    """Features of every image of ``dataset`` by one image encoder."""
-    from pipeline.encoders.build_encoder import build_image_encoder
-
-    _, source = params.source(dataset)
-    entries = entries_of_manifest(
-        graph.dataset_folder(dataset) / "images.parquet",
-        graph.image_root(dataset, source),
-    )
-    settings, device = settings_of(params, retry_failed, [graph.image_root(dataset, source)])
-    model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
-    out = graph.features_folder(dataset, "image", encoder)
-    return extract_images(entries, model, out, settings)
+def features(
+    params: Params, dataset: str, kind: Kind, encoder: str, invocation: Invocation = ONCE
+) -> RunSummary:
+    """Features of the images, objects or captions of ``dataset``, by one encoder."""
+    inputs = graph.feature_inputs(params, dataset, kind, encoder)
+    settings, device = settings_of(params, invocation, [inputs.root] if inputs.root else [])
+    return inputs.encode(graph.features_folder(dataset, kind, encoder), settings, device)
 
 
-def ground(params: Params, dataset: str, retry_failed: bool = False) -> GroundSummary:
+def ground(params: Params, dataset: str, invocation: Invocation = ONCE) -> RunSummary:
     """Which words of the captions of ``dataset`` name which pixels, and the objects cut out."""
-    from pipeline.grounding.stage import GroundPaths, ground_dataset
+    from pipeline.grounding.stage import ground_dataset
 
-    _, source = params.source(dataset)
-    folder, given = graph.dataset_folder(dataset), params.extract
+    paths, given = graph.ground_paths(params, dataset), params.extract
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; docs/grounding.md shows one")
-    paths = GroundPaths(
-        folder / "images.parquet",
-        folder / "captions.parquet",
-        graph.image_root(dataset, source),
-        graph.grounding_folder(dataset),
-        graph.cutouts_folder(dataset),
-    )
     return ground_dataset(
         paths,
         params.grounding,
@@ -76,7 +56,7 @@ def ground(params: Params, dataset: str, retry_failed: bool = False) -> GroundSu
         precision=given.precision,
         workers=given.workers,
         max_failed=given.max_failed,
-        retry_failed=retry_failed,
+        invocation=invocation,
     )
 
 
@@ -84,46 +64,10 @@ def ground_stats(dataset: str) -> GroundStats:
     """Figures of one data set's grounding, as JSON and as points for DVC's plots."""
     from pipeline.grounding.stats import ground_stats, write_stats
 
-    captions = graph.dataset_folder(dataset) / "captions.parquet"
-    phrases = graph.grounding_folder(dataset)
+    captions, phrases = graph.captions_manifest(dataset), graph.grounding_folder(dataset)
     found = ground_stats(phrases, captions)
     write_stats(found, graph.ground_stats_folder(dataset), [phrases, captions])
     return found
-
-
-def object_features(
-    params: Params, dataset: str, encoder: str, retry_failed: bool = False
-) -> ExtractSummary:
-    """Features of every object that a caption of ``dataset`` names, by one image encoder."""
-    from pipeline.encoders.build_encoder import build_image_encoder
-
-    _, source = params.source(dataset)
-    entries = objects_of_phrases(
-        params.phrases,
-        graph.dataset_folder(dataset) / "images.parquet",
-        graph.image_root(dataset, source),
-    )
-    settings, device = settings_of(params, retry_failed, [graph.image_root(dataset, source)])
-    model = build_image_encoder(params.encoder("image", encoder), device, settings.precision)
-    out = graph.features_folder(dataset, "object", encoder)
-    return extract_objects(entries, model, params.extract.cutouts, out, settings)
-
-
-def text_features(
-    params: Params,
-    dataset: str,
-    encoder: str,
-    kind: Literal["text", "teacher"],
-    retry_failed: bool = False,
-) -> ExtractSummary:
-    """Features of every caption of ``dataset``, by a CLIP's text tower or by a teacher."""
-    from pipeline.encoders.build_encoder import build_text_encoder
-
-    captions = read_manifest(graph.dataset_folder(dataset) / "captions.parquet", CAPTIONS)
-    settings, device = settings_of(params, retry_failed)
-    model = build_text_encoder(params.encoder(kind, encoder), device, settings.precision)
-    out = graph.features_folder(dataset, kind, encoder)
-    return extract_texts(captions["text"].to_pylist(), model, out, settings, kind)
 
 
 def tokens(params: Params) -> str:
@@ -131,11 +75,7 @@ def tokens(params: Params) -> str:
     from pipeline.extract.inputs import texts_in
     from pipeline.tokenize_texts import tokenize
 
-    student = params.student
-    sources = [
-        graph.dataset_folder(params.graph.pairs) / "captions.parquet",
-        graph.dataset_folder(params.graph.text) / "sentences.parquet",
-    ]
+    student, sources = params.student, graph.training_texts(params)
     texts = [text for path in sources for text in texts_in(path)]
     out = graph.tokens_folder(student.name)
     count = tokenize(texts, student.model, student.max_length, out, sources)
@@ -150,7 +90,7 @@ def phrase_tokens(params: Params) -> str:
     out = graph.phrase_tokens_folder(pairs, student.name)
     header = tokenize_phrases(
         params.phrases,
-        graph.dataset_folder(pairs) / "captions.parquet",
+        graph.captions_manifest(pairs),
         student.model,
         student.max_length,
         out,
@@ -158,51 +98,11 @@ def phrase_tokens(params: Params) -> str:
     return f"{out}: {summary(header)}"
 
 
-def run_spec(params: Params, run: str, seed: int) -> RunSpec:
-    """Everything that the training of ``run`` with ``seed`` is told, as explicit paths."""
-    from train.objectives import make_objective
-    from train.run_spec import PairSource, RunSpec, TextSource
-
-    config = params.run(run)
-    objective = make_objective(config.objective, config.parameters)
-    needs = objective.features(objective.params)
-    pairs, text, student = params.graph.pairs, params.graph.text, params.student
-    train = params.train_of(run)
-    return RunSpec(
-        run=run,
-        student=student,
-        train=train,
-        objective=config.objective,
-        parameters=config.parameters,
-        seed=seed,
-        pairs=PairSource(
-            captions=graph.dataset_folder(pairs) / "captions.parquet",
-            images=graph.dataset_folder(pairs) / "images.parquet",
-            tokens=graph.tokens_folder(student.name),
-            phrases=graph.phrase_tokens_folder(pairs, student.name)
-            if any(need.kind == "object" for need in needs.values())
-            else None,
-        ),
-        text=TextSource(
-            sentences=graph.dataset_folder(text) / "sentences.parquet",
-            tokens=graph.tokens_folder(student.name),
-        )
-        if objective.trains_on_text and train.text_stream
-        else None,
-        features={
-            slot: graph.features_folder(pairs, need.kind, need.encoder)
-            for slot, need in needs.items()
-        },
-        dev=params.evaluation.dev,
-        out=graph.run_folder(run, seed),
-    )
-
-
 def train(params: Params, run: str, seed: int) -> str:
     """One training run; returns a one-line summary."""
     from train.train_run import train_run
 
-    return str(train_run(run_spec(params, run, seed)))
+    return str(train_run(graph.run_spec(params, run, seed)))
 
 
 def evaluate(params: Params, run: str, seed: int) -> str:
@@ -253,7 +153,7 @@ def report(params: Params, seed: int | None, out: Path, quiet: bool = False) -> 
 
 
 def settings_of(
-    params: Params, retry_failed: bool = False, inputs: Sequence[Path] = ()
+    params: Params, invocation: Invocation = ONCE, inputs: Sequence[Path] = ()
 ) -> tuple[ExtractSettings, torch.device]:
     """Settings of an extraction that reads ``inputs``, and the device it runs on.
 
@@ -264,7 +164,10 @@ def settings_of(
 
     given = params.extract
     device = pick_device(given.device)
-    own = {"device": str(device), "retry_failed": retry_failed, "copy_from": graph.FEATURES}
-    own |= {"inputs": tuple(inputs)}
-    settings = ExtractSettings(**{**given.model_dump(exclude={"cutouts"}), **own})
+    settings = ExtractSettings(
+        **vars(invocation),
+        **{**given.model_dump(exclude={"cutouts"}), "device": str(device)},
+        copy_from=graph.FEATURES,
+        inputs=tuple(inputs),
+    )
     return settings, device

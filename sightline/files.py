@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -9,7 +10,14 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sightline.errors import SightlineError
+
 _tokens: dict[int, str] = {}
+_NO_RENAMES = {
+    *(errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP),
+    *(errno.EPERM, errno.EINVAL, errno.EEXIST),
+}
+"""What systems say that cannot let a file take the place of another one."""
 
 
 def token() -> str:
@@ -52,6 +60,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, which takes the place of ``path`` when the block ends without an error.
 
     The file is made beside its target, so the rename never crosses a file system.
+
+    Raises:
+        SightlineError: the file system has no such renames.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{token()}.tmp")
@@ -59,11 +70,24 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)  # whatever lies there, it is not followed
         yield part
         fsync_file(part)
-        part.replace(path)
+        _rename(part, path)
         fsync_folder(path.parent)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _rename(part: Path, path: Path) -> None:
+    try:
+        part.replace(path)
+    except OSError as error:
+        if error.errno not in _NO_RENAMES:
+            raise
+        raise SightlineError(
+            f"{path.parent}: this file system cannot replace a file by renaming another one "
+            f"({error.strerror}), and a run that is killed would leave half of one; put the output "
+            "on a local disk or a POSIX network file system"
+        ) from error
 
 
 def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:

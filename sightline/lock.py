@@ -1,4 +1,4 @@
-"""One writer at a time: an operating-system lock in the run folder of an output."""
+"""Who may write: an operating-system lock in the run folder of an output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -21,8 +22,10 @@ except ImportError:  # not a POSIX system
 _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}  # options of nfs(5)
 _held: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process, which the kernel lets it take again and again."""
-_FIRST = b"process "  # what a lock of ours begins with
+_OURS = re.compile(rb"(worker \d+/\d+, )?process ")  # what a lock of ours begins with
 _TOKEN_LINE = re.compile(r"temporary files ([0-9a-f]{16})")
+_WAIT = 0.02  # seconds between two looks at a lock that a worker plans or publishes under
+_GRACE = 1.0  # seconds in which a worker that took the lock has written its line into it
 
 
 class WriterLock:
@@ -33,8 +36,20 @@ class WriterLock:
     a shell) goes on and keeps it. The process and host inside the file are for the message; the
     tokens tell the next run which temporary files a killed one left.
 
+    A run holds every byte of the file. Workers, which share an output, hold its first byte
+    together, and each of them the bytes of the blocks that it is computing. A worker that comes
+    first holds every byte until it calls `share`; others wait for that.
+
+    Args:
+        folder: the run folder.
+        worker: ``worker 0/2``, of one that shares the output, for the others to know; or empty.
+        join: share the lock with other workers.
+        patience: seconds to wait for others to end, without ``join``.
+
     Attributes:
-        abandoned: tokens of processes that were killed while they held this lock.
+        alone: no other run and no other worker holds it.
+        abandoned: tokens of processes that were killed while they held this lock; none unless
+            it was taken alone.
         found_empty: ``lock`` was there, without a word in it; it is left so again.
 
     Raises:
@@ -42,18 +57,82 @@ class WriterLock:
         SightlineError: ``lock`` is somebody else's file, or the file system has no locks.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, worker: str = "", *, join: bool = False, patience: float = 0.0
+    ) -> None:
         self.path = folder / "lock"
+        self.alone = False
         self.abandoned: tuple[str, ...] = ()
         self.found_empty = False
+        self._worker, self._join = worker, join
+        self._patience = patience
         self._handle: int | None = None
         self._identity = (0, 0)
 
     def __enter__(self) -> WriterLock:
         if fcntl is None:
             raise SightlineError(f"{self.path}: this system has no file locks; use Linux or macOS")
-        while self._handle is None:
-            there = os.path.lexists(self.path)
+        there = os.path.lexists(self.path)
+        handle = self._opened_and_locked()
+        found = os.pread(handle, 1 << 16, 0)
+        self.found_empty = there and not found
+        if found and not _OURS.match(found):
+            os.close(handle)
+            raise SightlineError(
+                f"{self.path}: not a lock of Sightline, so {self.path.parent} is somebody else's; "
+                "name another output, or move it away"
+            )
+        self._handle = handle
+        _held.add(self._identity)
+        if self.alone:
+            tokens = _TOKEN_LINE.findall(found.decode(errors="replace"))
+            self.abandoned = tuple(each for each in tokens if each != token())
+            self._write((token(), *self.abandoned))
+        else:
+            self._append()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._handle is None:
+            return
+        if self.alone and (kind is None or issubclass(kind, Exception)):
+            if self.found_empty:
+                os.truncate(self._handle, 0)
+            else:
+                self._write(())  # every temporary file is gone
+        _held.discard(self._identity)
+        os.close(self._handle)  # which releases it
+        self._handle = None
+        self.alone = False
+
+    def share(self) -> None:
+        """Let other workers in, and keep out runs that write by themselves."""
+        assert fcntl is not None
+        assert self._handle is not None
+        fcntl.lockf(self._handle, fcntl.LOCK_SH, 1)
+        fcntl.lockf(self._handle, fcntl.LOCK_UN, 0, 1)
+        self.alone = False
+
+    def claim(self, block: int) -> bool:
+        """Take a block for this worker; False where another one is at it."""
+        assert self._handle is not None
+        return _locked(self._handle, exclusive=True, length=1, start=1 + block)
+
+    def release(self, block: int) -> None:
+        """Let go of a block that was claimed."""
+        assert fcntl is not None
+        assert self._handle is not None
+        fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, 1 + block)
+
+    def _opened_and_locked(self) -> int:
+        """A handle of the file, once the lock is ours."""
+        end = time.monotonic() + (_GRACE if self._join else self._patience)
+        while True:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 handle = os.open(
@@ -66,11 +145,25 @@ class WriterLock:
                 # closing the file would drop the lock that this process has, so it stays open
                 raise BusyError(f"{self.path.parent}: this process is writing here already")
             try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = self._lock(handle)
             except OSError as error:
+                os.close(handle)
+                raise SightlineError(
+                    f"{self.path}: this file system has no locks ({error.strerror}); two runs "
+                    "could damage each other. Put the output on a local disk."
+                ) from error
+            if not locked:
                 holder = os.pread(handle, 200, 0).decode(errors="replace").split("\n")[0]
                 os.close(handle)
-                raise _refusal(self.path, error, holder or "unknown") from error
+                waits = self._join and holder.startswith("worker ")
+                if not waits and time.monotonic() >= end:
+                    raise BusyError(
+                        f"{self.path.parent}: another run is writing here "
+                        f"({holder or 'unknown'}); wait for it, or end that process; what it has "
+                        "done is kept"
+                    )
+                time.sleep(_WAIT)
+                continue
             if _seen_by_this_machine_only(self._identity[0]):
                 os.close(handle)
                 raise SightlineError(
@@ -79,53 +172,54 @@ class WriterLock:
                     "on a local disk"
                 )
             if self._in_place():
-                self._handle = handle
-            else:  # removed with its folder while we waited for it
-                os.close(handle)
-        found = os.pread(self._handle, 1 << 16, 0)
-        self.found_empty = there and not found
-        if found and not found.startswith(_FIRST):
-            os.close(self._handle)
-            self._handle = None
-            raise SightlineError(
-                f"{self.path}: not a lock of Sightline, so {self.path.parent} is somebody else's; "
-                "name another output, or move it away"
-            )
-        _held.add(self._identity)
-        tokens = _TOKEN_LINE.findall(found.decode(errors="replace"))
-        self.abandoned = tuple(each for each in tokens if each != token())
-        self._write((token(), *self.abandoned))
-        return self
+                return handle
+            os.close(handle)  # removed with its folder while we waited for it
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._handle is not None:
-            if kind is None or issubclass(kind, Exception):
-                if self.found_empty:
-                    os.truncate(self._handle, 0)
-                else:
-                    self._write(())  # every temporary file is gone
-            _held.discard(self._identity)
-            os.close(self._handle)  # which releases it
-            self._handle = None
+    def _lock(self, handle: int) -> bool:
+        self.alone = _locked(handle, exclusive=True)
+        return self.alone or (self._join and _locked(handle, exclusive=False, length=1))
+
+    def _lines(self, tokens: tuple[str, ...]) -> bytes:
+        worker = f"{self._worker}, " if self._worker else ""
+        lines = [f"{worker}process {os.getpid()} on {socket.gethostname()}"]
+        lines += [f"temporary files {token}" for token in tokens]
+        return "".join(f"{line}\n" for line in lines).encode()
 
     def _write(self, tokens: tuple[str, ...]) -> None:
         assert self._handle is not None
-        lines = [f"process {os.getpid()} on {socket.gethostname()}"]
-        lines += [f"temporary files {token}" for token in tokens]
-        text = "".join(f"{line}\n" for line in lines).encode()
+        text = self._lines(tokens)
         os.pwrite(self._handle, text, 0)  # first, so that a kill in between loses no token
         os.truncate(self._handle, len(text))
+
+    def _append(self) -> None:
+        """Add this worker's lines to those of the others, who may do so at the same time."""
+        assert fcntl is not None
+        assert self._handle is not None
+        fcntl.fcntl(self._handle, fcntl.F_SETFL, os.O_APPEND)
+        os.write(self._handle, self._lines((token(),)))
 
     def _in_place(self) -> bool:
         try:
             return _identity(os.lstat(self.path)) == self._identity
         except FileNotFoundError:
             return False
+
+
+def _locked(handle: int, *, exclusive: bool, length: int = 0, start: int = 0) -> bool:
+    """Whether the bytes (``length`` 0: all from ``start`` on) could be locked at once.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    assert fcntl is not None
+    how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+    try:
+        fcntl.lockf(handle, how | fcntl.LOCK_NB, length, start)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
@@ -135,15 +229,3 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 def _seen_by_this_machine_only(device: int) -> bool:
     """Whether locks on a network file system stay on this machine."""
     return not _LOCAL_LOCKS.isdisjoint(options_of(device))
-
-
-def _refusal(path: Path, error: OSError, holder: str) -> SightlineError:
-    if error.errno in (errno.EACCES, errno.EAGAIN):
-        return BusyError(
-            f"{path.parent}: another run is writing here ({holder}); wait for it, or end that "
-            "process; what it has done is kept"
-        )
-    return SightlineError(
-        f"{path}: this file system has no locks ({error.strerror}); two runs could damage each "
-        "other. Put the output on a local disk."
-    )

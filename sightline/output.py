@@ -68,6 +68,7 @@ class Output:
         record: name of the record in it.
         listed: which names a record lists.
         inputs: files and folders that the command reads; those that do not exist are passed over.
+        worker: ``worker 0/2``, of one that shares the output with others, or empty.
 
     Attributes:
         folder: the output folder, absolute, links followed.
@@ -84,7 +85,12 @@ class Output:
     """
 
     def __init__(
-        self, folder: Path, record: str, listed: Listed, inputs: Iterable[Path] = ()
+        self,
+        folder: Path,
+        record: str,
+        listed: Listed,
+        inputs: Iterable[Path] = (),
+        worker: str = "",
     ) -> None:
         self.given = folder
         self.folder = Path(os.path.realpath(folder))
@@ -94,13 +100,34 @@ class Output:
         self.owned: set[str] = set()
         self._listed = listed
         self._inputs = [Path(path) for path in inputs]
+        self._worker = worker
         self._stack = ExitStack()
 
     def __enter__(self) -> Output:
+        self._begin(WriterLock(self.run_folder, self._worker, patience=self._patience))
+        return self
+
+    @contextmanager
+    def joined(self) -> Iterator[WriterLock]:
+        """Write to the run folder, and to nothing else, together with the other workers.
+
+        The lock is held alone by the worker that comes first, until it shares it.
+        """
+        lock = WriterLock(self.run_folder, self._worker, join=True)
+        self._begin(lock)
+        with self._stack:
+            yield lock
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for the other workers, of which some may just be leaving."""
+        return 2.0 if self._worker else 0.0
+
+    def _begin(self, lock: WriterLock) -> None:
         self.check_place()
         with ExitStack() as stack:
-            lock = stack.enter_context(WriterLock(self.run_folder))
-            stack.callback(lambda: lock.found_empty or self._tidy())
+            stack.enter_context(lock)
+            stack.callback(lambda: self._tidy() if lock.alone and not lock.found_empty else None)
             self.abandoned = lock.abandoned
             for folder in (self.folder, self.run_folder):
                 remove_leftovers(folder, lock.abandoned)
@@ -108,7 +135,6 @@ class Output:
                 shutil.rmtree(self._scratch_of(each), ignore_errors=True)
             self.owned = set(self._read_record()) | self.claims()
             self._stack = stack.pop_all()
-        return self
 
     def __exit__(
         self,
@@ -246,6 +272,20 @@ class Output:
             path.replace(target)
         for parent in {(self.folder / name).parent for name in files}:
             fsync_folder(parent)
+
+    def move_whole(self, made: Path, name: str) -> None:
+        """Move the folder ``made`` of this run to a name that nothing has, whole or not at all.
+
+        Raises:
+            SightlineError: a folder on the way to the name is a link or a file.
+        """
+        files = (path for path in made.rglob("*") if not path.is_dir())
+        _make_durable(made)
+        self.claim([f"{name}/{path.relative_to(made).as_posix()}" for path in files])
+        target = self.folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made.rename(target)
+        fsync_folder(target.parent)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of ``names`` that are ours, and folders that are empty then."""

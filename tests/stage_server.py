@@ -8,6 +8,7 @@ it runs the command line with real encoders as well; ``--import=NAME`` imports m
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import json
@@ -37,6 +38,7 @@ class Request:
     Attributes:
         out: the feature set.
         texts: run the stub over this many texts …
+        worker, batch, threads: … as this worker, with this batch size and as many threads …
         words: … or the command line with these words.
         act: what happens ``at`` a point: ``kill``, ``raise``, ``signal`` or ``wait`` (until
             ``file``, which appears then, is gone); or "" (only trace).
@@ -50,6 +52,9 @@ class Request:
 
     out: str
     texts: int = 0
+    worker: str = ""
+    batch: int = BATCH
+    threads: int | None = None
     words: list[str] = field(default_factory=list)
     act: str = ""
     at: str = ""
@@ -100,6 +105,10 @@ class StageServer:
     def run(self, out: Path, **request: Any) -> Outcome:
         """What becomes of a run."""
         self.begin(out, **request)
+        return self.outcome()
+
+    def outcome(self) -> Outcome:
+        """What becomes of the run that was begun."""
         assert self._process.stdout is not None
         return Outcome(**json.loads(self._process.stdout.readline()))
 
@@ -146,6 +155,16 @@ def hash_of(text: str) -> float:
     return float(key_of_text(text)[0])
 
 
+def without_torch() -> None:
+    """Let a run say what it computes with, and not import PyTorch for it."""
+    from pipeline.extract import machine
+
+    machine.threads_here = lambda: 1
+    machine.using_threads = lambda count: contextlib.nullcontext()
+    machine.code_version = lambda: "stub"
+    machine.described = lambda device: {"device": device}
+
+
 def _child(request: Request, trace: int, counter: int) -> int:
     """One run, in the forked process; the exit code."""
     os.setpgid(0, 0)
@@ -175,14 +194,15 @@ def _child(request: Request, trace: int, counter: int) -> int:
 
 def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline import cli
-    from pipeline.cache import writer
+    from pipeline.cache import feature_writer as writer
+    from pipeline.cache.worker import Worker
     from pipeline.extract import encode_missing as run
 
+    without_torch()
     writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
     plan = writer.FeatureSetWriter.plan
     shard_bytes = SHARD_ROWS * DIM * 2
     writer.FeatureSetWriter.plan = functools.partialmethod(plan, shard_bytes=shard_bytes)
-    run._computed_by = lambda device, batch_size: {"device": device, "batch_size": batch_size}
     encoder = StubEncoder()
     encode, calls = encoder.encode, []
 
@@ -193,7 +213,10 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
         return encode(texts, length)
 
     encoder.encode = counting
-    settings = run.ExtractSettings(batch_size=BATCH, max_failed=0.2)
+    worker = Worker.parse(request.worker) if request.worker else None
+    settings = run.ExtractSettings(
+        worker=worker, threads=request.threads, batch_size=request.batch, max_failed=0.2
+    )
     texts = [f"text {i}" for i in range(request.texts)]
 
     def stage() -> None:

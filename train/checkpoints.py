@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sightline.errors import SightlineError
-from sightline.files import fsync_file, fsync_folder, write_bytes
+from sightline.files import write_bytes
 from sightline.output import Output
 
 PROGRESS_FILE = "sightline.json"
@@ -68,18 +68,12 @@ class Checkpoints:
         files = {path.name: _digest(path) for path in sorted(made.iterdir())}
         body = {"progress": asdict(progress), "blake3": files}
         write_bytes(made / PROGRESS_FILE, json.dumps(body, indent=1).encode())
-        for path in made.iterdir():
-            fsync_file(path)
-        fsync_folder(made)
         older = self._all()
         final, again = self.folder / made.name, 1
         while final.exists():  # the same step once more, after a resume
             again += 1
             final = self.folder / f"{made.name}-{again}"
-        self._output.claim([self._name(final / name) for name in (*files, PROGRESS_FILE)])
-        self.folder.mkdir(exist_ok=True)
-        made.rename(final)
-        fsync_folder(self.folder)
+        self._output.move_whole(made, self._name(final))
         for other in older:
             self._output.remove(self._below(other))
         return final

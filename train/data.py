@@ -29,7 +29,7 @@ from pipeline.cache import (
 from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.objects import ObjectRows
+from train.object_rows import ObjectRows
 from train.pairs import Pairs, describe_source, read_pairs
 from train.run_spec import RunSpec, TextSource
 from train.schedule import Schedule, Stream

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sightline.errors import SightlineError
-from train.provenance import FeatureUse
+from train.feature_use import FeatureUse
 
 FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"

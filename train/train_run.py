@@ -29,10 +29,10 @@ from train.export import (
     export_last,
     export_model,
 )
+from train.feature_use import FeatureUse
 from train.loop import DEV, Callback, Loop, LoopState, micro_batches, read_state
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import Objective, make_objective
-from train.provenance import FeatureUse
 from train.run_folder import LIVE_FOLDER, RunFolder
 from train.run_spec import RunSpec
 from train.run_summary import RunSummary

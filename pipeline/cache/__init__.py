@@ -6,6 +6,7 @@ the floor (`sightline`) and nothing else of the project.
 
 from pipeline.cache.errors import CacheError, MissingKeys
 from pipeline.cache.feature_set import FeatureSet
+from pipeline.cache.feature_writer import FeatureSetWriter
 from pipeline.cache.keys import as_keys, key_of_bytes, key_of_file, key_of_text, keys_of_texts
 from pipeline.cache.manifest import (
     CAPTIONS,
@@ -27,11 +28,11 @@ from pipeline.cache.phrase_token_set import (
     pair_keys,
     write_phrase_tokens,
 )
+from pipeline.cache.place import Place, places_of, whole_files
 from pipeline.cache.ranges import ranges
 from pipeline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
 from pipeline.cache.token_set import TokenHeader, TokenSet, write_tokens
 from pipeline.cache.verify import verify
-from pipeline.cache.writer import FeatureSetWriter
 
 __all__ = [
     "CAPTIONS",
@@ -50,6 +51,7 @@ __all__ = [
     "MissingKeys",
     "PhraseTokenHeader",
     "PhraseTokens",
+    "Place",
     "RaggedPhrases",
     "TokenHeader",
     "TokenSet",
@@ -61,9 +63,11 @@ __all__ = [
     "key_of_text",
     "keys_of_texts",
     "pair_keys",
+    "places_of",
     "ranges",
     "read_manifest",
     "verify",
+    "whole_files",
     "write_manifest",
     "write_phrase_tokens",
     "write_tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from pipeline.cache.record import FeatureSetRecord, FeatureSpec, Provenance, Sha
 from pipeline.cache.shard import write_shard
 from sightline.output import Output
 
-Computed = dict[str, str | int]
+Computed = dict[str, Any]
 """Device, library versions and batch size that rows were computed with."""
 
 
@@ -182,11 +182,16 @@ def publish(
 
 def merged(computed: Sequence[Computed]) -> Computed:
     """One account of several: equal values stand once, different ones side by side."""
+    distinct = {repr(sorted(each.items())): each for each in computed}
+    if len(distinct) == 1:
+        return dict(computed[0])
     names = sorted({name for each in computed for name in each})
-    if len({repr(sorted(each.items())) for each in computed}) == 1:
-        return computed[0]
-    values = {name: {each[name] for each in computed if name in each} for name in names}
+    values = {
+        name: {repr(each[name]): each[name] for each in computed if name in each} for name in names
+    }
     return {
-        name: next(iter(some)) if len(some) == 1 else " + ".join(sorted(map(str, some)))
+        name: next(iter(some.values()))
+        if len(some) == 1
+        else " + ".join(sorted(map(str, some.values())))
         for name, some in values.items()
     }

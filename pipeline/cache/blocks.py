@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from pipeline.cache.failures import Failure
 from pipeline.cache.keys import KEY_BYTES, Keys
 from sightline.files import fsync_folder, remove_leftovers, write_bytes
 
 FOLDER = "blocks"
 _NAME = re.compile(r"block-([0-9a-f]{32})\.safetensors")
-_FORMAT = "sightline.block/1"
+_FORMAT = "sightline.block/2"
+_DTYPES = {"U8": "u1", "F16": "<f2", "F32": "<f4"}
 
 
 @dataclass(frozen=True)
@@ -27,27 +31,44 @@ class Block:
 
     Attributes:
         path: of the file.
-        keys: uint8 [n, 32].
-        offset: where the first row's numbers start in the file, in bytes; the others follow.
-        failed: key → error code of the rows that could not be computed.
-        batch_size: rows that were computed in one call, padding included.
+        keys: uint8 [n, 32] of the rows that could be computed.
+        failed: key → code, path and reason of those that could not.
+        computed: device, library versions and sizes that they were computed with.
+        places: name → dtype, shape and offset in bytes of each tensor.
     """
 
     path: Path
     keys: Keys
-    offset: int
-    failed: dict[bytes, str]
-    batch_size: int
+    failed: dict[bytes, Failure]
+    computed: dict[str, Any]
+    places: dict[str, tuple[np.dtype, tuple[int, ...], int]]
+
+    def tensor(self, name: str) -> NDArray:
+        """One tensor, memory-mapped."""
+        dtype, shape, offset = self.places[name]
+        return np.memmap(self.path, dtype=dtype, mode="r", offset=offset, shape=shape)
+
+    @property
+    def done(self) -> Iterator[bytes]:
+        """Keys of all its rows, those in error among them."""
+        yield from (key.tobytes() for key in self.keys)
+        yield from self.failed
 
 
 class FinishedBlocks:
     """The blocks in a run folder, in safetensors files that are named by the BLAKE3 of their bytes.
 
-    Opening it reads back every block of this fingerprint, whichever plan it was made for. Others,
-    and files that are not as they were written, are removed: nothing of them can be used.
+    Opening it reads back every block of this fingerprint, whichever plan it was made for.
+
+    Args:
+        run_folder: holds the folder of the blocks.
+        fingerprint: of the rows.
+        abandoned: tokens of killed processes, whose unfinished files go.
+        alone: nobody else writes here, so files that nobody can use are removed: those of another
+            fingerprint, and those that are not as they were written.
 
     Attributes:
-        blocks: in the order of their file names, then as they were added.
+        blocks: in the order of their file names, then as they were added or found.
         damaged: names of files that were not as they were written.
     """
 
@@ -55,31 +76,41 @@ class FinishedBlocks:
         self,
         run_folder: Path,
         fingerprint: str,
-        dim: int,
-        dtype: np.dtype,
         abandoned: tuple[str, ...] = (),
+        *,
+        alone: bool = True,
     ) -> None:
         self._folder = run_folder / FOLDER
         self._fingerprint = fingerprint
-        self._dim, self._dtype = dim, dtype
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self._folder, abandoned)
         self.blocks: list[Block] = []
         self.damaged: list[str] = []
-        for path in sorted(self._folder.iterdir()):
-            if _NAME.fullmatch(path.name):
-                self._read(path)
+        self._seen: set[str] = set()
+        for path in self._new():
+            data = path.read_bytes()
+            whole = f"block-{blake3(data).hexdigest()[:32]}.safetensors" == path.name
+            if not whole:
+                self.damaged.append(path.name)
+            elif self._take(path):
+                continue
+            if alone:
+                path.unlink()
 
     def append(
-        self, keys: Keys, features: NDArray, failed: dict[bytes, str], batch_size: int
+        self,
+        keys: Keys,
+        tensors: Mapping[str, NDArray],
+        failed: dict[bytes, Failure],
+        computed: Mapping[str, Any],
     ) -> None:
         """Write one block durably; it counts once this returns.
 
         Args:
-            keys: uint8 [n, 32].
-            features: [n, dim], cast to the storage dtype.
-            failed: key → error code.
-            batch_size: rows that were computed in one call, padding included.
+            keys: uint8 [n, 32] of the rows that could be computed.
+            tensors: what was computed, in little-endian numbers.
+            failed: key → code, path and reason of the rows that could not.
+            computed: how, as of `Block`.
 
         Raises:
             OSError: the disk is full or failing; earlier blocks stand.
@@ -87,35 +118,19 @@ class FinishedBlocks:
         about = {
             "format": _FORMAT,
             "fingerprint": self._fingerprint,
-            "failed": {key.hex(): code for key, code in sorted(failed.items())},
-            "batch_size": batch_size,
+            "failed": {key.hex(): failed[key] for key in sorted(failed)},
+            "computed": dict(computed),
         }
-        tensors = {
-            "keys": np.ascontiguousarray(keys),
-            "features": np.ascontiguousarray(features, dtype=self._dtype),
-        }
-        data = save(tensors, {"sightline": json.dumps(about)})
+        every = {"keys": np.ascontiguousarray(keys), **tensors}
+        data = save(every, {"sightline": json.dumps(about)})
         path = self._folder / f"block-{blake3(data).hexdigest()[:32]}.safetensors"
         write_bytes(path, data)
-        header, start = _header(data)
-        offset = start + header["features"]["data_offsets"][0]
-        self.blocks.append(Block(path, keys, offset, failed, batch_size))
+        self._take(path)
 
-    def gather(self, numbers: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray:
-        """Row ``rows[i]`` of block ``numbers[i]``, as stored: [n, dim]."""
-        found = np.empty((len(rows), self._dim), dtype=self._dtype)
-        order = np.argsort(numbers, kind="stable")
-        edges = np.flatnonzero(np.diff(numbers[order])) + 1
-        for here in np.split(order, edges) if len(order) else []:
-            block = self.blocks[numbers[here[0]]]
-            found[here] = np.memmap(
-                block.path,
-                dtype=self._dtype,
-                mode="r",
-                offset=block.offset,
-                shape=(len(block.keys), self._dim),
-            )[rows[here]]
-        return found
+    def refresh(self) -> None:
+        """Take note of the blocks that other workers have finished since."""
+        for path in self._new():
+            self._take(path)
 
     def clear(self) -> None:
         """Remove every block: they are published, or of no use."""
@@ -123,34 +138,56 @@ class FinishedBlocks:
             if _NAME.fullmatch(path.name):
                 path.unlink()
         fsync_folder(self._folder)
-        with suppress(OSError):  # it holds something else
-            self._folder.rmdir()
+        self.leave()
         self.blocks = []
 
-    def _read(self, path: Path) -> None:
-        data = path.read_bytes()
-        if f"block-{blake3(data).hexdigest()[:32]}.safetensors" != path.name:
-            self.damaged.append(path.name)
-            path.unlink()
-            return
-        header, start = _header(data)
-        about = json.loads(header["__metadata__"]["sightline"])
-        if about["format"] != _FORMAT or about["fingerprint"] != self._fingerprint:
-            path.unlink()
-            return
-        size = header["keys"]["shape"][0] * KEY_BYTES
-        at = start + header["keys"]["data_offsets"][0]
-        keys = np.frombuffer(data, np.uint8, size, at).reshape(-1, KEY_BYTES)
-        failed = {bytes.fromhex(key): code for key, code in about["failed"].items()}
-        offset = start + header["features"]["data_offsets"][0]
-        block = Block(path, keys.copy(), offset, failed, int(about["batch_size"]))
-        self.blocks.append(block)
+    def leave(self) -> None:
+        """Remove the folder if nothing is in it."""
+        with suppress(OSError):
+            self._folder.rmdir()
+
+    def _new(self) -> Iterator[Path]:
+        for path in sorted(self._folder.iterdir()):
+            if path.name not in self._seen and _NAME.fullmatch(path.name):
+                self._seen.add(path.name)
+                yield path
+
+    def _take(self, path: Path) -> bool:
+        """Whether the file holds a block of this fingerprint, which is noted then."""
+        try:
+            block = _read(path, self._fingerprint)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            block = None  # cut short, gone, or no file of ours
+        self._seen.add(path.name)
+        if block is not None:
+            self.blocks.append(block)
+        return block is not None
 
 
-def _header(data: bytes) -> tuple[dict, int]:
-    """What safetensors says of its tensors, and where their bytes begin.
+def _read(path: Path, fingerprint: str) -> Block | None:
+    """What the head of a file says, if it is of this fingerprint.
 
-    A file begins with the length of the header as a little-endian u64, then has it as JSON.
+    A safetensors file begins with the length of its header as a little-endian u64, then has it as
+    JSON, then the tensors.
     """
-    start = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:start]), start
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > path.stat().st_size:
+            raise ValueError("cut short")
+        header = json.loads(file.read(size))
+        about = json.loads(header.pop("__metadata__")["sightline"])
+        if about["format"] != _FORMAT or about["fingerprint"] != fingerprint:
+            return None
+        places = {
+            name: (
+                np.dtype(_DTYPES[each["dtype"]]),
+                tuple(each["shape"]),
+                8 + size + each["data_offsets"][0],
+            )
+            for name, each in header.items()
+        }
+        _, (rows, _), start = places["keys"]
+        file.seek(start)
+        keys = np.frombuffer(file.read(rows * KEY_BYTES), np.uint8).reshape(rows, KEY_BYTES)
+    failed = {bytes.fromhex(key): each for key, each in about["failed"].items()}
+    return Block(path, keys, failed, about["computed"], places)

@@ -51,9 +51,9 @@ _AGAIN = "pull it again, or run its stage again"
 R = TypeVar("R", bound=SetRecord)
 
 
-def set_output(folder: Path, inputs: Iterable[Path] = ()) -> Output:
-    """The folder of a set, for a command that writes there; ``inputs`` as of `Output`."""
-    return Output(folder, FILE_NAME, _listed, inputs)
+def set_output(folder: Path, inputs: Iterable[Path] = (), worker: str = "") -> Output:
+    """The folder of a set, for a command that writes there; ``inputs``, ``worker`` as `Output`."""
+    return Output(folder, FILE_NAME, _listed, inputs, worker)
 
 
 def _listed(data: bytes) -> set[str]:

@@ -9,13 +9,22 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.cache.assemble import Placed, publish, write_shards
+from pipeline.cache.bundles import Bundle, BundleRows, mapped
 from pipeline.cache.commit import FILE_NAME, read_record, set_output
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
 from pipeline.cache.keys import Keys, as_keys, sort_order
-from pipeline.cache.record import FeatureSetRecord, ShardRecord
+from pipeline.cache.record import (
+    NAMES,
+    SINGLE_KINDS,
+    FeatureSetRecord,
+    ShardRecord,
+    TableSetRecord,
+)
 from pipeline.cache.row_sources import PlacedRows, live_rows, only_sound
-from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
+from pipeline.cache.shard import rows_per_shard
+from pipeline.cache.table_writer import SHARD_ROWS, write_table_shards
+from pipeline.cache.tables import publish_tables, read_table
 from sightline.claims import read_claims
 from sightline.output import Output
 
@@ -35,23 +44,53 @@ class Garbage:
     bytes: int
 
 
-def compact(folder: Path, shard_bytes: int = TARGET_BYTES) -> FeatureSetRecord:
+def compact(folder: Path, shard_rows: int | None = None) -> FeatureSetRecord | TableSetRecord:
     """Bring a set into the files that a clean run over its keys would have written.
 
     Keys, rows in error among them, are cut into full shards in their order; a shard that is one of
     these already stays. What is superseded stays on the disk until `collect`.
 
+    Args:
+        shard_rows: rows of a shard; default: as many as a run puts there.
+
     Raises:
         BusyError: a run is writing there.
-        CacheError: the set is damaged.
+        CacheError: the set is damaged, or is one table, which is made again instead.
     """
     with set_output(folder) as output:
+        record = read_record(folder)
+        if isinstance(record, TableSetRecord):
+            return _compact_tables(output, record, shard_rows)
         features = FeatureSet.open(folder)
         every = np.concatenate([features.keys, as_keys(list(features.failed))])
         spec = features.record.spec
         row_bytes = np.dtype(spec.dtype).itemsize
-        cut = rows_per_shard(spec.dim, row_bytes, shard_bytes)
+        cut = shard_rows or rows_per_shard(spec.dim, row_bytes)
         return _rewrite(output, features, [every[sort_order(every)]], cut)
+
+
+def _compact_tables(
+    output: Output, record: TableSetRecord, shard_rows: int | None
+) -> TableSetRecord:
+    folder, kind = output.folder, record.spec.kind
+    if kind in SINGLE_KINDS:
+        raise CacheError(f"{folder}: holds {NAMES[kind]}, one table; there is nothing to compact")
+    with output.scratch() as made:
+        bundles = [
+            Bundle(
+                kind,
+                {
+                    name: mapped(read_table(folder, name, file), made / f"{number}-{name}.arrow")
+                    for name, file in shard.tables.items()
+                },
+                shard.computed,
+            )
+            for number, shard in enumerate(record.shards)
+        ]
+        rows = BundleRows(kind, bundles, [set() for _ in bundles])
+        cut = shard_rows or SHARD_ROWS[kind]
+        shards = write_table_shards(output, kind, rows.keys, cut, rows)
+    return publish_tables(output, record.spec, shards, record.counts, record.provenance)
 
 
 def garbage(folder: Path) -> Garbage:

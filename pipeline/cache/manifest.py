@@ -19,14 +19,16 @@ IMAGES = pa.schema(
     [
         ("image_id", pa.string()),
         ("path", pa.string()),  # POSIX, relative to the data set's image root
-        ("key", _KEY),  # SHA-256 of the file's bytes
+        ("offset", pa.int64()),  # where the image begins in that file, in bytes
+        ("length", pa.int64()),  # its bytes; both null where the file is the image
+        ("key", _KEY),  # SHA-256 of the image's bytes
         ("width", pa.int32()),  # pixels; 0 where the header could not be read
         ("height", pa.int32()),
         ("split", pa.string()),  # train, dev, test, or empty
     ],
-    metadata={"sightline": "images/1"},
+    metadata={"sightline": "images/2"},
 )
-"""One row an image file."""
+"""One row an image; `pipeline.cache.place` says where its bytes are."""
 
 CAPTIONS = pa.schema(
     [

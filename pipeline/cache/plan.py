@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -18,11 +18,39 @@ from sightline.files import write_bytes
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that are computed together: keys uint8 [≤ batch_size, 32], and their padded length."""
+    """Rows that are computed together.
+
+    Attributes:
+        number: of the batch in its plan.
+        block: of the plan that it belongs to: what is made durable, and shared out, as a whole.
+        keys: uint8 [≤ batch_size, 32].
+        length: that the rows are padded to.
+    """
 
     number: int
+    block: int
     keys: Keys
     length: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How rows are computed, as far as their last bits or the files may depend on it.
+
+    Attributes:
+        batch_size: rows of every batch, padding included.
+        block_rows: rows of a block, which ends with the batch that fills it.
+        shard_rows: rows of a shard.
+        threads: of the processor that a worker computes with; rows of a BERT differ between one
+            and two.
+        code: versions of Sightline and PyTorch.
+    """
+
+    batch_size: int
+    block_rows: int
+    shard_rows: int
+    threads: int = 1
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,15 +64,15 @@ class Plan:
         fingerprint: of the rows to compute.
         keys: uint8 [n, 32], sorted by length, then by group where there are groups, then by key.
         lengths: int32 [n], padded length of each row (0 for images).
-        batch_size: rows of every batch, padding included.
-        shard_rows: rows of a shard.
+        shape: how they are computed.
+        asked: the shape that the run was given; a resumed run keeps to that of the interrupted one.
     """
 
     fingerprint: str
     keys: Keys
     lengths: NDArray[np.int32]
-    batch_size: int
-    shard_rows: int
+    shape: Shape
+    asked: Shape
 
     @classmethod
     def make(
@@ -52,14 +80,15 @@ class Plan:
         fingerprint: str,
         keys: Keys,
         lengths: NDArray[np.int32] | None,
-        batch_size: int,
-        shard_rows: int,
+        shape: Shape,
         groups: Keys | None = None,
+        asked: Shape | None = None,
     ) -> Plan:
         """Put distinct ``keys`` (uint8 [n, 32]) into the canonical order of computation.
 
         Args:
             groups: uint8 [n, 32]; rows of one group (the objects of one image) follow each other.
+            asked: where it is another shape.
         """
         by_key = sort_order(keys)
         if groups is not None:
@@ -68,38 +97,48 @@ class Plan:
             lengths = np.zeros(len(keys), dtype=np.int32)
         order = by_key[np.argsort(lengths[by_key], kind="stable")]
         if (order[1:] > order[:-1]).all():  # the order they came in: no second copy of them
-            return cls(fingerprint, keys, lengths, batch_size, shard_rows)
-        return cls(fingerprint, keys[order], lengths[order], batch_size, shard_rows)
+            return cls(fingerprint, keys, lengths, shape, asked or shape)
+        return cls(fingerprint, keys[order], lengths[order], shape, asked or shape)
 
     def batches(self) -> list[Batch]:
         """The batches of the plan, in order; none mixes two lengths."""
+        size = self.shape.batch_size
         batches: list[Batch] = []
+        block = rows = 0
         edges = np.flatnonzero(np.diff(self.lengths)) + 1
         for first, end in pairwise([0, *edges.tolist(), len(self.keys)]):
-            for start in range(first, end, self.batch_size):
-                keys = self.keys[start : min(start + self.batch_size, end)]
-                batches.append(Batch(len(batches), keys, int(self.lengths[start])))
+            for start in range(first, end, size):
+                keys = self.keys[start : min(start + size, end)]
+                batches.append(Batch(len(batches), block, keys, int(self.lengths[start])))
+                rows += len(keys)
+                if rows >= self.shape.block_rows:
+                    block, rows = block + 1, 0
         return batches
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) of the plan."""
-        head = f"{self.fingerprint} {self.batch_size} {self.shard_rows} {len(self.keys)}\n"
-        digest = hashlib.sha256(head.encode())
+        digest = hashlib.sha256(json.dumps(self._head, sort_keys=True).encode())
         for column in self._columns():
             digest.update(column)
         return digest.hexdigest()
 
+    def differences(self, other: Plan) -> list[str]:
+        """What two runs were told differently, one ``name: other → self`` line each."""
+        mine, theirs = ({**plan._head, **asdict(plan.asked)} for plan in (self, other))
+        lines = [
+            f"{name}: {theirs[name]} → {mine[name]}" for name in mine if mine[name] != theirs[name]
+        ]
+        return lines or ["other rows, as many of them"]
+
     def save(self, path: Path) -> None:
         """Write the plan: one line of JSON, then keys and lengths as raw little-endian numbers."""
-        head = {
-            "fingerprint": self.fingerprint,
-            "rows": len(self.keys),
-            "batch_size": self.batch_size,
-            "shard_rows": self.shard_rows,
-            "digest": self.digest,
-        }
+        head = {**self._head, "asked": asdict(self.asked), "digest": self.digest}
         write_bytes(path, json.dumps(head).encode() + b"\n", *self._columns())
+
+    @property
+    def _head(self) -> dict[str, str | int]:
+        return {"fingerprint": self.fingerprint, "rows": len(self.keys), **asdict(self.shape)}
 
     def _columns(self) -> tuple[memoryview, memoryview]:
         """Keys and lengths as they are stored, not copied."""
@@ -116,13 +155,11 @@ class Plan:
                 head = json.loads(file.readline())
                 if path.stat().st_size - file.tell() != head["rows"] * (KEY_BYTES + 4):
                     return None
-                plan = cls(
-                    head["fingerprint"],
-                    np.fromfile(file, np.uint8, head["rows"] * KEY_BYTES).reshape(-1, KEY_BYTES),
-                    np.fromfile(file, "<i4").astype(np.int32, copy=False),
-                    head["batch_size"],
-                    head["shard_rows"],
-                )
-        except (ValueError, KeyError, TypeError):
+                digest, fingerprint, rows = (head.pop(n) for n in ("digest", "fingerprint", "rows"))
+                keys = np.fromfile(file, np.uint8, rows * KEY_BYTES).reshape(-1, KEY_BYTES)
+                lengths = np.fromfile(file, "<i4").astype(np.int32, copy=False)
+                asked = Shape(**head.pop("asked"))
+                plan = cls(fingerprint, keys, lengths, Shape(**head), asked)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
-        return plan if plan.digest == head["digest"] else None
+        return plan if plan.digest == digest else None

@@ -71,7 +71,13 @@ class EncoderRecord(_Strict):
     untrained: bool = False
 
 
-class FeatureSpec(_Strict):
+class _Spec(_Strict):
+    def differences(self, other: _Spec) -> list[str]:
+        """What differs between two specs, one ``name: other → self`` line each."""
+        return differences(self, other)
+
+
+class FeatureSpec(_Spec):
     """What decides the value of a row. Its digest is the fingerprint."""
 
     kind: Kind
@@ -97,12 +103,8 @@ class FeatureSpec(_Strict):
             }
         )
 
-    def differences(self, other: FeatureSpec) -> list[str]:
-        """What differs between two specs, one ``name: other → self`` line each."""
-        return differences(self, other)
 
-
-class TableSpec(_Strict):
+class TableSpec(_Spec):
     """What decides the content of a set of tables. Its digest is the fingerprint."""
 
     kind: TableKind

@@ -105,7 +105,7 @@ def _repair_tables(
             first = next(iter(shard.tables.values()))
             dropped.append(Dropped(first.name, first.rows, "; ".join(found)))
     counts = {} if dropped else record.counts  # those of the whole set, which a run makes again
-    now = publish_tables(output, record.spec, sound, counts)
+    now = publish_tables(output, record.spec, sound, counts, record.provenance)
     return RepairReport(tuple(dropped), "", now)
 
 

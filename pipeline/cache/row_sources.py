@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.assemble import Computed, Placed
-from pipeline.cache.blocks import FinishedBlocks
+from pipeline.cache.blocks import Block
 from pipeline.cache.commit import FILE_NAME, read_features
 from pipeline.cache.errors import CacheError
 from pipeline.cache.feature_set import FeatureSet
@@ -41,27 +41,40 @@ class PlacedRows:
 
 
 class BlockRows:
-    """The rows of finished blocks, as a source for new shards."""
+    """The rows of finished blocks, as a source for new shards.
 
-    def __init__(self, finished: FinishedBlocks, computed: Computed) -> None:
-        parts = [block.keys for block in finished.blocks]
+    Args:
+        blocks: each with a tensor ``features`` [n, dim].
+        dim: of a row.
+        dtype: of storage.
+    """
+
+    def __init__(self, blocks: Sequence[Block], dim: int, dtype: np.dtype) -> None:
+        parts = [block.keys for block in blocks]
         keys = np.concatenate([np.empty((0, KEY_BYTES), dtype=np.uint8), *parts])
         counts = [len(part) for part in parts]
         order = unique_sorted(keys)
         self._table = KeyTable(keys[order])
         self._numbers = np.repeat(np.arange(len(parts)), counts)[order]
         self._rows = np.concatenate([np.empty(0, np.int64), *map(np.arange, counts)])[order]
-        self._finished = finished
-        self._computed = computed
+        self._blocks = blocks
+        self._dim, self._dtype = dim, dtype
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
         return self._table.find(keys)
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray:
-        return self._finished.gather(self._numbers[rows], self._rows[rows])
+        found = np.empty((len(rows), self._dim), dtype=self._dtype)
+        numbers = self._numbers[rows]
+        order = np.argsort(numbers, kind="stable")
+        edges = np.flatnonzero(np.diff(numbers[order])) + 1
+        for here in np.split(order, edges) if len(order) else []:
+            block = self._blocks[int(numbers[here[0]])]
+            found[here] = block.tensor("features")[self._rows[rows[here]]]
+        return found
 
     def computed(self, rows: NDArray[np.int64]) -> list[Computed]:
-        return [self._computed]
+        return [self._blocks[int(i)].computed for i in np.unique(self._numbers[rows])]
 
 
 def live_rows(features: FeatureSet) -> Placed:

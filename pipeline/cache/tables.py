@@ -33,6 +33,7 @@ from pipeline.cache.manifest import (
 )
 from pipeline.cache.record import (
     TABLES_OF,
+    Provenance,
     TableKind,
     TableRecord,
     TableSetRecord,
@@ -101,6 +102,7 @@ H = TypeVar("H")
 def write_table(folder: Path, name: str, table: pa.Table) -> TableRecord:
     """Write one table under a name of its content; the same rows give the same file."""
     part = folder / f".{name}.{token()}.tmp"
+    table = table.cast(TABLES[name])  # one that was read may call the parts of a column otherwise
     write_manifest(part, table, TABLES[name])
     digest = blake3().update_mmap(part).hexdigest()
     path = folder / f"{name}-{digest[:32]}.parquet"
@@ -180,13 +182,22 @@ def read_phrases(path: Path | str) -> pa.Table:
 
 
 def publish_tables(
-    output: Output, spec: TableSpec, shards: Sequence[TableShard], counts: Mapping[str, Any]
+    output: Output,
+    spec: TableSpec,
+    shards: Sequence[TableShard],
+    counts: Mapping[str, Any],
+    provenance: Provenance = Provenance(),  # noqa: B008  (frozen)
 ) -> TableSetRecord:
-    """Replace the commit point; the files of ``shards`` lie in the folder already."""
+    """Replace the commit point; the files of ``shards`` lie in the folder already.
+
+    The record has the shards in the order of their files' names, whatever came to them before.
+    """
+    shards = sorted(shards, key=lambda shard: [file.name for file in shard.tables.values()])
     record = TableSetRecord(
         spec=spec,
         fingerprint=spec.fingerprint,
         content_digest=table_content(output.folder, spec, shards),
+        provenance=provenance,
         counts=dict(counts),
         shards=tuple(shards),
     )

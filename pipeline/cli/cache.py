@@ -79,11 +79,11 @@ def verify(
         with _progress("verify", folder) as advance:
             faults = results[folder.as_posix()] = verify_set(folder, advance)
         if recompute and not faults and isinstance(read_record(folder), FeatureSetRecord):
+            from pipeline.recompute import NamedInputs
             from pipeline.recompute import recompute as encode_again
-            from pipeline.recompute_inputs import Origin
 
-            origin = Origin(inputs, root, phrases, encoder, weights, params)
-            found = encode_again(folder, recompute, seed, origin, device)
+            made_of = NamedInputs(inputs, root, phrases, encoder, weights, params)
+            found = encode_again(folder, recompute, seed, made_of, device)
             faults += found.faults
             print(f"{folder}: {found}", file=sys.stderr if as_json else sys.stdout)
     if as_json:
@@ -132,18 +132,21 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
 @app.command()
 def compact(path: PATH, as_json: JSON = False) -> None:
-    """Bring feature sets into the very files of a clean run: full shards in the order of keys.
+    """Bring sets into the very files of a clean run: full shards in the order of keys.
+
+    Tokens and phrase tokens, which are one table each, are passed over.
 
     Example: sightline cache compact data/features/scenes/image/clip
     """
     from pipeline.cache.commit import read_record
     from pipeline.cache.compact import compact as compact_set
-    from pipeline.cache.record import FeatureSetRecord
+    from pipeline.cache.record import SINGLE_KINDS, FeatureSetRecord, TableSetRecord
 
     results: dict[str, dict[str, int]] = {}
     for folder in sets_below(path):
         record = read_record(folder)
-        if not isinstance(record, FeatureSetRecord):
+        assert isinstance(record, FeatureSetRecord | TableSetRecord)
+        if record.spec.kind in SINGLE_KINDS:
             continue
         before, after = len(record.shards), len(compact_set(folder).shards)
         results[folder.as_posix()] = {"shards_before": before, "shards": after}

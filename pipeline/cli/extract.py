@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pipeline.cli.options import DEVICE, JSON, OUT, RETRY, Retry, print_json
+from pipeline.cli.options import (
+    DEVICE,
+    JSON,
+    OUT,
+    RETRY,
+    THREADS,
+    WORKER,
+    Retry,
+    print_json,
+    worker_of,
+)
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.extract.account import ExtractSummary
+    from pipeline.extract.account import RunSummary
     from pipeline.extract.encode_missing import ExtractSettings
 
 app = typer.Typer(help="Run one frozen model into a feature set.", no_args_is_help=True)
@@ -64,6 +74,8 @@ def image(
     max_failed: _MAX_FAILED = 0.01,
     retry: RETRY = None,
     copy_from: _COPY_FROM = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
     as_json: JSON = False,
 ) -> None:
     """Encode images with a ResNet or a CLIP.
@@ -84,6 +96,8 @@ def image(
         batch_size,
         retry,
         copy_from,
+        threads,
+        worker,
         inputs=_inputs(encoder, weights, images, root),
         workers=workers,
         max_failed=max_failed,
@@ -115,6 +129,8 @@ def objects(
     max_failed: _MAX_FAILED = 0.01,
     retry: RETRY = None,
     copy_from: _COPY_FROM = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
     as_json: JSON = False,
 ) -> None:
     """Encode the objects that phrases name, cut out by their masks, with a ResNet or a CLIP.
@@ -138,6 +154,8 @@ def objects(
         batch_size,
         retry,
         copy_from,
+        threads,
+        worker,
         inputs=_inputs(encoder, weights, phrases, images_manifest, root),
         workers=workers,
         max_failed=max_failed,
@@ -158,6 +176,8 @@ def text(
     batch_size: _BATCH = 64,
     retry: RETRY = None,
     copy_from: _COPY_FROM = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
     as_json: JSON = False,
 ) -> None:
     """Encode texts with a CLIP's text tower.
@@ -177,6 +197,8 @@ def text(
         batch_size,
         retry,
         copy_from,
+        threads,
+        worker,
         inputs=_inputs(encoder, weights, texts),
     )
     entries = texts_in(texts)
@@ -204,6 +226,8 @@ def teacher(
     batch_size: _BATCH = 64,
     retry: RETRY = None,
     copy_from: _COPY_FROM = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
     as_json: JSON = False,
 ) -> None:
     """Encode texts with a teacher: any Hugging Face encoder.
@@ -223,6 +247,8 @@ def teacher(
         batch_size,
         retry,
         copy_from,
+        threads,
+        worker,
         inputs=_inputs(encoder, weights, texts),
     )
     entries = texts_in(texts)
@@ -242,6 +268,8 @@ def _settings(
     batch_size: int,
     retry: Retry | None,
     copy_from: Path | None,
+    threads: int | None,
+    worker: str | None,
     *,
     inputs: Sequence[Path],
     workers: int = 0,
@@ -258,6 +286,8 @@ def _settings(
         device=str(where),
         retry_failed=retry is not None,
         copy_from=copy_from,
+        threads=threads,
+        worker=worker_of(worker),
         workers=workers,
         max_failed=max_failed,
         inputs=tuple(inputs),
@@ -265,21 +295,27 @@ def _settings(
     return settings, where
 
 
-def _print(summary: ExtractSummary, out: Path, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "out": out.as_posix(),
-                "rows": summary.record.rows,
-                "computed": summary.computed,
-                "copied": summary.copied,
-                "resumed": summary.resumed,
-                "failed": summary.failed,
-                "seconds": round(summary.seconds, 3),
-                "untrained": summary.record.spec.encoder.untrained,
-                "fingerprint": summary.record.fingerprint,
-                "content_digest": summary.record.content_digest,
-            }
-        )
+def _print(summary: RunSummary, out: Path, as_json: bool) -> None:
+    from pipeline.cache import FeatureSetRecord
+
+    record = summary.record
+    if not as_json:
+        print(f"{out}: {summary}")
         return
-    print(f"{out}: {summary}")
+    shown: dict[str, Any] = {
+        "out": out.as_posix(),
+        "published": record is not None,
+        "computed": summary.computed,
+        "copied": summary.copied,
+        "resumed": summary.resumed,
+        "failed": summary.failed,
+        "seconds": round(summary.seconds, 3),
+    }
+    if isinstance(record, FeatureSetRecord):
+        shown |= {
+            "rows": record.rows,
+            "untrained": record.spec.encoder.untrained,
+            "fingerprint": record.fingerprint,
+            "content_digest": record.content_digest,
+        }
+    print_json(shown)

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.ground_stats import stats
-from pipeline.cli.options import DEVICE, JSON, OUT, RETRY, print_json
+from pipeline.cli.options import (
+    DEVICE,
+    JSON,
+    OUT,
+    RETRY,
+    THREADS,
+    WORKER,
+    print_json,
+    worker_of,
+)
 
 app = typer.Typer(help="Ground captions: which words name which pixels.", no_args_is_help=True)
 app.command("stats")(stats)
@@ -33,6 +42,8 @@ def run(
         float, typer.Option(min=0, max=1, help="Share of images that may fail.")
     ] = 0.01,
     retry: RETRY = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
     as_json: JSON = False,
 ) -> None:
     """Find phrases, boxes and masks, and cut the objects out.
@@ -42,8 +53,7 @@ def run(
     --captions data/datasets/scenes/captions.parquet --root data/datasets/scenes/images
     --out objects/scenes --cutouts cutouts/scenes
     """
-    from dataclasses import asdict
-
+    from pipeline.extract.runner import Invocation
     from pipeline.grounding.settings_file import read_settings
     from pipeline.grounding.stage import GroundPaths, ground_dataset
 
@@ -55,9 +65,19 @@ def run(
         precision=precision,
         workers=workers,
         max_failed=max_failed,
-        retry_failed=retry is not None,
+        invocation=Invocation(retry is not None, threads, worker_of(worker)),
     )
-    if as_json:
-        print_json({"out": str(out), **asdict(summary)})
-    else:
+    if not as_json:
         print(f"{out}: {summary}")
+        return
+    print_json(
+        {
+            "out": out.as_posix(),
+            "published": summary.record is not None,
+            "counts": summary.counts,
+            "computed": summary.computed,
+            "resumed": summary.resumed,
+            "halved_to": summary.halved_to,
+            "seconds": round(summary.seconds, 3),
+        }
+    )

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sightline.errors import SightlineError
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+    from pipeline.cache.worker import Worker
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -26,6 +30,31 @@ class Retry(StrEnum):
 
 
 RETRY = Annotated[Retry | None, typer.Option("--retry", help="Compute rows in error again.")]
+
+
+WORKER = Annotated[
+    str | None,
+    typer.Option(
+        "--worker",
+        metavar="I/N",
+        help="Share the work: this is worker I (from 0) of N that write to one folder.",
+        show_default=False,
+    ),
+]
+THREADS = Annotated[
+    int | None,
+    typer.Option(min=1, help="Threads to compute with; part of the plan.", show_default="all"),
+]
+
+
+def worker_of(given: str | None) -> Worker | None:
+    """The worker of ``--worker``; misuse (exit code 2) for anything else than I/N."""
+    from pipeline.cache.worker import Worker
+
+    try:
+        return None if given is None else Worker.parse(given)
+    except SightlineError as error:
+        raise typer.BadParameter(str(error), param_hint="--worker") from error
 
 
 def print_json(value: Any) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import MOST_SEED, PARAMS, RETRY
+from pipeline.cli.options import MOST_SEED, PARAMS, RETRY, THREADS, WORKER, Retry, worker_of
 
 if TYPE_CHECKING:
+    from pipeline.extract.runner import Invocation
     from pipeline.params import Params
 
 app = typer.Typer(help="One stage of the graph, as `dvc repro` runs it.", no_args_is_help=True)
@@ -34,7 +35,12 @@ def prepare(dataset: _DATASET, params: PARAMS = _FILE) -> None:
 
 @app.command("image-features")
 def image_features(
-    dataset: _DATASET, encoder: _ENCODER, retry: RETRY = None, params: PARAMS = _FILE
+    dataset: _DATASET,
+    encoder: _ENCODER,
+    retry: RETRY = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
+    params: PARAMS = _FILE,
 ) -> None:
     """Features of every image, by one image encoder.
 
@@ -42,20 +48,27 @@ def image_features(
     """
     from pipeline import stages
 
-    again = retry is not None
-    summary = stages.image_features(_load(params), dataset, encoder, again)
+    how = _invocation(retry, threads, worker)
+    summary = stages.features(_load(params), dataset, "image", encoder, how)
     print(f"{dataset}/image/{encoder}: {summary}")
 
 
 @app.command()
-def ground(dataset: _DATASET, retry: RETRY = None, params: PARAMS = _FILE) -> None:
+def ground(
+    dataset: _DATASET,
+    retry: RETRY = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
+    params: PARAMS = _FILE,
+) -> None:
     """Phrases, boxes, masks and cut-outs of a data set's captions.
 
     Example: sightline stage ground flickr30k
     """
     from pipeline import stages
 
-    print(f"{dataset}: {stages.ground(_load(params), dataset, retry is not None)}")
+    how = _invocation(retry, threads, worker)
+    print(f"{dataset}: {stages.ground(_load(params), dataset, how)}")
 
 
 @app.command("ground-stats")
@@ -71,7 +84,12 @@ def ground_stats(dataset: _DATASET) -> None:
 
 @app.command("object-features")
 def object_features(
-    dataset: _DATASET, encoder: _ENCODER, retry: RETRY = None, params: PARAMS = _FILE
+    dataset: _DATASET,
+    encoder: _ENCODER,
+    retry: RETRY = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
+    params: PARAMS = _FILE,
 ) -> None:
     """Features of every object that a caption names, by one image encoder.
 
@@ -79,14 +97,19 @@ def object_features(
     """
     from pipeline import stages
 
-    again = retry is not None
-    summary = stages.object_features(_load(params), dataset, encoder, again)
+    how = _invocation(retry, threads, worker)
+    summary = stages.features(_load(params), dataset, "object", encoder, how)
     print(f"{dataset}/object/{encoder}: {summary}")
 
 
 @app.command("text-features")
 def text_features(
-    dataset: _DATASET, encoder: _ENCODER, retry: RETRY = None, params: PARAMS = _FILE
+    dataset: _DATASET,
+    encoder: _ENCODER,
+    retry: RETRY = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
+    params: PARAMS = _FILE,
 ) -> None:
     """Features of every caption, by a CLIP's text tower.
 
@@ -94,13 +117,19 @@ def text_features(
     """
     from pipeline import stages
 
-    summary = stages.text_features(_load(params), dataset, encoder, "text", retry is not None)
+    how = _invocation(retry, threads, worker)
+    summary = stages.features(_load(params), dataset, "text", encoder, how)
     print(f"{dataset}/text/{encoder}: {summary}")
 
 
 @app.command()
 def teachers(
-    dataset: _DATASET, encoder: _ENCODER, retry: RETRY = None, params: PARAMS = _FILE
+    dataset: _DATASET,
+    encoder: _ENCODER,
+    retry: RETRY = None,
+    threads: THREADS = None,
+    worker: WORKER = None,
+    params: PARAMS = _FILE,
 ) -> None:
     """Features of every caption, by one teacher.
 
@@ -108,7 +137,8 @@ def teachers(
     """
     from pipeline import stages
 
-    summary = stages.text_features(_load(params), dataset, encoder, "teacher", retry is not None)
+    how = _invocation(retry, threads, worker)
+    summary = stages.features(_load(params), dataset, "teacher", encoder, how)
     print(f"{dataset}/teacher/{encoder}: {summary}")
 
 
@@ -176,6 +206,12 @@ def report(
     from pipeline import stages
 
     stages.report(_load(params), seed, out, quiet)
+
+
+def _invocation(retry: Retry | None, threads: int | None, worker: str | None) -> Invocation:
+    from pipeline.extract.runner import Invocation
+
+    return Invocation(retry is not None, threads, worker_of(worker))
 
 
 def _load(path: Path) -> Params:

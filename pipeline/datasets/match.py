@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.cache.manifest import CAPTIONS, IMAGES, key_array
+from pipeline.cache.place import whole_files
 from pipeline.datasets.captioned import write_captioned
 from pipeline.datasets.captions import Captions
 from pipeline.datasets.images import ImageTable
@@ -158,6 +159,7 @@ def write_pairs(
         {
             "image_id": pa.array(images.paths, pa.string()),
             "path": pa.array(images.paths, pa.string()),
+            **whole_files(len(images.paths)),
             "key": key_array(images.keys),
             "width": pa.array(images.widths, pa.int32()),
             "height": pa.array(images.heights, pa.int32()),

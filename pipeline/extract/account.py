@@ -1,4 +1,4 @@
-"""What an extraction did, in one line; how it goes on where it was ended; when too much failed."""
+"""What a run did, in one line; how it goes on where it was ended; when too much failed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.cache import FeatureSetRecord, FeatureSetWriter
 from pipeline.cache.failures import FailureList
+from pipeline.cache.record import FeatureSetRecord, TableSetRecord
+from pipeline.cache.set_writer import SetWriter
 from sightline.errors import SightlineError
 from sightline.signals import Stopped
 
@@ -18,47 +20,66 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
-class ExtractSummary:
-    """What a run did.
+class RunSummary:
+    """What a run did, and what there is now.
 
     Attributes:
-        record: the published commit point.
+        record: the published commit point; None where other workers are still at work, the last
+            of which publishes.
+        holds: what the set holds, in words.
         computed: rows computed by this run.
-        copied: rows taken from another feature set, or from what this one had dropped.
-        resumed: rows taken over from an interrupted run.
+        copied: rows taken from another set, or from what this one had dropped.
+        resumed: rows taken over from an interrupted run or from other workers.
         failed: rows in error in the whole set.
         seconds: wall time, model loading excluded.
+        unit: what a row is, in the plural.
+        halved_to: of each model (``""`` where there is one) the items a call that are left, where
+            memory did not suffice.
+        remarks: what else there is to say of the set.
     """
 
-    record: FeatureSetRecord
+    record: FeatureSetRecord | TableSetRecord | None
+    holds: str
     computed: int
     copied: int
     resumed: int
     failed: int
     seconds: float
     unit: str
+    halved_to: dict[str, int]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What the record of a set of tables counts."""
+        return self.record.counts if isinstance(self.record, TableSetRecord) else {}
 
     def __str__(self) -> str:
-        rate = self.computed / max(self.seconds, 1e-9)
-        parts = [f"{self.record.rows:,} rows"]
+        parts = [self.holds] if self.holds else []
         if self.computed:
+            rate = self.computed / max(self.seconds, 1e-9)
+            shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
             parts.append(
-                f"{self.computed:,} computed in {self.seconds:.1f} s ({rate:,.0f} {self.unit}/s)"
+                f"{self.computed:,} computed in {self.seconds:.1f} s ({shown} {self.unit}/s)"
             )
         else:
             parts.append("nothing to compute")
         if self.copied:
             parts.append(f"{self.copied:,} copied from what is on the disk")
         if self.resumed:
-            parts.append(f"{self.resumed:,} taken over from an interrupted run")
+            parts.append(f"{self.resumed:,} taken over from an interrupted run or other workers")
         if self.failed:
             parts.append(f"{self.failed:,} failed")
-        if self.record.spec.encoder.untrained:
-            parts.append("untrained weights")
+        if self.halved_to:
+            sizes = ", ".join(f"{name} {size}".strip() for name, size in self.halved_to.items())
+            parts.append(f"batches halved for memory: {sizes}")
+        parts += self.remarks
+        if self.record is None:
+            parts.append("other workers are at work; the last of them publishes the set")
         return " · ".join(parts)
 
 
-def say_why(writer: FeatureSetWriter) -> None:
+def say_why(writer: SetWriter) -> None:
     """Before hours of work: why a set that is there is not enough."""
     if writer.replaces:
         print(f"{writer.folder}: everything is computed again, since", file=sys.stderr)
@@ -95,7 +116,7 @@ def check_failures(
 
 
 @contextmanager
-def account(writer: FeatureSetWriter, unit: str) -> Iterator[None]:
+def account(writer: SetWriter, unit: str) -> Iterator[None]:
     """Say how much is done and how to go on when a signal or the disk ends the run."""
 
     def kept() -> str:

@@ -6,13 +6,14 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pipeline.cache import Place
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from sightline.errors import SightlineError
@@ -46,7 +47,7 @@ class Reader(Protocol):
 
 
 class ImageReader:
-    """Reads whole images, as entries of path and key.
+    """Reads whole images, as entries of place and key.
 
     Args:
         preprocessing: of the encoder.
@@ -61,9 +62,9 @@ class ImageReader:
     def size(self) -> tuple[int, int]:
         return self._preprocessing.crop
 
-    def __call__(self, entry: tuple[Path, bytes]) -> Tensor:
-        path, key = entry
-        image = load_image(path, key, self._max_pixels)
+    def __call__(self, entry: tuple[Place, bytes]) -> Tensor:
+        place, key = entry
+        image = load_image(place, key, self._max_pixels)
         resized = self._preprocessing.resized(image.shape[1], image.shape[2])
         if resized[0] * resized[1] > self._max_pixels:
             # A strip one pixel wide grows to billions when its short side is scaled up.
@@ -96,49 +97,43 @@ def decode_batch(
     return batch, failures
 
 
-class DecodedBatches(Dataset[tuple[Tensor, list[Failure]]]):
-    """The batches of an extraction, in order, for a `DataLoader` with ``batch_size=None``.
+class BatchDecoder(Dataset[tuple[Tensor, list[Failure]]]):
+    """From the entries of a batch to `decode_batch` of them, for a `DataLoader`.
 
-    Item ``i`` is `decode_batch` of entries ``[i · batch_size, (i + 1) · batch_size)``: it depends
-    on nothing else, so the number of worker processes changes no byte.
+    An item is named by its entries and depends on nothing else, so the number of worker processes
+    changes no byte, and what is asked for may be decided at the last moment.
     """
 
-    def __init__(self, entries: Sequence[Any], batch_size: int, read: Reader) -> None:
+    def __init__(self, batch_size: int, read: Reader) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; expected at least 1")
-        self._entries = entries
         self._batch_size = batch_size
         self._read = read
 
-    def __len__(self) -> int:
-        return -(-len(self._entries) // self._batch_size)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, list[Failure]]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
-        start = index * self._batch_size
-        entries = self._entries[start : start + self._batch_size]
+    def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, list[Failure]]:
         return decode_batch(entries, self._batch_size, self._read)
 
 
 def decoded_batches(
-    batches: Sequence[Sequence[Any]], batch_size: int, read: Reader, workers: int
+    batches: Iterator[Sequence[Any]], batch_size: int, read: Reader, workers: int
 ) -> Iterator[tuple[Tensor, list[Failure]]]:
     """`decode_batch` of every batch of entries, in order, from ``workers`` processes (0: this one).
 
     Args:
-        batches: all of ``batch_size`` entries; only the last may be short.
+        batches: at most ``batch_size`` entries each; they are asked for a few batches ahead.
 
     Raises:
         SightlineError: a decode process died.
     """
-    entries = [entry for batch in batches for entry in batch]
-    workers = min(workers, len(batches))
+    first = next(batches, None)
+    if first is None:
+        return  # without starting a process
     # how many there are is the user's choice, and a container often shows fewer cores than it has
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     loader = DataLoader(
-        DecodedBatches(entries, batch_size, read),
+        BatchDecoder(batch_size, read),
         batch_size=None,
+        sampler=chain([first], batches),
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=decode_worker_init if workers else None,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
-from pathlib import Path
 
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from pipeline.cache import key_of_bytes
+from pipeline.cache import Place, key_of_bytes
 from pipeline.extract.png import SIGNATURE, png_fault
 from sightline.errors import SightlineError
 
@@ -27,9 +27,10 @@ class ImageError(SightlineError):
     """One image that cannot be used: it costs its own row and nothing else.
 
     Attributes:
-        code: ``missing``, ``empty``, ``undecodable``, ``truncated``, ``too_many_pixels`` or
-            ``changed`` (its bytes are not those the manifest was made from); of an object also
-            those of `pipeline.extract.objects`.
+        code: ``missing``, ``outside`` (its place in an archive ends beyond the file), ``empty``,
+            ``undecodable``, ``truncated``, ``too_many_pixels`` or ``changed`` (its bytes are not
+            those the manifest was made from); of an object also those of
+            `pipeline.extract.objects`.
         reason: what was found, without the path.
     """
 
@@ -90,22 +91,25 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     return pixels if pixels.shape[0] == 3 else pixels.expand(3, -1, -1)
 
 
-def load_image(path: Path, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """Read, check and decode one file of a manifest: uint8 [3, H, W].
+def load_image(place: Place, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """Read, check and decode one image of a manifest: uint8 [3, H, W].
 
     Args:
-        key: SHA-256 of the file's bytes as the manifest has it (32 bytes).
+        place: the file, or the stretch of it, that the image is.
+        key: SHA-256 of the image's bytes as the manifest has it (32 bytes).
 
     Raises:
-        ImageError: as `decode_image`; ``missing`` if it cannot be read, ``changed`` if its bytes
-            have another digest.
+        ImageError: as `decode_image`; ``missing`` if the file cannot be read, ``outside`` if it
+            ends before the place does, ``changed`` if the bytes have another digest.
     """
     try:
-        data = path.read_bytes()
+        data = _read(place)
     except FileNotFoundError as error:
         raise ImageError("missing", "no such file") from error
     except OSError as error:
         raise ImageError("missing", f"cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a name with a zero byte in it
+        raise ImageError("missing", f"cannot be read: {error}") from error
     if key_of_bytes(data) != key:
         raise ImageError(
             "changed",
@@ -113,6 +117,25 @@ def load_image(path: Path, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
             "prepare the data set again",
         )
     return decode_image(data, max_pixels)
+
+
+def _read(place: Place) -> bytes:
+    """The bytes of an image, and of an archive no others."""
+    if place.offset is None or place.length is None:
+        return place.path.read_bytes()
+    if place.length == 0:
+        raise ImageError("empty", "its place in the file has 0 bytes")
+    end = place.offset + place.length
+    with place.path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if end > size:  # asked before reading, which makes room for as many bytes as it is told
+            raise ImageError(
+                "outside",
+                f"its place is bytes {place.offset:,} to {end:,} of a file that has {size:,}; get "
+                "the whole file, or the manifest that belongs to it",
+            )
+        file.seek(place.offset)
+        return file.read(place.length)
 
 
 def _pixels(data: bytes, image: Image.Image) -> Tensor:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.cache import FeatureSetWriter, FeatureSpec
+from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, Place
 from pipeline.cache.keys import Keys, as_keys, keys_of_texts
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
-from pipeline.extract.account import ExtractSummary, account, check_failures, say_why
-from pipeline.extract.memory import RowsPerCall
+from pipeline.extract.account import RunSummary
+from pipeline.extract.memory import HalvingCalls
+from pipeline.extract.runner import Advance, Computed, Contents, Failures, Job, RunSettings, run
 from sightline.errors import SightlineError
-from sightline.progress import progress
 
 if TYPE_CHECKING:
     import torch
@@ -29,49 +27,36 @@ if TYPE_CHECKING:
     from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.objects import CutoutEntry
 
-_WRITES_AHEAD = 4
-
-Failures = dict[bytes, dict[str, str]]
-"""Key → code, path and reason of a row that could not be computed."""
-
 Encoded = tuple[Batch, np.ndarray, Failures]
-_Encode = Callable[[Sequence[Batch], int, RowsPerCall], Iterable[Encoded]]
-"""Batches, batch size, rows per call → each batch, its rows float32 [n, dim], its failures."""
+_Encode = Callable[[Iterator[Batch], int, HalvingCalls], Iterable[Encoded]]
+"""Batches, batch size, calls → each batch, its rows float32 [n, dim], its failures."""
 
 
 @dataclass(frozen=True)
-class ExtractSettings:
+class ExtractSettings(RunSettings):
     """How to run, as opposed to what to compute.
 
     Attributes:
         batch_size: rows of every batch; the last one is padded to it.
         workers: decode processes; 0 decodes in this one.
-        max_failed: share of rows that may fail before the stage ends with an error.
         dtype: storage dtype.
         precision: compute precision, ``fp32``, ``bf16`` or ``fp16``.
         max_pixels: images that declare more are refused.
-        device: where the encoder runs, for the record.
-        retry_failed: compute rows in error again.
         copy_from: folder above other feature sets whose rows of the same fingerprint are copied.
-        inputs: files and folders that the run reads, which its output must not touch.
     """
 
     batch_size: int = 64
     workers: int = 2
-    max_failed: float = 0.01
     dtype: DTypeName = "float16"
     precision: str = "fp32"
     max_pixels: int = 89_478_485
-    device: str = "cpu"
-    retry_failed: bool = False
     copy_from: Path | None = None
-    inputs: tuple[Path, ...] = ()
 
 
 class ImageEntry(NamedTuple):
-    """One image file and the SHA-256 of its bytes."""
+    """Where one image is, and the SHA-256 of its bytes."""
 
-    path: Path
+    place: Place
     key: bytes
 
 
@@ -80,7 +65,7 @@ def extract_images(
     encoder: ImageEncoder,
     out: Path,
     settings: ExtractSettings,
-) -> ExtractSummary:
+) -> RunSummary:
     """Encode image files into the feature set ``out``.
 
     Images are decoded in worker processes, encoded in batches of a fixed shape, and written by a
@@ -106,7 +91,7 @@ def extract_objects(
     rules: CutoutRules,
     out: Path,
     settings: ExtractSettings,
-) -> ExtractSummary:
+) -> RunSummary:
     """Encode objects, cut out of their images, into the feature set ``out``.
 
     An object that several captions name counts once, and an image with several is decoded once
@@ -133,7 +118,7 @@ def extract_texts(
     out: Path,
     settings: ExtractSettings,
     kind: Kind,
-) -> ExtractSummary:
+) -> RunSummary:
     """Encode texts into the feature set ``out``; repeated texts count once.
 
     A text is padded to a length that depends on itself alone and shares a batch only with texts of
@@ -148,17 +133,17 @@ def extract_texts(
     lengths = np.array(encoder.lengths(distinct), dtype=np.int32)
     spec = _spec(kind, encoder.identity, encoder.preprocessing, encoder.dim, settings)
 
-    def encode(batches: Sequence[Batch], batch_size: int, calls: RowsPerCall) -> Iterator[Encoded]:
+    def encode(batches: Iterator[Batch], batch_size: int, calls: HalvingCalls) -> Iterator[Encoded]:
         for batch in batches:
             rows = [by_key[key.tobytes()] for key in batch.keys]
 
             def call(
                 start: int, stop: int, rows: list[str] = rows, length: int = batch.length
-            ) -> torch.Tensor:
+            ) -> np.ndarray:
                 part = rows[start:stop]
-                return encoder.encode(part + [""] * (stop - start - len(part)), length)
+                return encoder.encode(part + [""] * (stop - start - len(part)), length).numpy()
 
-            yield batch, calls.encode(len(rows), call), {}
+            yield batch, np.concatenate(calls.run(len(rows), call))[: len(rows)], {}
 
     return _extract(keys, lengths, None, spec, encode, out, settings, "texts")
 
@@ -172,13 +157,14 @@ def _extract(
     out: Path,
     settings: ExtractSettings,
     unit: str,
-) -> ExtractSummary:
+) -> RunSummary:
     """Plan, encode, write and publish; the part that images, objects and texts share."""
     if not len(keys):
         raise SightlineError(f"{out}: there are no {unit} to encode; look at the manifest")
-    start = time.monotonic()
-    writer = FeatureSetWriter(out, spec, settings.inputs)
-    with account(writer, unit), writer:
+    writer = FeatureSetWriter(out, spec, settings.inputs, settings.worker)
+    calls = HalvingCalls(out.as_posix())
+
+    def plan() -> list[Batch]:
         batches = writer.plan(
             keys,
             lengths,
@@ -186,48 +172,25 @@ def _extract(
             groups=groups,
             retry_failed=settings.retry_failed,
             copy_from=settings.copy_from,
+            **settings.shape,
         )
-        say_why(writer)
-        count = sum(len(batch.keys) for batch in batches)
-        calls = RowsPerCall(writer.rows_per_call, out.as_posix())
-        with (
-            progress(out.as_posix(), writer.planned_rows, unit, writer.resumed_rows) as advance,
-            _writing_behind(writer) as write,
-        ):
-            for batch, features, failed in encode(batches, writer.batch_size, calls):
-                good = np.array([key.tobytes() not in failed for key in batch.keys])
-                write(batch.keys[good], features[good], failed, calls.count)
-                advance(len(batch.keys))
-        record = writer.publish(_computed_by(settings.device, writer.batch_size))
-    summary = ExtractSummary(
-        record=record,
-        computed=count,
-        copied=writer.copied_rows,
-        resumed=writer.resumed_rows,
-        failed=record.failed,
-        seconds=time.monotonic() - start,
-        unit=unit,
-    )
+        calls.begin(writer.shape.batch_size, (block.computed for block in writer.blocks))
+        return batches
+
+    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
+        for batch, features, failed in encode(batches, writer.shape.batch_size, calls):
+            good = np.array([key.tobytes() not in failed for key in batch.keys])
+            yield Computed(batch, batch.keys[good], features[good], failed)
+            advance(len(batch.keys))
+
+    job = Job(writer, plan, compute, [calls], lambda: writer.shape.batch_size, _contents, unit)
+    return run(job, settings)
+
+
+def _contents(record: FeatureSetRecord) -> Contents:
+    remarks = ("untrained weights",) if record.spec.encoder.untrained else ()
     total = record.rows + record.failed
-    check_failures(out, writer.failures, record.failed, total, unit, settings.max_failed)
-    return summary
-
-
-@contextmanager
-def _writing_behind(writer: FeatureSetWriter) -> Iterator:
-    """Yield a ``writer.add`` that runs in a thread of its own, a few batches behind at most."""
-    pending: list[Future[None]] = []
-
-    with ThreadPoolExecutor(max_workers=1) as pool:
-
-        def write(keys: Keys, features: np.ndarray, failed: Failures, rows_per_call: int) -> None:
-            while len(pending) >= _WRITES_AHEAD:
-                pending.pop(0).result()
-            pending.append(pool.submit(writer.add, keys, features, failed, rows_per_call))
-
-        yield write
-        for future in pending:
-            future.result()
+    return Contents(f"{record.rows:,} rows", record.failed, total, remarks)
 
 
 def _encode_pictures(
@@ -239,17 +202,23 @@ def _encode_pictures(
     """Encode what ``read`` makes of the entries behind a batch's keys."""
     from pipeline.extract.batches import decoded_batches, padded
 
-    def encode(batches: Sequence[Batch], batch_size: int, calls: RowsPerCall) -> Iterator[Encoded]:
-        entries = [[by_key[key.tobytes()] for key in batch.keys] for batch in batches]
-        decoded = decoded_batches(entries, batch_size, read, settings.workers)
-        for batch, own, (inputs, failures) in zip(batches, entries, decoded, strict=True):
+    def encode(batches: Iterator[Batch], batch_size: int, calls: HalvingCalls) -> Iterator[Encoded]:
+        ahead: deque[tuple[Batch, list[ImageEntry | CutoutEntry]]] = deque()
 
-            def call(start: int, stop: int, inputs: torch.Tensor = inputs) -> torch.Tensor:
-                return encoder.encode(padded(inputs[start:stop], stop - start))
+        def entries() -> Iterator[list[ImageEntry | CutoutEntry]]:
+            for batch in batches:
+                ahead.append((batch, [by_key[key.tobytes()] for key in batch.keys]))
+                yield ahead[-1][1]
 
-            features = calls.encode(len(own), call)
+        for inputs, failures in decoded_batches(entries(), batch_size, read, settings.workers):
+            batch, own = ahead.popleft()
+
+            def call(start: int, stop: int, inputs: torch.Tensor = inputs) -> np.ndarray:
+                return encoder.encode(padded(inputs[start:stop], stop - start)).numpy()
+
+            features = np.concatenate(calls.run(len(own), call))[: len(own)]
             failed = {
-                own[row].key: {"code": code, "path": str(own[row].path), "reason": reason}
+                own[row].key: {"code": code, "path": str(own[row].place), "reason": reason}
                 for row, code, reason in failures
             }
             yield batch, features, failed
@@ -278,11 +247,3 @@ def _spec(
         dim=dim,
         dtype=settings.dtype,
     )
-
-
-def _computed_by(device: str, batch_size: int) -> dict[str, str | int]:
-    """Device and library versions, for the record; they do not enter the fingerprint."""
-    import torch
-
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-    return {"device": name, "torch": torch.__version__, "batch_size": batch_size}

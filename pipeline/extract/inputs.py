@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cache import IMAGES, key_column, read_manifest
+from pipeline.cache import IMAGES, Place, key_column, places_of, read_manifest
 from pipeline.cache.keys import unique_sorted
 from pipeline.cache.parquet import read_schema, read_table
 from pipeline.cache.tables import read_phrases
@@ -32,7 +32,8 @@ def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]
 
         found = scan_images(images, PrepareReport("images"))
         keys = [key.tobytes() for key in found.keys]
-        return [ImageEntry(images / path, key) for path, key in zip(found.paths, keys, strict=True)]
+        places = [Place(images / path) for path in found.paths]
+        return [ImageEntry(place, key) for place, key in zip(places, keys, strict=True)]
     if not images.exists():
         raise SightlineError(f"{images}: no such folder or manifest")
     if root is None:
@@ -43,20 +44,21 @@ def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]
 
 
 def entries_of_manifest(manifest: Path, root: Path) -> list[ImageEntry]:
-    """The images of a manifest, with their paths below ``root``.
+    """The images of a manifest, with their places below ``root``.
 
     Raises:
-        SightlineError: the manifest is missing or of another kind, or ``root`` is no folder.
+        SightlineError: the manifest is missing, of another kind or has a row without a sound
+            place, or ``root`` is no folder.
     """
     table = read_manifest(manifest, IMAGES)
     if not root.is_dir():
         raise SightlineError(f"{root}: no such image folder; check where the images are")
-    paths, keys = table["path"].to_pylist(), table["key"].to_pylist()
-    return [ImageEntry(root / path, key) for path, key in zip(paths, keys, strict=True)]
+    places, keys = places_of(manifest, table), table["key"].to_pylist()
+    return [ImageEntry(place.below(root), key) for place, key in zip(places, keys, strict=True)]
 
 
 def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEntry]:
-    """The distinct objects of a phrases manifest, each with the file of its image.
+    """The distinct objects of a phrases manifest, each with the place of its image.
 
     Args:
         phrases: phrases manifest, or the records of a grounding.
@@ -69,11 +71,11 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
     """
     from pipeline.extract.objects import CutoutEntry
 
-    paths = {entry.key: entry.path for entry in entries_of_manifest(images, root)}
+    places = {entry.key: entry.place for entry in entries_of_manifest(images, root)}
     table = read_phrases(phrases)
     table = table.take(unique_sorted(key_column(table["cutout_key"])))
     keys, image_keys = table["cutout_key"].to_pylist(), table["image_key"].to_pylist()
-    strange = {key for key in image_keys if key not in paths}
+    strange = {key for key in image_keys if key not in places}
     if strange:
         first = "no key" if None in strange else min(strange).hex()[:16]
         raise SightlineError(
@@ -85,7 +87,7 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
         mask = mask or {}  # an object without one keeps its place, to become an error there
         height, width = mask.get("size") or (0, 0)
         counts = mask.get("counts") or ""
-        entries.append(CutoutEntry(paths[image_key], key, image_key, (height, width), counts))
+        entries.append(CutoutEntry(places[image_key], key, image_key, (height, width), counts))
     return entries
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,24 +9,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.cache import CacheError
+from pipeline.cache import CacheError, Place
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.extract.cutouts import CutoutPreprocessing
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 
 
 class CutoutEntry(NamedTuple):
-    """One object: the image file it is in, and its mask there.
+    """One object: the image it is in, and its mask there.
 
     Attributes:
-        path: the image file.
+        place: where the image is.
         key: of the cut-out, as `pipeline.cache.rle.cutout_key` makes it (32 bytes).
-        image_key: SHA-256 of the file's bytes (32 bytes).
+        image_key: SHA-256 of the image's bytes (32 bytes).
         size: (height, width) of the mask in pixels.
         counts: COCO's compressed runs.
     """
 
-    path: Path
+    place: Place
     key: bytes
     image_key: bytes
     size: tuple[int, int]
@@ -71,7 +70,7 @@ class ObjectReader:
     def __init__(self, preprocessing: CutoutPreprocessing, max_pixels: int = MAX_PIXELS) -> None:
         self._preprocessing = preprocessing
         self._max_pixels = max_pixels
-        self._last: tuple[tuple[Path, bytes], Tensor | ImageError] | None = None
+        self._last: tuple[tuple[Place, bytes], Tensor | ImageError] | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -97,7 +96,7 @@ class ObjectReader:
                 "the cut-out's key is not that of its image and mask by the crop rule "
                 f"{CROP_RULE}; make the phrases again",
             )
-        image = self._image(entry.path, entry.image_key)
+        image = self._image(entry.place, entry.image_key)
         height, width = image.shape[1:]
         if entry.size != (height, width):
             raise ImageError(
@@ -120,14 +119,14 @@ class ObjectReader:
             )
         return cutout
 
-    def _image(self, path: Path, key: bytes) -> Tensor:
+    def _image(self, place: Place, key: bytes) -> Tensor:
         """The decoded image, or the error that it gave."""
-        if self._last is None or self._last[0] != (path, key):
+        if self._last is None or self._last[0] != (place, key):
             try:
-                found = load_image(path, key, self._max_pixels)
+                found = load_image(place, key, self._max_pixels)
             except ImageError as error:
                 found = error
-            self._last = (path, key), found
+            self._last = (place, key), found
         found = self._last[1]
         if isinstance(found, ImageError):
             raise found

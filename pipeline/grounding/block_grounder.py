@@ -3,48 +3,43 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
-from pipeline.grounding.captioned_images import Block, Unit
+from pipeline.extract.memory import HalvingCalls
+from pipeline.extract.runner import RunSettings
+from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import select
-from pipeline.grounding.memory import HalvingBatches
-from pipeline.grounding.protocols import Answer, Grounder, GroundingError, Segmenter
+from pipeline.grounding.protocols import Answer, Caption, Grounder, GroundingError, Segmenter
 from pipeline.grounding.table_rows import Selected, Tables, check_masks, drawn_masks
 
 _BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True)
-class GroundSettings:
+class GroundSettings(RunSettings):
     """How to run, as opposed to what to find.
 
     Attributes:
         batch_size: captions, and images, of a model call to begin with; halved where memory ends.
         workers: threads that decode.
-        block_images: images of a shard; a kill repeats at most as many.
-        max_failed: share of images that may fail before the run ends with an error.
+        block_images: images that are finished as a whole; a kill repeats at most as many.
+        shard_images: images of a shard; None: as many as `pipeline.cache.table_writer` says.
         max_pixels: images that declare more are refused.
-        device: where the models run, for the record.
-        retry_failed: ground images in error again.
-        inputs: files and folders that the run reads.
     """
 
     batch_size: int = 16
     workers: int = 2
     block_images: int = 256
-    max_failed: float = 0.01
+    shard_images: int | None = None
     max_pixels: int = MAX_PIXELS
-    device: str = "cpu"
-    retry_failed: bool = False
-    inputs: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -78,13 +73,16 @@ class _Image:
 
 
 class BlockGrounder:
-    """Grounds blocks, with batches that halve where memory ends.
+    """Grounds blocks, with calls that halve where memory ends.
 
     Decoding runs ahead in threads; rules, masks and rows follow in a thread of their own, one
     batch behind the grounder. What a block becomes depends on none of that.
 
     Args:
         segmenter: None takes the masks that come with the grounder's boxes.
+
+    Attributes:
+        calls: of the grounder and of the segmenter.
     """
 
     def __init__(
@@ -99,28 +97,16 @@ class BlockGrounder:
         self._rules = rules
         self._settings = settings
         name = segmenter.name if segmenter else "annotations"
-        self._batches = {
-            "grounder": HalvingBatches(settings.batch_size, f"grounder {grounder.name}"),
-            "segmenter": HalvingBatches(settings.batch_size, f"segmenter {name}"),
-        }
+        self._grounder_calls = HalvingCalls(f"grounder {grounder.name}", "captions", "grounder")
+        self._segmenter_calls = HalvingCalls(f"segmenter {name}", "images", "segmenter")
+        self.calls = [self._grounder_calls, self._segmenter_calls]
 
-    @property
-    def halved_to(self) -> dict[str, int]:
-        """Of grounder and segmenter the batch size that is left, where memory did not suffice."""
-        sizes = {name: batches.halved_to for name, batches in self._batches.items()}
-        return {name: size for name, size in sizes.items() if size is not None}
-
-    def go_on_with(self, halved_to: Mapping[str, int]) -> None:
-        """Begin with the batch sizes that were left to an interrupted run."""
-        for name, size in halved_to.items():
-            self._batches[name].size = min(size, self._batches[name].size)
-
-    def ground_block(self, block: Block, advance: Callable[[int], None]) -> Tables:
-        """The rows of a block's images, in its order."""
+    def ground(self, units: Sequence[Unit], advance: Callable[[int], None]) -> Tables:
+        """The rows of a block's images, in their order."""
         tables = Tables()
         pending: deque[Future[None]] = deque()
         with ThreadPoolExecutor(max_workers=1) as behind:
-            for batch in self._decoded(block.units):
+            for batch in self._decoded(units):
                 answers = self._ground(batch)
                 pending.append(behind.submit(self._finish, batch, answers, tables, advance))
                 while len(pending) > 1:  # one batch is segmented while the next is grounded
@@ -150,7 +136,7 @@ class BlockGrounder:
 
     def _load(self, unit: Unit) -> _Image:
         try:
-            return _Image(unit, load_image(unit.path, unit.key, self._settings.max_pixels))
+            return _Image(unit, load_image(unit.place, unit.key, self._settings.max_pixels))
         except ImageError as error:
             return _Image(unit, None, (error.code, error.reason))
 
@@ -164,10 +150,7 @@ class BlockGrounder:
                 for caption in image.unit.captions
             ]
             try:
-                answers = self._batches["grounder"].run(
-                    pairs,
-                    lambda some: self._grounder.ground([i for i, _ in some], [c for _, c in some]),
-                )
+                answers = self._answers(pairs)
             except GroundingError as error:
                 blamed = [image for image in batch if image.unit.key == error.image_key]
                 if not any(image.pixels is not None for image in blamed):
@@ -179,6 +162,13 @@ class BlockGrounder:
             for (_, caption), answer in zip(pairs, answers, strict=True):
                 found.setdefault(caption.image_key, []).append(answer)
             return found
+
+    def _answers(self, pairs: Sequence[tuple[Tensor, Caption]]) -> list[Answer]:
+        def call(start: int, stop: int) -> Sequence[Answer]:
+            some = pairs[start:stop]
+            return self._grounder.ground([image for image, _ in some], [c for _, c in some])
+
+        return list(chain.from_iterable(self._grounder_calls.run(len(pairs), call)))
 
     def _finish(
         self,
@@ -228,9 +218,10 @@ class BlockGrounder:
         if self._segmenter is not None and asked:
             segment = self._segmenter.segment
             work = [(i.pixels, i.distinct_boxes) for i in asked if i.pixels is not None]
-            found = self._batches["segmenter"].run(
-                work, lambda some: segment([p for p, _ in some], [b for _, b in some])
+            found = self._segmenter_calls.run(
+                len(work),
+                lambda i, j: segment([p for p, _ in work[i:j]], [b for _, b in work[i:j]]),
             )
-            for image, some in zip(asked, found, strict=True):
+            for image, some in zip(asked, chain.from_iterable(found), strict=True):
                 masks[image.unit.key] = some[image.box_rows] if len(some) else some
         return masks

@@ -1,13 +1,12 @@
-"""What is grounded together: an image and its captions, in blocks that are finished as a whole."""
+"""What is grounded together: an image and its captions."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
+from pipeline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
 from pipeline.grounding.grounder_config import CaptionChoice
 from pipeline.grounding.protocols import Caption
 from sightline.errors import SightlineError
@@ -18,12 +17,12 @@ class Unit:
     """An image and the captions of it that are grounded, each text once.
 
     Attributes:
-        path: the image file.
+        place: where the image is.
         key: of the image, 32 raw bytes.
         height, width: as the manifest has them; 0 where the header could not be read.
     """
 
-    path: Path
+    place: Place
     key: bytes
     height: int
     width: int
@@ -36,14 +35,6 @@ class Unit:
         return hashlib.sha256(self.key + texts).digest()
 
 
-@dataclass(frozen=True)
-class Block:
-    """Units that are finished as a whole; its name follows from what they are."""
-
-    units: tuple[Unit, ...]
-    name: str
-
-
 def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) -> list[Unit]:
     """The images of two manifests with the captions to ground; those without captions are left out.
 
@@ -54,7 +45,8 @@ def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) ->
         choice: every caption, or the longest of each image as training chooses it.
 
     Raises:
-        SightlineError: a manifest or the folder is missing, or a caption's image is in no manifest.
+        SightlineError: a manifest or the folder is missing, an image has no sound place, or a
+            caption's image is in no manifest.
     """
     from pipeline.cache.caption_choice import choose_captions
 
@@ -62,8 +54,9 @@ def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) ->
         raise SightlineError(f"{root}: no such image folder; check where the images are")
     units: dict[bytes, Unit] = {}
     by_id: dict[str, Unit] = {}
-    for row in read_manifest(images, IMAGES).to_pylist():
-        unit = Unit(root / row["path"], row["key"], row["height"], row["width"])
+    table = read_manifest(images, IMAGES)
+    for row, place in zip(table.to_pylist(), places_of(images, table), strict=True):
+        unit = Unit(place.below(root), row["key"], row["height"], row["width"])
         by_id[row["image_id"]] = units.setdefault(row["key"], unit)
     table = read_manifest(captions, CAPTIONS)
     image_ids, texts = table["image_id"].to_pylist(), table["text"].to_pylist()
@@ -78,15 +71,3 @@ def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) ->
         if all(caption.text != texts[row] for caption in unit.captions):
             unit.captions.append(Caption(image_ids[row], unit.key, texts[row]))
     return [unit for unit in units.values() if unit.captions]
-
-
-def blocks_of(units: Sequence[Unit], size: int, fingerprint: str) -> list[Block]:
-    """Blocks of at most ``size`` units, images of one size beside each other."""
-    ordered = sorted(units, key=lambda unit: (unit.height, unit.width, unit.key))
-    blocks: list[Block] = []
-    for start in range(0, len(ordered), size):
-        some = tuple(ordered[start : start + size])
-        keys = b"".join(unit.unit_key for unit in some)
-        name = hashlib.sha256(fingerprint.encode() + keys).hexdigest()
-        blocks.append(Block(some, name))
-    return blocks

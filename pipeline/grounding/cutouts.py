@@ -6,10 +6,10 @@ another image encoder needs neither grounder nor segmenter.
 
 from __future__ import annotations
 
-import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,42 +17,54 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from pipeline.cache import CacheError
-from pipeline.cache.commit import read_tables_record, refuse_other_kinds, set_output
-from pipeline.cache.record import TableShard, TableSpec
+from pipeline.cache import Place
+from pipeline.cache.keys import KeyTable, unique_sorted
+from pipeline.cache.manifest import key_column
+from pipeline.cache.plan import Batch
+from pipeline.cache.record import TableSetRecord, TableShard, TableSpec
 from pipeline.cache.rle import CROP_RULE, decode_mask
-from pipeline.cache.tables import CUTOUTS, is_whole, publish_tables, read_table
+from pipeline.cache.table_writer import TableSetWriter
+from pipeline.cache.tables import CUTOUTS, read_tables
+from pipeline.extract.account import RunSummary
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from pipeline.extract.objects import cut_out
-from pipeline.grounding.journal import BlockJournal, FinishedBlock
+from pipeline.extract.runner import Advance, Computed, Contents, Job, RunSettings, run
 from sightline.errors import SightlineError
-from sightline.progress import progress
 
 _FORMAT = "cutouts/1"
 SPEC = TableSpec(kind="cutouts", description={"format": _FORMAT, "crop_rule": CROP_RULE})
 """What decides the content of cut-outs, beside the phrases that they are made from."""
 
 
+@dataclass(frozen=True)
+class CutoutSettings(RunSettings):
+    """How to run.
+
+    Attributes:
+        workers: threads that decode images and compress cut-outs.
+        max_pixels: images that declare more are refused.
+        block_objects: objects that are finished as a whole; a kill repeats at most as many.
+        shard_objects: objects of a shard; None: as many as `pipeline.cache.table_writer` says.
+    """
+
+    workers: int = 2
+    max_pixels: int = MAX_PIXELS
+    block_objects: int = 512
+    shard_objects: int | None = None
+
+
 def write_cutouts(
     records: Path,
-    paths: Mapping[bytes, Path],
+    places: Mapping[bytes, Place],
     out: Path,
-    *,
-    workers: int = 2,
-    max_pixels: int = MAX_PIXELS,
-    inputs: Iterable[Path] = (),
-) -> int:
+    settings: CutoutSettings = CutoutSettings(),
+) -> RunSummary:
     """Make ``out`` hold the cut-outs of exactly the records in ``records``; what is there is kept.
 
     Args:
         records: folder of a grounding.
-        paths: file of each image, by its key.
+        places: where each image is, by its key.
         out: folder of the cut-outs; the run's own files go to ``<out>.run`` beside it.
-        workers: threads that decode images and compress cut-outs.
-        inputs: files and folders that the run reads.
-
-    Returns:
-        how many cut-outs there are.
 
     Raises:
         BusyError: another process is writing here.
@@ -60,60 +72,47 @@ def write_cutouts(
     """
     if out.resolve() == records.resolve():
         raise SightlineError(f"{out}: holds the grounding itself; name another folder for cut-outs")
-    grounding = read_tables_record(records, "grounding")
-    refuse_other_kinds(out, "cutouts")
-    with set_output(out, inputs) as output:
-        journal = BlockJournal(output)
-        published = _published(out)
-        blocks: list[FinishedBlock] = []
-        total = sum(shard.tables["phrases"].rows for shard in grounding.shards)
-        with (
-            progress(out.as_posix(), total, "records") as advance,
-            ThreadPoolExecutor(max_workers=max(workers, 1)) as pool,
-        ):
-            for shard in grounding.shards:
-                source = shard.tables["phrases"]
-                name = hashlib.sha256(f"{_FORMAT}\n{source.blake3}".encode()).hexdigest()
-                block = published.get(source.blake3) or journal.finished(name)
-                if block is None:
-                    objects = _objects(read_table(records, "phrases", source))
-                    cut = partial(_cut_image, paths, max_pixels)
-                    rows = [
-                        row for some in pool.map(cut, objects, objects.values()) for row in some
-                    ]
-                    table = pa.Table.from_pylist(rows, schema=CUTOUTS)
-                    block = journal.finish(name, {"cutouts": table}, source.blake3)
-                blocks.append(block)
-                advance(source.rows)
-        for block in blocks:
-            journal.move_files(block)
-        shards = [
-            TableShard(tables=block.shard.tables, computed={"phrases": block.notes})
-            for block in blocks
-        ]
-        count = sum(shard.tables["cutouts"].rows for shard in shards)
-        publish_tables(output, SPEC, shards, {"cutouts": count})
-        journal.clear()
-    return count
+    phrases = read_tables(records, "phrases").select(["image_key", "cutout_key", "mask"])
+    phrases = phrases.take(unique_sorted(key_column(phrases["cutout_key"])))
+    keys = key_column(phrases["cutout_key"])
+    table = KeyTable(keys)
+    writer = TableSetWriter(out, SPEC, _counts, settings.inputs, settings.worker)
+
+    def plan() -> list[Batch]:
+        return writer.plan(
+            keys,
+            key_column(phrases["image_key"]),
+            block_rows=settings.block_objects,
+            shard_rows=settings.shard_objects,
+            **settings.shape,
+        )
+
+    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
+        cut = partial(_cut_image, places, settings.max_pixels)
+        with ThreadPoolExecutor(max_workers=max(settings.workers, 1)) as pool:
+            for batch in batches:
+                objects = _by_image(phrases.take(table.find(batch.keys)))
+                rows: list[dict[str, Any]] = []
+                for some in pool.map(cut, objects, objects.values()):
+                    rows += some
+                    advance(len(some))
+                made = pa.Table.from_pylist(rows, schema=CUTOUTS)
+                yield Computed(batch, batch.keys, {"cutouts": made}, {})
+
+    return run(Job(writer, plan, compute, [], lambda: 1, _contents, "objects"), settings)
 
 
-def _published(out: Path) -> dict[str, FinishedBlock]:
-    """Shards that stand in ``out`` whole, by the BLAKE3 of the table they were made from."""
-    try:
-        found = read_tables_record(out, "cutouts")
-    except CacheError:
-        return {}  # damaged or not there: everything is made again
-    if found.fingerprint != SPEC.fingerprint:
-        return {}
-    return {
-        source: FinishedBlock(shard, source)
-        for shard in found.shards
-        if isinstance(source := shard.computed.get("phrases"), str) and is_whole(out, shard)
-    }
+def _counts(folder: Path, shards: Sequence[TableShard]) -> dict[str, Any]:
+    return {"cutouts": sum(shard.tables["cutouts"].rows for shard in shards)}
 
 
-def _objects(phrases: pa.Table) -> dict[bytes, dict[bytes, dict[str, Any]]]:
-    """Masks by cut-out key, by image key, each once, in the order of the records."""
+def _contents(record: TableSetRecord) -> Contents:
+    count = record.counts["cutouts"]
+    return Contents(f"{count:,} cut-outs", 0, count)
+
+
+def _by_image(phrases: pa.Table) -> dict[bytes, dict[bytes, dict[str, Any]]]:
+    """Masks by cut-out key, by image key."""
     columns = [phrases[name].to_pylist() for name in ("image_key", "cutout_key", "mask")]
     objects: dict[bytes, dict[bytes, dict[str, Any]]] = {}
     for image_key, cutout_key, mask in zip(*columns, strict=True):
@@ -122,23 +121,23 @@ def _objects(phrases: pa.Table) -> dict[bytes, dict[bytes, dict[str, Any]]]:
 
 
 def _cut_image(
-    paths: Mapping[bytes, Path],
+    places: Mapping[bytes, Place],
     max_pixels: int,
     image_key: bytes,
     masks: Mapping[bytes, dict[str, Any]],
 ) -> Sequence[dict[str, Any]]:
     """Rows of one image's cut-outs."""
-    path = paths.get(image_key)
-    if path is None:
+    place = places.get(image_key)
+    if place is None:
         raise SightlineError(
             f"image {image_key.hex()[:16]}: the records have objects of it and the manifest does "
             "not know it; ground again, or name the manifest that the records were made from"
         )
     try:
-        pixels = load_image(path, image_key, max_pixels)
+        pixels = load_image(place, image_key, max_pixels)
     except ImageError as error:
         raise SightlineError(
-            f"{path}: {error.reason}; its objects cannot be cut out. Put the image back and run "
+            f"{place}: {error.reason}; its objects cannot be cut out. Put the image back and run "
             "this again; what was finished is kept"
         ) from error
     rows: list[dict[str, Any]] = []

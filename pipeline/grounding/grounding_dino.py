@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.grounding.chunker import Chunker, FunctionWordChunker
 from pipeline.grounding.grounder_config import GroundingDinoSettings
-from pipeline.grounding.model import LoadedModel, load_model
+from pipeline.grounding.grounding_model import LoadedModel, load_model
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, GroundingError
 from sightline.devices import check_precision, computing
 

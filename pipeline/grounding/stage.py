@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.extract.account import RunSummary
+from pipeline.extract.runner import Invocation, RunSettings
 from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.build_grounder import build_grounder
 from pipeline.grounding.captioned_images import units_of
-from pipeline.grounding.cutouts import write_cutouts
-from pipeline.grounding.ground_missing import GroundSummary, ground
+from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import GroundingSettings
 from pipeline.grounding.segmenters.build_segmenter import build_segmenter
 from sightline.errors import SightlineError
@@ -42,12 +44,13 @@ def ground_dataset(
     precision: str = "fp32",
     workers: int = 2,
     max_failed: float = 0.01,
-    retry_failed: bool = False,
-) -> GroundSummary:
+    invocation: Invocation = Invocation(),  # noqa: B008  (frozen)
+) -> RunSummary:
     """Ground the captions of a data set and cut out their objects.
 
     Args:
-        retry_failed: ground images in error again.
+        invocation: the worker that publishes the records goes on with the cut-outs; workers that
+            begin then share those.
 
     Raises:
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
@@ -67,19 +70,20 @@ def ground_dataset(
     where = pick_device(device)
     grounder = build_grounder(settings.grounder, where, precision)
     segmenter = build_segmenter(settings.segmenter, where, precision)
+    shared = RunSettings(
+        **vars(invocation), max_failed=max_failed, device=str(where), inputs=inputs
+    )
     how = GroundSettings(
+        **vars(shared),
         batch_size=settings.batch_size,
         workers=workers,
         block_images=settings.block_images,
-        max_failed=max_failed,
-        device=str(where),
-        retry_failed=retry_failed,
-        inputs=inputs,
     )
     # the models set global switches for each call; set here, two threads cannot undo each other's
     with computing(where, "fp32"):
         summary = ground(units, grounder, segmenter, settings.rules, paths.out, how)
-    if paths.cutouts is not None:
-        files = {unit.key: unit.path for unit in units}
-        write_cutouts(paths.out, files, paths.cutouts, workers=workers, inputs=inputs)
+    if paths.cutouts is not None and summary.record is not None:
+        places = {unit.key: unit.place for unit in units}
+        cutting = CutoutSettings(**vars(shared), workers=workers)
+        write_cutouts(paths.out, places, paths.cutouts, cutting)
     return summary

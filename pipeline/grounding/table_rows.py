@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.cache import key_of_text
+from pipeline.cache.failures import Failure
 from pipeline.cache.manifest import PHRASES
 from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
 from pipeline.cache.tables import DROPS, GROUNDED_IMAGES
@@ -36,7 +37,7 @@ class Tables:
     images: list[dict[str, Any]] = field(default_factory=list)
     phrases: list[dict[str, Any]] = field(default_factory=list)
     drops: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[dict[str, str]] = field(default_factory=list)
+    failures: dict[bytes, Failure] = field(default_factory=dict)
 
     def add(self, unit: Unit, selected: Iterable[Selected], masks: Tensor, rules: Rules) -> None:
         """Add an image's records.
@@ -77,9 +78,7 @@ class Tables:
     def fail(self, unit: Unit, code: str, reason: str) -> None:
         """Add an image that could not be grounded: one row, and its reason for the list."""
         self._image(unit, 0, code)
-        self.failures.append(
-            {"key": unit.key.hex(), "code": code, "path": str(unit.path), "reason": reason}
-        )
+        self.failures[unit.unit_key] = {"code": code, "path": str(unit.place), "reason": reason}
 
     def to_arrow(self) -> dict[str, pa.Table]:
         """The tables by kind."""

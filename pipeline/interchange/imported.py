@@ -24,6 +24,7 @@ from pipeline.cache import (
     key_array,
     key_of_bytes,
     key_of_file,
+    whole_files,
 )
 from pipeline.cache.keys import Keys
 from pipeline.cache.record import Kind, Provenance
@@ -62,10 +63,9 @@ def write_rows(
     with FeatureSetWriter(out, spec, inputs) as writer:
         if writer.plan(as_keys(keys), batch_size=_BATCH):
             for some, rows in blocks:
-                writer.add(as_keys(some), rows)
-        return writer.publish(
-            {"imported_from": spec.encoder.name}, provenance=Provenance(imported=True)
-        )
+                computed = {"imported_from": spec.encoder.name}
+                writer.add(as_keys(some), rows, computed=computed)
+        return writer.publish(Provenance(imported=True))
 
 
 def write_manifests(
@@ -85,6 +85,7 @@ def write_manifests(
     images = {
         "image_id": list(image_ids),
         "path": [""] * count,
+        **whole_files(count),
         "key": key_array(keys),
         "width": none,
         "height": none,

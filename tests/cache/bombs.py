@@ -53,7 +53,8 @@ def _runs(path: Path) -> None:
     """Ten million equal rows, as run lengths."""
     key = _pointing(MILLION, pa.array([b"k" * 32], pa.binary(32)))
     text, number = _pointing(MILLION, pa.array(["a"])), pa.array(np.zeros(MILLION, np.int32))
-    columns = [text, text, key, number, number, text]
+    place = pa.nulls(MILLION, pa.int64())
+    columns = [text, text, place, place, key, number, number, text]
     _write(path, pa.table(dict(zip(IMAGES.names, columns, strict=True))), times=10)
 
 

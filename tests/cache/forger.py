@@ -38,7 +38,7 @@ def write_set(folder: Path) -> None:
             rows = batch.keys[:, :DIM].astype(np.float32) / 7
             rows[(batch.keys == KEYS[0]).all(axis=1)] = np.nan
             writer.add(batch.keys, rows)
-        writer.publish({"device": "cpu"})
+        writer.publish()
 
 
 @dataclass(frozen=True)

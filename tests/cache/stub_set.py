@@ -24,7 +24,8 @@ SPEC = FeatureSpec(
     dtype="float16",
 )
 KEYS = keys_of_texts([str(i) for i in range(100)])
-SHARD_BYTES = 30 * DIM * 2  # 30 rows
+SHARD_ROWS = 30
+SHARD_BYTES = SHARD_ROWS * DIM * 2
 
 
 def rows_of(keys: np.ndarray) -> np.ndarray:
@@ -53,9 +54,9 @@ def fill(
                 key.tobytes(): {"code": "undecodable", "path": "a.jpg", "reason": "not an image"}
                 for key in batch.keys[~good]
             }
-            writer.add(batch.keys[good], rows_of(batch.keys[good]), failed)
+            writer.add(batch.keys[good], rows_of(batch.keys[good]), failed, {"device": "cpu"})
             computed += len(batch.keys)
-        return writer.publish({"device": "cpu"}), computed
+        return writer.publish(), computed
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.record import TABLES_OF, TableKind, TableSpec
 from pipeline.cache.tables import read_tables
 from pipeline.grounding.block_grounder import GroundSettings
-from pipeline.grounding.cutouts import write_cutouts
+from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
 from sightline.digest import digest
 
 TEXTS = [f"text {i}" for i in range(40)]
@@ -40,7 +41,9 @@ WORDS = ("A red dog and a blue ball", "nothing", "a green bird over the old hous
 
 
 def settings(block_images: int = 2) -> GroundSettings:
-    return GroundSettings(batch_size=4, workers=SETTINGS.workers, block_images=block_images)
+    return dataclasses.replace(
+        SETTINGS, block_images=block_images, shard_images=block_images, max_failed=0.01
+    )
 
 
 def photographs(folder: Path, count: int = 7) -> DataSet:
@@ -58,7 +61,8 @@ def make_grounding(
 
 
 def make_cutouts(data: DataSet, grounding: Path, folder: Path) -> None:
-    write_cutouts(grounding, {unit.key: unit.path for unit in data.units()}, folder)
+    paths = {unit.key: unit.place for unit in data.units()}
+    write_cutouts(grounding, paths, folder, CutoutSettings(block_objects=9, shard_objects=9))
 
 
 def make_tokens(folder: Path, texts: list[str] = TEXTS, token: int = 5) -> None:

@@ -145,7 +145,7 @@ def test_rows_added_gone_and_changed_are_counted(tmp_path):
             nudged = (batch.keys == KEYS[30]).all(axis=1)
             rows[nudged, 0] += 1
             writer.add(batch.keys, rows)
-        writer.publish({"device": "cpu"})
+        writer.publish()
     found = compare(tmp_path / "a", tmp_path / "b")
     assert (found.added, found.gone, found.changed, found.same) == (20, 9, 2, 68)
     assert found.largest_change == pytest.approx(2)
@@ -174,6 +174,6 @@ def test_rows_of_other_lengths_are_not_compared(tmp_path):
     with FeatureSetWriter(tmp_path / "b", spec) as writer:
         for batch in writer.plan(KEYS, batch_size=100):
             writer.add(batch.keys, np.ones((len(batch.keys), 4), np.float32))
-        writer.publish({"device": "cpu"})
+        writer.publish()
     with pytest.raises(CacheError, match="cannot be compared"):
         compare(tmp_path / "a", tmp_path / "b")

@@ -76,7 +76,7 @@ def test_a_row_that_cannot_be_stored_is_an_error_row(tmp_path, value):
         rows = rows_of(batch.keys)
         rows[2, 1] = value
         writer.add(batch.keys, rows)
-        record = writer.publish({"device": "cpu"})
+        record = writer.publish()
     assert (record.rows, record.failed) == (3, 1)
     assert list(FeatureSet.open(tmp_path / "set").failed.values()) == ["not_finite"]
 
@@ -98,7 +98,7 @@ def test_an_interrupted_run_keeps_its_batch_shape(tmp_path):
     write(tmp_path / "set", stop_after=3, batch_size=16)
     with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
         writer.plan(KEYS, batch_size=64, shard_bytes=SHARD_BYTES)
-        assert writer.batch_size == 16
+        assert writer.shape.batch_size == 16
 
 
 def broken_off(folder, blocks=3, spec=SPEC):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stub_set import KEYS, SHARD_BYTES, SPEC, files, fill, flip, rows_of
+from stub_set import KEYS, SHARD_ROWS, SPEC, files, fill, flip, rows_of
 
 from pipeline.cache import CacheError, FeatureSet, FeatureSetWriter, verify
 from pipeline.cache.compact import collect, compact, garbage
 from pipeline.cache.repair import repair
-from pipeline.cache.writer import MAX_SMALL_SHARDS
+from pipeline.cache.set_writer import MAX_SMALL_SHARDS
 from sightline.errors import BusyError
 
 BAD = frozenset(key.tobytes() for key in KEYS[3:6])
@@ -71,8 +71,8 @@ def test_a_damaged_shard_is_not_copied(tmp_path):
 def test_where_copied_rows_were_computed_stays_on_record(tmp_path):
     with FeatureSetWriter(tmp_path / "a" / "set", SPEC) as writer:
         (batch,) = writer.plan(KEYS[:10], batch_size=16)
-        writer.add(batch.keys, rows_of(batch.keys))
-        writer.publish({"device": "a GPU"})
+        writer.add(batch.keys, rows_of(batch.keys), computed={"device": "a GPU"})
+        writer.publish()
     record, _ = fill(tmp_path / "b" / "set", KEYS[:20], copy_from=tmp_path)
     assert [shard.computed for shard in record.shards] == [{"device": "a GPU + cpu"}]
 
@@ -111,7 +111,7 @@ def test_compact_gives_the_files_of_a_clean_run(tmp_path):
     folder = tmp_path / "set"
     for stop in (20, 35, 100):
         fill(folder, KEYS[:stop], failing=BAD)
-    compact(folder, SHARD_BYTES)
+    compact(folder, SHARD_ROWS)
     collect(folder)
     fill(tmp_path / "clean", failing=BAD)
     assert files(folder) == files(tmp_path / "clean")
@@ -120,7 +120,7 @@ def test_compact_gives_the_files_of_a_clean_run(tmp_path):
 def test_compact_leaves_full_shards_alone(tmp_path):
     fill(tmp_path / "set")
     before = {path: path.stat().st_ino for path in (tmp_path / "set").glob("shard-*")}
-    compact(tmp_path / "set", SHARD_BYTES)
+    compact(tmp_path / "set", SHARD_ROWS)
     assert {path: path.stat().st_ino for path in (tmp_path / "set").glob("shard-*")} == before
 
 
@@ -139,7 +139,7 @@ def test_a_damaged_set_is_neither_compacted_nor_spread(tmp_path):
     record, _ = fill(folder)
     flip(folder / record.shards[1].name, -100)
     with pytest.raises(CacheError, match="sightline cache repair"):
-        compact(folder, SHARD_BYTES * 2)
+        compact(folder, 2 * SHARD_ROWS)
     faults = verify(folder)
     assert faults
     assert all(record.shards[1].name in fault for fault in faults)
@@ -191,7 +191,7 @@ def test_after_any_history_a_set_says_what_a_clean_run_says(tmp_path_factory, st
         elif action == "retry":
             fill(folder, retry_failed=True)
         elif action == "compact":
-            compact(folder, SHARD_BYTES)
+            compact(folder, SHARD_ROWS)
         elif action == "gc":
             collect(folder)
         else:
@@ -202,7 +202,7 @@ def test_after_any_history_a_set_says_what_a_clean_run_says(tmp_path_factory, st
     record, _ = fill(folder, retry_failed=True)
     assert record.content_digest == FeatureSet.open(clean).record.content_digest
     assert verify(folder) == []
-    compact(folder, SHARD_BYTES)
+    compact(folder, SHARD_ROWS)
     collect(folder)
     assert files(folder) == files(clean)
     np.testing.assert_array_equal(

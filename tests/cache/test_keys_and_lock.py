@@ -102,7 +102,7 @@ def test_one_process_cannot_write_twice_at_once(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
-    def lockf(handle: int, how: int) -> None:
+    def lockf(handle: int, how: int, *span: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.lockf", lockf)
@@ -132,11 +132,11 @@ def test_a_network_folder_mounted_without_locks_is_refused(tmp_path, monkeypatch
 def test_a_lock_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
     real, calls = fcntl.lockf, []
 
-    def lockf(handle: int, how: int) -> None:
+    def lockf(handle: int, how: int, *span: int) -> None:
         if not calls:
             (tmp_path / "lock").unlink()
         calls.append(handle)
-        real(handle, how)
+        real(handle, how, *span)
 
     monkeypatch.setattr("fcntl.lockf", lockf)
     with WriterLock(tmp_path):

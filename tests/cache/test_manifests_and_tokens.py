@@ -22,6 +22,7 @@ from pipeline.cache import (
     key_of_text,
     keys_of_texts,
     read_manifest,
+    whole_files,
     write_manifest,
     write_tokens,
 )
@@ -48,7 +49,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
 
 def test_keys_of_a_manifest_come_back_as_an_array(tmp_path):
     keys = [key_of_text(name) for name in "abc"]
-    columns = {"image_id": list("abc"), "path": list("abc"), "key": keys}
+    columns = {"image_id": list("abc"), "path": list("abc"), "key": keys, **whole_files(3)}
     sizes = {"width": [1] * 3, "height": [1] * 3, "split": [""] * 3}
     write_manifest(tmp_path / "i", pa.table({**columns, **sizes}, schema=IMAGES), IMAGES)
     column = read_manifest(tmp_path / "i", IMAGES).column("key")

@@ -34,7 +34,7 @@ def bring(folder: Path, wanted: np.ndarray, *, publish: bool = True) -> None:
             writer.add(batch.keys, batch.keys[:, :DIM].astype(np.float32))
             if not publish:
                 return
-        writer.publish({"device": "none"})
+        writer.publish()
 
 
 @pytest.fixture(scope="module")

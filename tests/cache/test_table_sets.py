@@ -133,7 +133,7 @@ def expect_noticed(folder: Path, kind: TableKind, sound: list[pa.Table], named: 
     """Verify names the file; a reader refuses, or reads what was there before."""
     faults = verify(folder)
     assert faults
-    assert named in faults[0]
+    assert any(named in fault for fault in faults)
     with suppress(CacheError):
         assert read(folder, kind) == sound
 
@@ -520,10 +520,11 @@ def test_repaired_cutouts_are_cut_again_where_they_are_missing(world: Path, monk
     folder, data = world / "cutouts", photographs(world / "again")
     before = files(folder)
     damaged = Forger(folder).table("cutouts", 1)
+    lost = set(pq.read_table(damaged)["key"].to_pylist())
     flip(damaged, 60)
     assert [each.name for each in repair(folder).dropped] == [damaged.name]
-    grounding = Forger(world / "grounding").table("phrases", 1)
-    missing = set(pq.read_table(grounding)["image_key"].to_pylist())
+    phrases = read_tables(world / "grounding", "phrases").to_pylist()
+    missing = {row["image_key"] for row in phrases if row["cutout_key"] in lost}
     from pipeline.grounding import cutouts
 
     cut: list[bytes] = []

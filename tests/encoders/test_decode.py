@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,14 @@ import pytest
 import torch
 from image_files import photograph, png, saved, sixteen_bit_png
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader
 
+from pipeline.cache import Place
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import decode
 from pipeline.extract.batches import (
-    DecodedBatches,
     ImageReader,
     decode_batch,
-    decode_worker_init,
+    decoded_batches,
 )
 from pipeline.extract.decode import ImageError, decode_image, load_image
 
@@ -167,7 +167,7 @@ def test_the_first_frame_of_an_animation() -> None:
 def test_a_mislabelled_file_is_decoded_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "picture.jpg"
     path.write_bytes(PLAIN["png"])
-    image = load_image(path, hashlib.sha256(PLAIN["png"]).digest())
+    image = load_image(Place(path), hashlib.sha256(PLAIN["png"]).digest())
     np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), np.asarray(photograph()))
 
 
@@ -175,7 +175,71 @@ def test_a_mislabelled_file_is_decoded_by_its_content(tmp_path: Path) -> None:
 def test_any_file_name(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(PLAIN["png"])
     key = hashlib.sha256(PLAIN["png"]).digest()
-    assert load_image(tmp_path / name, key).shape == (3, 32, 48)
+    assert load_image(Place(tmp_path / name), key).shape == (3, 32, 48)
+
+
+def test_an_image_in_the_middle_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "shard.tar"
+    path.write_bytes(b"x" * 700 + PLAIN["png"] + b"y" * 300)
+    place = Place(path, 700, len(PLAIN["png"]))
+    image = load_image(place, hashlib.sha256(PLAIN["png"]).digest())
+    np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), np.asarray(photograph()))
+
+
+LARGEST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "code", "reason"),
+    [
+        (100, 0, "empty", "its place in the file has 0 bytes"),
+        (LARGEST, 0, "empty", "its place in the file has 0 bytes"),
+        (999, 2, "outside", "bytes 999 to 1,001 of a file that has 1,000; get the whole file"),
+        (1000, 1, "outside", "bytes 1,000 to 1,001 of a file that has 1,000"),
+        (0, LARGEST, "outside", "of a file that has 1,000"),
+        (LARGEST, LARGEST, "outside", "of a file that has 1,000"),
+        (0, 1000, "changed", "the 1,000 bytes there now are not those"),
+        (100, 10, "changed", "the 10 bytes there now are not those"),
+    ],
+)
+def test_a_place_without_the_image(
+    tmp_path: Path, offset: int, length: int, code: str, reason: str
+) -> None:
+    (tmp_path / "shard.tar").write_bytes(bytes(1000))
+    with pytest.raises(ImageError) as caught:
+        load_image(Place(tmp_path / "shard.tar", offset, length), b"\1" * 32)
+    assert caught.value.code == code
+    assert reason in caught.value.reason
+
+
+@pytest.mark.parametrize("name", ["gone.tar", "", "zero\0byte.tar"])
+def test_an_archive_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    for place in (Place(tmp_path / name, 0, 5), Place(tmp_path / name)):
+        with pytest.raises(ImageError) as caught:
+            load_image(place, b"\1" * 32)
+        assert caught.value.code == "missing"
+
+
+def test_no_more_of_an_archive_is_read_than_the_image(tmp_path: Path) -> None:
+    path, data = tmp_path / "shard.tar", PLAIN["png"]
+    with path.open("wb") as file:
+        file.seek(1 << 30)  # a hole, which takes no room on the disk
+        file.write(data)
+        file.truncate(1 << 31)
+    key = hashlib.sha256(data).digest()
+    load_image(Place(path, 1 << 30, len(data)), key)  # what is imported is read as well
+    before = bytes_read()
+    load_image(Place(path, 1 << 30, len(data)), key)
+    assert bytes_read() - before < len(data) + (1 << 20)
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read so far, wherever they came from."""
+    about = Path("/proc/self/io")
+    if not about.is_file():
+        pytest.skip("this system does not count the bytes that a process reads")
+    counts = dict(line.split(": ") for line in about.read_text().splitlines())
+    return int(counts["rchar"])
 
 
 @pytest.mark.parametrize("name", ["jpeg", "jpeg progressive", "jpeg grey", "jpeg cmyk", "png"])
@@ -231,17 +295,17 @@ def test_pillow_reads_what_torchvision_cannot(monkeypatch) -> None:
     np.testing.assert_array_equal(pixels(PLAIN["jpeg"]), usual)
 
 
-def entry(folder: Path, name: str, data: bytes) -> tuple[Path, bytes]:
+def entry(folder: Path, name: str, data: bytes) -> tuple[Place, bytes]:
     (folder / name).write_bytes(data)
-    return folder / name, hashlib.sha256(data).digest()
+    return Place(folder / name), hashlib.sha256(data).digest()
 
 
 def test_a_bad_file_costs_its_own_row(tmp_path: Path) -> None:
     good = entry(tmp_path, "good.png", PLAIN["png"])
     cut = entry(tmp_path, "cut.jpg", PLAIN["jpeg"][:300])
     strip = entry(tmp_path, "strip.png", saved(Image.new("RGB", (40_000, 1)), "PNG"))
-    folder = (tmp_path, bytes(32))
-    missing = (tmp_path / "nowhere.png", bytes(32))
+    folder = (Place(tmp_path), bytes(32))
+    missing = (Place(tmp_path / "nowhere.png"), bytes(32))
     changed = (good[0], bytes(32))
     empty = entry(tmp_path, "empty.jpg", b"")
     batch, failures = decode_batch(
@@ -269,16 +333,21 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
     entries = [
         entry(tmp_path, f"{i}.png", saved(photograph(20 + i, 30, seed=i), "PNG")) for i in range(7)
     ]
-    entries[3] = (tmp_path / "gone", bytes(32))
-    batches = pickle.loads(pickle.dumps(DecodedBatches(entries, 3, ImageReader(SMALL))))
-    assert len(batches) == 3
-    loader = DataLoader(batches, batch_size=None, num_workers=2, worker_init_fn=decode_worker_init)
-    for (here, here_failures), (there, there_failures) in zip(
-        (batches[i] for i in range(3)), loader, strict=True
-    ):
-        assert torch.equal(here, there)
-        assert here_failures == there_failures
-    assert batches[1][1][0][:2] == (0, "missing")
-    assert not batches[2][0][1:].any()
-    with pytest.raises(IndexError):
-        batches[3]
+    entries[3] = (Place(tmp_path / "gone"), bytes(32))
+    read = pickle.loads(pickle.dumps(ImageReader(SMALL)))
+    batches = [entries[:3], entries[3:6], entries[6:]]
+    asked: list[int] = []
+
+    def asking() -> Iterator[list[tuple[Place, bytes]]]:
+        for number, batch in enumerate(batches):
+            asked.append(number)
+            yield batch
+
+    here, there = (list(decoded_batches(asking(), 3, read, workers)) for workers in (0, 2))
+    assert asked == [0, 1, 2] * 2
+    for (one, failures), (other, other_failures) in zip(here, there, strict=True):
+        assert torch.equal(one, other)
+        assert failures == other_failures
+    assert here[1][1][0][:2] == (0, "missing")
+    assert not here[2][0][1:].any()
+    assert list(decoded_batches(iter([]), 3, read, 2)) == []

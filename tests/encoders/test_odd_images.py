@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 from torch import Tensor
 
-from pipeline.cache import FeatureSet, key_of_file
+from pipeline.cache import FeatureSet, Place, key_of_file
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
@@ -319,8 +319,8 @@ def features(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureS
     out = tmp_path_factory.mktemp("features") / "set"
     entries = image_entries_of(folder)
     assert len(entries) == len(FILES)
-    entries += [ImageEntry(folder / "gone.png", b"\1" * 32), ImageEntry(folder, b"\2" * 32)]
-    entries += [ImageEntry(folder / "plain.png", b"\3" * 32), ImageEntry(loop(folder), b"\4" * 32)]
+    others = (folder / "gone.png", folder, folder / "plain.png", loop(folder))
+    entries += [ImageEntry(Place(path), bytes([n] * 32)) for n, path in enumerate(others, 1)]
     extract_images(entries, Eye(), out, ExtractSettings(dtype="float32", max_failed=1, workers=0))
     return FeatureSet.open(out, verified=True)
 

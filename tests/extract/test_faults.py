@@ -73,12 +73,12 @@ STAGE = """
 import os, resource, sys
 from pathlib import Path
 from pipeline import cli
-from pipeline.cache import FeatureSet, verify, writer
+from pipeline.cache import FeatureSet, feature_writer as writer, verify
 from pipeline.extract import encode_missing as run
-from stage_server import StubEncoder
+from stage_server import StubEncoder, without_torch
 
 writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, 256)
-run._computed_by = lambda device, batch_size: {"batch_size": batch_size}
+without_torch()
 
 def stage(count=3000, encode=None):
     encoder = StubEncoder()

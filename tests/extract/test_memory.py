@@ -84,7 +84,7 @@ def test_a_run_goes_on_with_the_smaller_number(tmp_path: Path) -> None:
 
 
 def test_no_room_for_one_row_is_an_error_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(SightlineError, match=r"no room for one row at a time .* --device cpu"):
+    with pytest.raises(SightlineError, match=r"no room for one of its rows at a time .* cpu"):
         extract_texts(TEXTS, Limited(room=0), tmp_path / "set", SETTINGS, "text")
 
 

@@ -14,13 +14,14 @@ from PIL import Image
 from torch import Tensor
 
 from pipeline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
+from pipeline.extract.account import RunSummary
 from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.captioned_images import Unit, units_of
-from pipeline.grounding.ground_missing import GroundSummary, ground
+from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import CaptionChoice, Rules
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 
-SETTINGS = GroundSettings(batch_size=4, workers=2, block_images=3, max_failed=1.0)
+SETTINGS = GroundSettings(batch_size=4, workers=2, block_images=3, shard_images=3, max_failed=1.0)
 
 
 class Killed(BaseException):
@@ -62,7 +63,7 @@ class DataSet:
                     width, height = image.size
             except OSError:
                 width = height = 0
-            rows.append((name, name, key_of_file(path), width, height, "train"))
+            rows.append((name, name, None, None, key_of_file(path), width, height, "train"))
         columns = dict(zip(IMAGES.names, map(list, zip(*rows, strict=True)), strict=True))
         write_manifest(self.folder / "images.parquet", pa.table(columns, schema=IMAGES), IMAGES)
         rows = [
@@ -143,7 +144,7 @@ def run_ground(
     choice: CaptionChoice = "all",
     settings: GroundSettings = SETTINGS,
     rules: Rules | None = None,
-) -> GroundSummary:
+) -> RunSummary:
     """`ground` on the data set as it is now."""
     return ground(
         data.units(choice),

@@ -1,12 +1,13 @@
 """A process that forks one grounding a request, so that many can be killed in seconds.
 
 Importing the libraries takes seconds, a run without a model a twentieth of one. Each line on stdin
-is a request (JSON: folder of the manifests, records, cut-outs, and the point to be killed at), each
-line on stdout what became of it.
+is a request (JSON: folder of the manifests, records, cut-outs, worker, and the point to be killed
+at), each line on stdout what became of it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,17 +20,24 @@ from typing import Any
 from fault_layer import FaultLayer
 from ground_data import SETTINGS, BoxSegmenter, WordGrounder
 
+from pipeline.cache.worker import Worker
 from pipeline.grounding.captioned_images import units_of
-from pipeline.grounding.cutouts import write_cutouts
+from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Rules
 
 
-def run(data: Path, out: Path, cutouts: Path) -> None:
+def run(data: Path, out: Path, cutouts: Path, given: str) -> None:
     """Both outputs, as the stage makes them."""
+    worker = Worker.parse(given) if given else None
+    settings = dataclasses.replace(SETTINGS, worker=worker)
     units = units_of(data / "images.parquet", data / "captions.parquet", data / "images", "all")
-    ground(units, WordGrounder(), BoxSegmenter(), Rules(duplicate_iou=None), out, SETTINGS)
-    write_cutouts(out, {unit.key: unit.path for unit in units}, cutouts)
+    rules = Rules(duplicate_iou=None)
+    if ground(units, WordGrounder(), BoxSegmenter(), rules, out, settings).record is None:
+        return
+    paths = {unit.key: unit.place for unit in units}
+    cutting = CutoutSettings(block_objects=12, shard_objects=20, worker=worker)
+    write_cutouts(out, paths, cutouts, cutting)
 
 
 def serve(request: dict[str, str]) -> dict[str, Any]:
@@ -47,7 +55,8 @@ def serve(request: dict[str, str]) -> dict[str, Any]:
             try:
                 os.dup2(said.fileno(), 2)
                 FaultLayer(reached).install()
-                run(Path(request["data"]), Path(request["out"]), Path(request["cutouts"]))
+                outputs = Path(request["out"]), Path(request["cutouts"])
+                run(Path(request["data"]), *outputs, request["worker"])
             except BaseException:
                 traceback.print_exc()
                 code = 1

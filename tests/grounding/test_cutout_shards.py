@@ -13,7 +13,7 @@ from PIL import Image
 from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.rle import decode_mask
 from pipeline.cache.tables import read_phrases, read_tables
-from pipeline.grounding.cutouts import write_cutouts
+from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
 from sightline.errors import SightlineError
 
 
@@ -25,22 +25,25 @@ def data(tmp_path) -> DataSet:
     return data
 
 
+SMALL = CutoutSettings(block_objects=12, shard_objects=20)
+
+
 def cut(data: DataSet, records: Path, out: Path) -> int:
-    paths = {unit.key: unit.path for unit in data.units()}
-    return write_cutouts(records, paths, out)
+    paths = {unit.key: unit.place for unit in data.units()}
+    return write_cutouts(records, paths, out, SMALL).counts["cutouts"]
 
 
 def test_a_cutout_is_the_masked_pixels_and_nothing_else(data, tmp_path):
     run_ground(data, tmp_path / "out")
     count = cut(data, tmp_path / "out", tmp_path / "cut")
     cutouts = {r["key"]: r for r in read_tables(tmp_path / "cut", "cutouts").to_pylist()}
-    paths = {unit.key: unit.path for unit in data.units()}
+    paths = {unit.key: unit.place for unit in data.units()}
     phrases = read_phrases(tmp_path / "out").to_pylist()
     assert len(cutouts) == count == len({row["cutout_key"] for row in phrases})
     for row in phrases:
         cutout = cutouts[row["cutout_key"]]
         rgba = np.array(Image.open(io.BytesIO(cutout["png"])))
-        image = np.array(Image.open(paths[row["image_key"]]).convert("RGB"))
+        image = np.array(Image.open(paths[row["image_key"]].path).convert("RGB"))
         mask = decode_mask(row["mask"]["size"], row["mask"]["counts"])
         ys, xs = np.nonzero(mask)
         box = slice(ys.min(), ys.max() + 1), slice(xs.min(), xs.max() + 1)
@@ -55,7 +58,7 @@ def test_cutouts_made_again_are_the_same_bytes_and_only_new_ones_are_made(data, 
     before = files_of(tmp_path / "cut")
     for path in data.folder.glob("images/*.png"):  # what stands is not made again
         path.rename(path.with_suffix(".away"))
-    write_cutouts(tmp_path / "out", {}, tmp_path / "cut")
+    write_cutouts(tmp_path / "out", {}, tmp_path / "cut", SMALL)
     assert files_of(tmp_path / "cut") == before
     for path in data.folder.glob("images/*.away"):
         path.rename(path.with_suffix(".png"))
@@ -98,18 +101,18 @@ def test_a_killed_run_goes_on_to_the_same_bytes(data, tmp_path, monkeypatch):
         return replace(path, target)
 
     data.write()
-    paths = {unit.key: unit.path for unit in data.units()}
+    paths = {unit.key: unit.place for unit in data.units()}
     monkeypatch.setattr(Path, "replace", dying)
     deaths = 0
     for boundary in range(100):
         out = tmp_path / f"cut-{boundary}"
         left = boundary
         try:
-            write_cutouts(tmp_path / "out", paths, out)
+            write_cutouts(tmp_path / "out", paths, out, SMALL)
         except Killed:
             deaths += 1
             left = -1
-            write_cutouts(tmp_path / "out", paths, out)
+            write_cutouts(tmp_path / "out", paths, out, SMALL)
             assert files_of(out) == files_of(tmp_path / "whole")
         else:
             break
@@ -118,12 +121,12 @@ def test_a_killed_run_goes_on_to_the_same_bytes(data, tmp_path, monkeypatch):
 
 def test_an_image_that_is_gone_is_named_with_what_to_do(data, tmp_path):
     run_ground(data, tmp_path / "out")
-    paths = {unit.key: unit.path for unit in data.units()}
+    paths = {unit.key: unit.place for unit in data.units()}
     (data.folder / "images/0.png").unlink()
     with pytest.raises(SightlineError, match=r"0\.png: no such file.*Put the image back"):
-        write_cutouts(tmp_path / "out", paths, tmp_path / "cut")
+        write_cutouts(tmp_path / "out", paths, tmp_path / "cut", SMALL)
     with pytest.raises(SightlineError, match="manifest does not know it"):
-        write_cutouts(tmp_path / "out", {}, tmp_path / "cut")
+        write_cutouts(tmp_path / "out", {}, tmp_path / "cut", SMALL)
 
 
 def test_a_damaged_commit_point_of_cutouts_is_made_again(data, tmp_path):

@@ -88,7 +88,7 @@ def test_a_second_run_computes_nothing_and_leaves_the_same_bytes(data, tmp_path)
     summary = run_ground(data, tmp_path / "out", grounder)
     assert grounder.calls == []
     assert files_of(tmp_path / "out") == before
-    assert "nothing to ground" in str(summary)
+    assert "nothing to compute" in str(summary)
 
 
 def test_only_what_is_new_is_grounded_and_what_is_gone_is_dropped(data, tmp_path):
@@ -228,7 +228,7 @@ def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
     blocks, killed = tmp_path / "out.run/blocks", "0123456789abcdef"
     blocks.mkdir(parents=True)
     (tmp_path / "out.run/lock").write_text(f"process 1 on host\ntemporary files {killed}\n")
-    for name in (f".phrases.{killed}.tmp", f".x.json.{killed}.tmp", f"{'a' * 64}.json"):
+    for name in (f".x.{killed}.tmp", f"block-{'a' * 32}.safetensors"):
         (blocks / name).write_bytes(b"half a fi")
     (blocks / "notes").write_text("mine")
     run_ground(data, tmp_path / "out")
@@ -243,7 +243,7 @@ def test_a_block_whose_file_is_damaged_is_made_again(data, tmp_path):
     grounder = WordGrounder(stop)
     with pytest.raises(Killed):
         run_ground(data, tmp_path / "out", grounder)
-    (file, *_) = (tmp_path / "out.run/blocks").glob("phrases-*.parquet")
+    (file,) = (tmp_path / "out.run/blocks").glob("block-*.safetensors")
     file.write_bytes(b"short")
     run_ground(data, tmp_path / "out")
     run_ground(data, tmp_path / "clean")
@@ -292,7 +292,7 @@ def test_one_bad_image_is_one_error_row(data, tmp_path):
     lines = (tmp_path / "out.run/failures.jsonl").read_text().splitlines()
     listed = {json.loads(line)["path"] for line in lines}
     assert listed == {str(path), str(data.folder / "images/huge.png")}
-    assert "2 images failed" in str(run_ground(data, tmp_path / "out"))
+    assert "2 failed" in str(run_ground(data, tmp_path / "out"))
     assert (tmp_path / "out.run/failures.jsonl").read_text().splitlines() == lines
 
 

@@ -14,6 +14,7 @@ from pipeline import graph, stages
 from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.cli import app
+from pipeline.extract.runner import Invocation
 from pipeline.grounding.settings_file import read_settings
 from pipeline.params import Params, ParamsError, load_params
 from sightline.errors import SightlineError
@@ -64,7 +65,7 @@ def test_the_command_writes_records_and_cutouts(data, tmp_path):
     assert read_phrases(tmp_path / "out").num_rows == 3 * 7
     assert read_tables(tmp_path / "cut", "cutouts").num_rows > 0
     again = CliRunner().invoke(app, arguments)
-    assert "nothing to ground" in again.stdout
+    assert "nothing to compute" in again.stdout
 
 
 @pytest.mark.parametrize(
@@ -102,9 +103,9 @@ def test_what_failed_is_grounded_again_when_asked_for(data, tmp_path):
     good = data.folder / "images/1.png"
     arguments = [*command(data, tmp_path, settings_of(data)), "--max-failed=0.5"]
     good.rename(tmp_path / "away")
-    assert "1 images failed" in CliRunner().invoke(app, arguments).stdout
+    assert "1 failed" in CliRunner().invoke(app, arguments).stdout
     (tmp_path / "away").rename(good)
-    assert "1 images failed" in CliRunner().invoke(app, arguments).stdout
+    assert "1 failed" in CliRunner().invoke(app, arguments).stdout
     again = CliRunner().invoke(app, [*arguments, "--retry", "failed", "--json"])
     assert again.exit_code == 0, again.output
     found = json.loads(again.stdout)
@@ -141,7 +142,7 @@ def test_the_stage_grounds_again_what_failed(data, tmp_path, monkeypatch):
     with pytest.raises(SightlineError, match="1 of 3 images failed"):
         stages.ground(params, "mine")
     (tmp_path / "away").rename(good)
-    assert stages.ground(params, "mine", retry_failed=True).counts["failed"] == 0
+    assert stages.ground(params, "mine", Invocation(retry_failed=True)).counts["failed"] == 0
 
 
 def test_parameters_of_grounding_are_checked(data):

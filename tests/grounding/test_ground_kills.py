@@ -22,18 +22,37 @@ HERE = Path(__file__).parent
 OUTPUTS = ("out", "cut", "out.run", "cut.run")
 
 
-class World:
-    """Published records and cut-outs, and what an unbroken run makes of them."""
+class GroundServer:
+    """The test's end of a server: one run at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         path = [str(HERE), str(HERE.parent), *sys.path]
-        self._server = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, str(HERE / "ground_server.py")],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def begin(self, request: dict[str, str]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def end(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+class World:
+    """Published records and cut-outs, and what an unbroken run makes of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._servers = [GroundServer(), GroundServer()]
         data = DataSet(folder / "data")
         self._data, self.base = data.folder, folder / "base"
         data.add("0.png", "a red dog", "a b")  # the second one names nothing
@@ -56,17 +75,24 @@ class World:
         assert before != self.states[1]
 
     def close(self) -> None:
-        self._server.communicate()
+        for server in self._servers:
+            server.close()
 
-    def run(self, folder: Path, at: str = "") -> dict[str, Any]:
-        """Ground and cut out, and be killed at a point."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
+    def run(self, folder: Path, at: str = "", workers: int = 0) -> dict[str, Any]:
+        """Ground and cut out, and be killed at a point; other workers go on.
+
+        Returns:
+            what became of the run, or of the first worker.
+        """
         outputs = {"out": str(folder / "out"), "cutouts": str(folder / "cut")}
-        request = {"data": str(self._data), "at": at, **outputs}
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        return json.loads(self._server.stdout.readline())
+        request = {"data": str(self._data), "at": at, "worker": "", **outputs}
+        used = self._servers[: workers or 1]
+        for number, server in enumerate(used):
+            worker = f"{number}/{workers}" if workers else ""
+            server.begin({**request, "worker": worker, "at": "" if number else at})
+        first, *others = [server.end() for server in used]
+        assert all(other["code"] == 0 for other in others), others
+        return first
 
     def copy(self, folder: Path) -> Path:
         """The published outputs once more, to break."""
@@ -90,10 +116,12 @@ class World:
         ]
         return [sorted(map(repr, table.to_pylist())) for table in tables]
 
-    def check_kill(self, folder: Path, point: str) -> None:
+    def check_kill(self, folder: Path, point: str, workers: int = 0) -> None:
         """Killed there, readers find the old or the new rows, and the next run sets it right."""
         folder = self.copy(folder)
-        assert self.run(folder, at=point)["code"] == -signal.SIGKILL, point
+        killed = self.run(folder, point, workers)
+        hit = (-signal.SIGKILL, 0) if workers else (-signal.SIGKILL,)  # the other may be faster
+        assert killed["code"] in hit, f"{point}: {killed['said']}"
         for found, *known in zip(self.rows(folder), *self.states, strict=True):
             assert found in known, point
         again = self.run(folder)
@@ -127,7 +155,23 @@ def test_a_kill_at_every_write_boundary_of_records_and_cutouts(world, tmp_path):
         world.check_kill(tmp_path / "some", points[len(points) // 2])
 
 
+def test_two_workers_leave_the_files_of_one_run(world, tmp_path):
+    for number in range(3):
+        folder = world.copy(tmp_path / str(number))
+        first = world.run(folder, workers=2)
+        assert first["code"] == 0, first["said"]
+        assert world.run(folder)["code"] == 0  # the cut-outs, if both left them to the other
+        assert world.files(folder) == world.expected
+
+
+def test_a_worker_killed_while_another_goes_on(world, tmp_path):
+    points = [point for point in world.unbroken["points"] if "before rename" in point]
+    for point in points[::3]:
+        world.check_kill(tmp_path / "some", point, workers=2)
+
+
 @pytest.mark.slow
-def test_a_kill_at_every_point_there_is(world, tmp_path):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_kill_at_every_point_there_is(world, tmp_path, workers):
     for point in world.unbroken["points"]:
-        world.check_kill(tmp_path / "some", point)
+        world.check_kill(tmp_path / "some", point, workers)

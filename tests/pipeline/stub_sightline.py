@@ -42,7 +42,7 @@ def image_features(dataset: str, encoder: str) -> None:
         for batch in writer.plan(keys(), batch_size=64):
             rows = np.tile(batch.keys.astype(np.float32), DIM // 32) + len(encoder)
             writer.add(batch.keys, rows)
-        writer.publish({"device": "cpu"})
+        writer.publish()
 
 
 def tokens() -> None:

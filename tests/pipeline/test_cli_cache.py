@@ -138,8 +138,9 @@ def test_rows_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, worl
     with FeatureSetWriter(world / "forged", spec) as writer:
         for batch in writer.plan(keys, batch_size=64):
             rows = np.random.default_rng(1).standard_normal((len(batch.keys), spec.dim))
-            writer.add(batch.keys, rows.astype(np.float32))
-        writer.publish(features.record.shards[0].computed)
+            computed = features.record.shards[0].computed
+            writer.add(batch.keys, rows.astype(np.float32), computed=computed)
+        writer.publish()
     assert verify(world / "forged") == []
     words = ["--recompute", 6, "--inputs", world / "photos", "--encoder", world / "clip.json"]
     assert run(monkeypatch, "cache", "verify", world / "forged", *words) == 1

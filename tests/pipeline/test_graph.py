@@ -13,7 +13,6 @@ import yaml
 
 from pipeline import graph
 from pipeline.params import Params, load_params
-from pipeline.stages import run_spec
 from train.objectives import make_objective
 
 ROOT = Path(__file__).parents[2]
@@ -51,13 +50,13 @@ def given(request) -> tuple[dict, Params]:
 def test_a_train_stage_depends_on_exactly_what_its_run_reads(given):
     raw, params = given
     for run in params.runs:
-        spec = run_spec(params, run, 0)
+        spec = graph.run_spec(params, run, 0)
         assert spec.pairs is not None
         assert (spec.text is not None) == spec.train.text_stream
         reads = {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens}
         reads |= {spec.dev, *spec.features.values()}
         # DVC cannot leave a dependency out: of a run without sentences they are one all the same
-        reads |= {graph.dataset_folder(params.graph.text) / "sentences.parquet"}
+        reads |= {graph.sentences_manifest(params.graph.text)}
         reads |= {spec.pairs.phrases} - {None}
         stage = f"train-{run}"
         assert of(stage, "deps", raw) == {Path(str(path)).as_posix() for path in reads}
@@ -103,7 +102,7 @@ def test_every_feature_set_of_a_run_is_made_by_a_stage(given):
         for encoder in encoders
     }
     for run in params.runs:
-        assert set(run_spec(params, run, 0).features.values()) <= made
+        assert set(graph.run_spec(params, run, 0).features.values()) <= made
 
 
 def test_every_stage_is_a_command_that_exists():

@@ -19,6 +19,7 @@ from pipeline.cache import (
     key_of_file,
     key_of_text,
     verify,
+    whole_files,
     write_manifest,
 )
 from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
@@ -67,7 +68,7 @@ class Photos:
         keys = [key_of_file(self.folder / "photos" / path) for path in self.paths]
         columns = {"image_id": self.paths, "path": self.paths, "key": keys}
         columns |= {name: [0] * len(keys) for name in ("width", "height")}
-        columns |= {"split": ["train"] * len(keys)}
+        columns |= {"split": ["train"] * len(keys), **whole_files(len(keys))}
         table = pa.table({name: columns[name] for name in IMAGES.names}, schema=IMAGES)
         write_manifest(self.folder / "images.parquet", table, IMAGES)
 
@@ -322,8 +323,8 @@ def test_objects_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, p
     with FeatureSetWriter(photos.folder / "forged", features.record.spec) as writer:
         for batch in writer.plan(features.keys, batch_size=4):
             rows = np.random.default_rng(1).standard_normal((len(batch.keys), features.dim))
-            writer.add(batch.keys, rows.astype(np.float32))
-        writer.publish({"batch_size": 4})
+            writer.add(batch.keys, rows.astype(np.float32), computed={"batch_size": 4})
+        writer.publish()
     assert verify_again(monkeypatch, photos, "forged", **named(photos)) == 1
     assert "4 faults" in capsys.readouterr().out
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.graph import run_spec
 from pipeline.params import ParamsError, load_params
-from pipeline.stages import run_spec
 from train.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[2]

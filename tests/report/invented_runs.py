@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from train.provenance import FeatureUse
+from train.feature_use import FeatureUse
 from train.report.results import EvaluationSet, RunResult, save_result
 
 SUBSETS = {

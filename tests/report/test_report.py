@@ -15,7 +15,7 @@ from scipy.stats import ttest_ind
 
 from pipeline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
-from train.provenance import FeatureUse
+from train.feature_use import FeatureUse
 from train.report.gains import Comparison, compute_gains, headline
 from train.report.html import feature_uses, parameter_rows
 from train.report.plots import dev_chart, score_chart, to_png, to_svg

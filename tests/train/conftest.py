@@ -195,7 +195,7 @@ def _write_features(folder: Path, keys: list[bytes], failed: int) -> None:
                 if key in bad
             }
             writer.add(batch.keys, rows, errors)
-        writer.publish(computed={"device": "cpu"})
+        writer.publish()
 
 
 def _write_dev(path: Path, things: list[tuple[str, str]]) -> None:

@@ -51,7 +51,7 @@ class Features:
             for batch in writer.plan(list(rows), batch_size=64):
                 found = [rows[key.tobytes()] for key in batch.keys]
                 writer.add(batch.keys, np.array(found, dtype=np.float32))
-            writer.publish(computed={"device": "cpu"})
+            writer.publish()
         self.rows[name] = rows
         if kind == "image":
             self.rows[name] = {caption: rows[image] for caption, image in self._image_of.items()}

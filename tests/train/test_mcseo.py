@@ -219,7 +219,7 @@ def test_an_object_that_failed_costs_its_phrase(world, features, objects):
             of_batch = [key.tobytes() for key in batch.keys]
             rows[[key == bad for key in of_batch]] = float("nan")
             writer.add(batch.keys, rows, {key: error for key in of_batch if key == bad})
-        writer.publish(computed={"device": "cpu"})
+        writer.publish()
     case = case_of(world, features, objects)
     case.slots["object"] = "with-failure"
     _, data = case.build()

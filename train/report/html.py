@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from train.provenance import FeatureUse
+from train.feature_use import FeatureUse
 from train.report.gains import Gain, headline
 from train.report.render import cell_text, seeds_text
 from train.report.results import RunResult

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sightline.errors import SightlineError
 from sightline.output_file import write_file
-from train.provenance import FeatureUse
+from train.feature_use import FeatureUse
 
 FILE_NAME = "result.json"
 SCHEMA = "sightline.run_result/1"

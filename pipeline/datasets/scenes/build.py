@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.cache.keys import as_keys, key_of_bytes
 from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_array, write_manifest
+from pipeline.cache.place import whole_files
 from pipeline.datasets.scenes.captions import Caption, describe, write
 from pipeline.datasets.scenes.draw import draw, png
 from pipeline.datasets.scenes.models import write_models
@@ -105,6 +106,7 @@ def _write_pictures(
     image_columns = {
         "image_id": names,
         "path": names,
+        **whole_files(count),
         "key": key_array(as_keys(keys)),
         "width": [edge] * count,
         "height": [edge] * count,

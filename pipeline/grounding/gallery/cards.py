@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
+from pipeline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
 from pipeline.cache.tables import DROPS, read_phrases, read_tables
 from sightline.errors import SightlineError
 
@@ -87,10 +87,10 @@ class CaptionCard:
 
 @dataclass(frozen=True)
 class ImageCard:
-    """An image of the manifest and its captions; ``width`` and ``height`` as the manifest says."""
+    """An image and its captions; ``place``, ``width`` and ``height`` are the manifest's."""
 
     image_id: str
-    path: str
+    place: Place
     key: bytes
     width: int
     height: int
@@ -139,7 +139,9 @@ def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Co
         drop = Drop(row["phrase"], row["reason"], row["detail"])
         lost.setdefault(row["image_key"], {}).setdefault(row["caption_key"], []).append(drop)
     manifest = read_manifest(images, IMAGES)
-    rows = {row["key"]: row for row in reversed(manifest.to_pylist())}
+    places = places_of(images, manifest)
+    every = [{**row, "place": at} for row, at in zip(manifest.to_pylist(), places, strict=True)]
+    rows = {row["key"]: row for row in reversed(every)}
     unknown = (found.keys() | lost.keys()) - rows.keys()
     if unknown:
         raise SightlineError(
@@ -210,7 +212,7 @@ def _card(
         if key in found or key in lost
     )
     return ImageCard(
-        row["image_id"], row["path"], row["key"], row["width"], row["height"], captions
+        row["image_id"], row["place"], row["key"], row["width"], row["height"], captions
     )
 
 

@@ -143,12 +143,12 @@ def write_gallery(
 
 def _view(card: ImageCard, root: Path, side: int) -> View:
     try:
-        pixels = load_image(root / card.path, card.key).permute(1, 2, 0).numpy()
+        pixels = load_image(card.place.below(root), card.key).permute(1, 2, 0).numpy()
         height, width = pixels.shape[:2]
         problem = ""
     except ImageError as error:
         # boxes and masks still say something over an empty picture
-        pixels, problem = None, f"{card.path}: {error.reason}"
+        pixels, problem = None, f"{card.place}: {error.reason}"
         height, width = card.height or 1, card.width or 1
     small = fitted(width, height, side)
     scale = small[0] / width, small[1] / height

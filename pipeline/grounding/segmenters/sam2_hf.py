@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import Sam2Config, Sam2Model
 
-from pipeline.grounding.model import build_model
+from pipeline.grounding.grounding_model import build_model
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
 from pipeline.grounding.segmenters.segmenter_config import Sam2HfSettings
 from sightline.devices import check_precision

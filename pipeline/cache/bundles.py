@@ -1,0 +1,135 @@
+"""Tables of several units, image by image or object by object, as a source for new shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.cache.keys import Keys, KeyTable, unique_sorted
+from pipeline.cache.manifest import key_column
+from pipeline.cache.record import TABLES_OF, TableKind
+
+KEY_OF: dict[TableKind, str] = {"grounding": "unit_key", "cutouts": "key"}
+"""Column of the first table that names a unit."""
+_LINK_OF: dict[TableKind, str] = {"grounding": "image_key", "cutouts": "key"}
+"""Column of every table that says which unit a row belongs to."""
+
+
+class Bundle:
+    """The tables of some units: each unit has one row of the first table, and any of the others.
+
+    Args:
+        kind: of the set.
+        tables: by name; a row that belongs to no unit of the first table is left out.
+        computed: how they were computed.
+    """
+
+    def __init__(
+        self, kind: TableKind, tables: Mapping[str, pa.Table], computed: Mapping[str, Any]
+    ) -> None:
+        first, *others = TABLES_OF[kind]
+        self.keys = key_column(tables[first][KEY_OF[kind]])
+        self.computed = dict(computed)
+        self._tables = {first: tables[first]}
+        units = np.arange(len(self.keys) + 1)
+        self._starts = {first: units}
+        links = key_column(tables[first][_LINK_OF[kind]])
+        order = unique_sorted(links)
+        table = KeyTable(links[order])
+        for name in others:
+            found = table.find(key_column(tables[name][_LINK_OF[kind]]))
+            owners = np.where(found >= 0, order[found], len(self.keys))
+            by_unit = np.argsort(owners, kind="stable")
+            in_order = (by_unit == np.arange(len(by_unit))).all()
+            self._tables[name] = tables[name] if in_order else tables[name].take(by_unit)
+            self._starts[name] = np.searchsorted(owners[by_unit], units)
+
+    def take(self, name: str, units: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64]]:
+        """The rows of ``units`` in one table, and how many each of them has: int64 [n]."""
+        starts = self._starts[name]
+        counts = starts[units + 1] - starts[units]
+        before = np.cumsum(counts) - counts
+        rows = np.arange(counts.sum()) + np.repeat(starts[units] - before, counts)
+        return self._tables[name].take(pa.array(rows)), counts
+
+
+class BundleRows:
+    """The units of several bundles; of two of one key the first counts, errors last.
+
+    Args:
+        failed: keys of the units in error; one that a later bundle has without an error is taken
+            from there.
+    """
+
+    def __init__(
+        self, kind: TableKind, bundles: Sequence[Bundle], failed: Sequence[set[bytes]]
+    ) -> None:
+        self._bundles, self._names = bundles, TABLES_OF[kind]
+        none = np.empty(0, dtype=np.int64)
+        numbers = [np.full(len(each.keys), i) for i, each in enumerate(bundles)]
+        rows = [np.arange(len(each.keys)) for each in bundles]
+        bad = [
+            np.array([key.tobytes() in some for key in each.keys], dtype=bool)
+            for each, some in zip(bundles, failed, strict=True)
+        ]
+        last = np.argsort(np.concatenate([none.astype(bool), *bad]), kind="stable")
+        keys = np.concatenate([np.empty((0, 32), np.uint8), *(each.keys for each in bundles)])[last]
+        order = unique_sorted(keys)
+        self.keys = keys[order]
+        self._table = KeyTable(self.keys)
+        self._numbers = np.concatenate([none, *numbers])[last][order]
+        self._rows = np.concatenate([none, *rows])[last][order]
+
+    def find(self, keys: Keys) -> NDArray[np.int64]:
+        """Row of each key, or -1: int64 [n]."""
+        return self._table.find(keys)
+
+    def gather(self, rows: NDArray[np.int64]) -> dict[str, pa.Table]:
+        """Every table of these units, in their order."""
+        numbers = self._numbers[rows]
+        order = np.argsort(numbers, kind="stable")
+        edges = np.flatnonzero(np.diff(numbers[order])) + 1
+        parts = np.split(order, edges)
+        tables: dict[str, pa.Table] = {}
+        for name in self._names:
+            taken = [
+                self._bundles[int(numbers[at[0]])].take(name, self._rows[rows[at]]) for at in parts
+            ]
+            units = np.repeat(order, np.concatenate([counts for _, counts in taken]))
+            table = pa.concat_tables([table for table, _ in taken]).combine_chunks()
+            tables[name] = table.take(pa.array(np.argsort(units, kind="stable"))).combine_chunks()
+        return tables
+
+    def computed(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """The different ways in which these units were computed."""
+        return [self._bundles[int(i)].computed for i in np.unique(self._numbers[rows])]
+
+
+def mapped(table: pa.Table, path: Path) -> pa.Table:
+    """``table`` again, memory-mapped from a new file."""
+    with pa.OSFile(path.as_posix(), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_file(pa.memory_map(path.as_posix())).read_all()
+
+
+def as_tensors(tables: Mapping[str, pa.Table]) -> dict[str, NDArray[np.uint8]]:
+    """Tables as arrays of bytes, in Arrow's format for streams."""
+    found: dict[str, NDArray[np.uint8]] = {}
+    for name, table in tables.items():
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        data = sink.getvalue()
+        found[name] = np.zeros(-(-data.size // 64) * 64, dtype=np.uint8)  # each begins aligned
+        found[name][: data.size] = np.frombuffer(data, np.uint8)
+    return found
+
+
+def from_tensor(data: NDArray[np.uint8]) -> pa.Table:
+    """The table in the bytes of `as_tensors`, without a copy."""
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()

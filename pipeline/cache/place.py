@@ -1,0 +1,73 @@
+"""Where an image's bytes are: a whole file, or a stretch of an archive that nobody unpacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pipeline.cache.errors import CacheError
+
+
+class Place(NamedTuple):
+    """Where an image's bytes are; ``str(place)`` names it in messages, as `shard.tar[1024:+500]`.
+
+    Attributes:
+        path: the file.
+        offset: where the image begins in it, in bytes; None: the file is the image.
+        length: how many bytes it is; None where ``offset`` is.
+    """
+
+    path: Path
+    offset: int | None = None
+    length: int | None = None
+
+    def below(self, root: Path) -> Place:
+        """This place with its path taken as relative to ``root``."""
+        return self._replace(path=root / self.path)
+
+    def __str__(self) -> str:
+        if self.offset is None:
+            return str(self.path)
+        return f"{self.path}[{self.offset}:+{self.length}]"
+
+
+def places_of(manifest: Path, images: pa.Table) -> list[Place]:
+    """The place of each image, relative to the image folder as the manifest has it.
+
+    Whether the bytes are there is found out when they are read.
+
+    Args:
+        manifest: the file that ``images`` was read from, for messages.
+        images: table of the schema `pipeline.cache.manifest.IMAGES`.
+
+    Raises:
+        CacheError: a row has no path, an offset without a length (or the other way round), or a
+            negative one.
+    """
+    columns = (images[name].to_pylist() for name in ("image_id", *Place._fields))
+    places: list[Place] = []
+    for row, (image_id, path, offset, length) in enumerate(zip(*columns, strict=True)):
+        if path is None:
+            raise CacheError(
+                f"{manifest}: image {image_id!r} (row {row}) has no path, expected the file that "
+                "it is in; make the manifest again"
+            )
+        if (offset is None) != (length is None) or (offset or 0) < 0 or (length or 0) < 0:
+            raise CacheError(
+                f"{manifest}: image {image_id!r} (row {row}) has offset {_shown(offset)} and "
+                f"length {_shown(length)}, expected two numbers from 0, or both empty where the "
+                "file is the image; make the manifest again"
+            )
+        places.append(Place(Path(path), offset, length))
+    return places
+
+
+def whole_files(count: int) -> dict[str, pa.Array]:
+    """The columns ``offset`` and ``length`` of ``count`` images that are files of their own."""
+    return {name: pa.nulls(count, pa.int64()) for name in ("offset", "length")}
+
+
+def _shown(number: int | None) -> str:
+    return "empty" if number is None else str(number)

@@ -1,0 +1,247 @@
+"""Writing a grounding or cut-outs: tables into blocks, blocks into shards, one commit point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.cache.assemble import merged
+from pipeline.cache.blocks import Block
+from pipeline.cache.bundles import KEY_OF, Bundle, BundleRows, as_tensors, from_tensor
+from pipeline.cache.commit import FILE_NAME, read_tables_record
+from pipeline.cache.errors import CacheError
+from pipeline.cache.failures import Failure
+from pipeline.cache.keys import Keys, KeyTable, sort_order
+from pipeline.cache.manifest import key_column
+from pipeline.cache.parquet import read_table as read_columns
+from pipeline.cache.plan import Batch, Shape
+from pipeline.cache.record import TABLES_OF, TableKind, TableSetRecord, TableShard, TableSpec
+from pipeline.cache.set_writer import MAX_SMALL_SHARDS, SetWriter
+from pipeline.cache.tables import is_whole, publish_tables, read_table, write_table
+from pipeline.cache.worker import Worker
+from sightline.output import Output
+
+SHARD_ROWS: dict[TableKind, int] = {"grounding": 1024, "cutouts": 2048}
+"""Units of a shard by kind: images of a grounding, pictures of cut-outs."""
+
+Count = Callable[[Path, Sequence[TableShard]], dict[str, Any]]
+"""What the record counts, for people."""
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A shard that stands in the folder: its units' keys, and which of them are in error."""
+
+    shard: TableShard
+    keys: Keys
+    errors: tuple[str, ...]
+
+    @property
+    def failed(self) -> set[bytes]:
+        return {key.tobytes() for key, code in zip(self.keys, self.errors, strict=True) if code}
+
+
+class TableSetWriter(SetWriter[TableSpec]):
+    """Computes what a grounding or a set of cut-outs lacks and publishes it; see `SetWriter`.
+
+    A shard holds the units of a range of keys, so that it does not depend on how blocks were cut.
+
+    Args:
+        count: what the record counts.
+    """
+
+    ahead = 0  # a result is a block
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: TableSpec,
+        count: Count,
+        inputs: Iterable[Path] = (),
+        worker: Worker | None = None,
+    ) -> None:
+        super().__init__(folder, spec, inputs, worker)
+        self._count = count
+        self._kind: TableKind = spec.kind
+        self._first = TABLES_OF[spec.kind][0]
+        self._published: list[_Published] = []
+
+    def plan(
+        self,
+        keys: Keys | Sequence[bytes],
+        groups: Keys | None = None,
+        *,
+        block_rows: int,
+        shard_rows: int | None = None,
+        retry_failed: bool = False,
+        threads: int = 1,
+        code: str = "",
+    ) -> list[Batch]:
+        """The blocks that are still to be computed for the set to hold exactly ``keys``.
+
+        Args:
+            keys: uint8 [n, 32]; repeated keys count once.
+            groups: uint8 [n, 32]; units of one group are computed one after the other.
+            block_rows: units of a block.
+            shard_rows: units of a shard; default: those of the kind.
+            retry_failed: compute units in error again, too.
+            threads, code: as of `pipeline.cache.plan.Shape`.
+
+        Raises:
+            SightlineError: other workers are at work on another plan.
+        """
+        shard_rows = shard_rows or SHARD_ROWS[self._kind]
+        shape = Shape(block_rows, block_rows, shard_rows, threads, code)
+        return self._make_plan(keys, None, shape, groups, retry_failed)
+
+    def add(
+        self,
+        keys: Keys,
+        rows: Mapping[str, pa.Table],
+        failed: dict[bytes, Failure] | None = None,
+        computed: Mapping[str, Any] | None = None,
+        block: int = 0,
+    ) -> None:
+        """Make the tables of one block durable.
+
+        Args:
+            keys: uint8 [n, 32] of the units without an error.
+            rows: the tables by name; those of units in error have a row in the first.
+            failed: key → code, path and reason of the units in error.
+            computed: device, library versions and batch size, for the new shards.
+            block: of the plan.
+        """
+        self._append(keys, as_tensors(rows), failed or {}, computed or {})
+        self._let_go(block)
+
+    def publish(self) -> TableSetRecord:
+        """Assemble shards from the blocks and replace the commit point.
+
+        Raises:
+            CacheError: units of the plan were never added.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept, rest, failed = self._kept()
+        if self._unchanged(kept):
+            record = self._record
+            assert record is not None
+            self._output.settle(file.name for file in record.files)
+            self._finish(key for part in kept for key in part.failed)
+            return record
+        new = [self._bundle(block) for block in self.blocks]
+        errors = [set(block.failed) for block in self.blocks]
+        rows = BundleRows(self._kind, [*new, *rest], [*errors, *failed])
+        lost = int((rows.find(self._planned) < 0).sum())
+        if lost:
+            raise CacheError(f"{self.folder}: {lost} planned rows were never computed")
+        keys = rows.keys[KeyTable(self._wanted).find(rows.keys) >= 0]
+        if kept:
+            held = np.concatenate([part.keys for part in kept])
+            keys = keys[KeyTable(held[sort_order(held)]).find(keys) < 0]
+        made = write_table_shards(self._output, self._kind, keys, self.shape.shard_rows, rows)
+        shards = [*(part.shard for part in kept), *made]
+        self.failures.add({key: about for b in self.blocks for key, about in b.failed.items()})
+        self.failures.write()  # before it is published: no kill leaves an error without its reason
+        counts = self._count(self.folder, shards)
+        record = publish_tables(self._output, self.spec, shards, counts)
+        self._open_published()
+        self._finish(key for part in self._published for key in part.failed)
+        return record
+
+    # -- what is there already ---------------------------------------------------------------
+
+    def _open_published(self) -> None:
+        self._published, self._record = [], None
+        if not (self.folder / FILE_NAME).exists():
+            return
+        try:
+            record = read_tables_record(self.folder, self._kind)
+        except CacheError as error:
+            self.replaces = [f"what stood there is damaged: {error}"]
+            return
+        if record.fingerprint != self.spec.fingerprint:
+            self.replaces = self.spec.differences(record.spec)
+            return
+        self._record = record
+        for shard in record.shards:
+            found = self._opened(shard)
+            if found is None:
+                name = shard.tables[self._first].name
+                self.repaired.append(f"{name}: damaged, or a table beside it; made again")
+            else:
+                self._published.append(found)
+
+    def _opened(self, shard: TableShard) -> _Published | None:
+        if not is_whole(self.folder, shard):
+            return None
+        key = KEY_OF[self._kind]
+        errors = ["error"] if self._kind == "grounding" else []
+        try:
+            table = read_columns(self.folder / shard.tables[self._first].name, [key, *errors])
+            keys = key_column(table[key])
+        except CacheError:
+            return None
+        codes = table["error"].to_pylist() if errors else [""] * len(keys)
+        return _Published(shard, keys, tuple(codes))
+
+    def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:
+        wanted = KeyTable(self._wanted)
+        missing = np.ones(len(self._wanted), dtype=bool)
+        for part in self._published:
+            found = wanted.find(part.keys)
+            again = np.array([retry_failed and code != "" for code in part.errors], dtype=bool)
+            missing[found[(found >= 0) & ~again]] = False
+        return missing
+
+    def _kept(self) -> tuple[list[_Published], list[Bundle], list[set[bytes]]]:
+        """Shards that stay, what is left of the others, and which units of that are in error."""
+        wanted, planned = KeyTable(self._wanted), self._planned[sort_order(self._planned)]
+        again = KeyTable(planned)
+        whole: list[_Published] = []
+        broken: list[_Published] = []
+        for part in self._published:
+            stays = (wanted.find(part.keys) >= 0) & (again.find(part.keys) < 0)
+            if stays.all():
+                whole.append(part)
+            elif stays.any():
+                broken.append(part)
+        small = [part for part in whole if len(part.keys) < self.shape.shard_rows / 2]
+        if len(small) > MAX_SMALL_SHARDS:
+            whole = [part for part in whole if len(part.keys) >= self.shape.shard_rows / 2]
+            broken += small
+        rest: list[Bundle] = []
+        failed: list[set[bytes]] = []
+        for part in broken:
+            tables = {n: read_table(self.folder, n, file) for n, file in part.shard.tables.items()}
+            rest.append(Bundle(self._kind, tables, part.shard.computed))
+            failed.append(part.failed)
+        return whole, rest, failed
+
+    def _bundle(self, block: Block) -> Bundle:
+        tables = {name: from_tensor(block.tensor(name)) for name in TABLES_OF[self._kind]}
+        return Bundle(self._kind, tables, block.computed)
+
+    def _unchanged(self, kept: Sequence[_Published]) -> bool:
+        record = self._record
+        return record is not None and not len(self._planned) and len(kept) == len(record.shards)
+
+
+def write_table_shards(
+    output: Output, kind: TableKind, keys: Keys, shard_rows: int, rows: BundleRows
+) -> list[TableShard]:
+    """Cut ``keys`` (uint8 [n, 32], sorted) into shards and write the tables of their units."""
+    shards: list[TableShard] = []
+    with output.scratch() as made:
+        for start in range(0, len(keys), shard_rows):
+            found = rows.find(keys[start : start + shard_rows])
+            tables = rows.gather(found)
+            files = {name: write_table(made, name, table) for name, table in tables.items()}
+            shards.append(TableShard(tables=files, computed=merged(rows.computed(found))))
+        output.move_in(made)
+    return shards

@@ -1,0 +1,66 @@
+"""What the rows of a feature set are made of, whatever kind they are, and how to encode them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cache import keys_of_texts
+from pipeline.cache.record import Kind
+from pipeline.extract.encode_missing import (
+    ExtractSettings,
+    extract_images,
+    extract_objects,
+    extract_texts,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.encoders.encoder_config import EncoderConfig
+    from pipeline.extract.account import RunSummary
+    from pipeline.extract.cutouts import CutoutRules
+
+
+@dataclass(frozen=True)
+class FeatureInputs:
+    """An encoder and what it is run over.
+
+    Attributes:
+        kind: of the feature set.
+        config: of the encoder.
+        entries: images, objects or texts.
+        rules: what objects look like to the encoder; None but for objects.
+        root: folder that the images lie in, where there is one.
+    """
+
+    kind: Kind
+    config: EncoderConfig
+    entries: Sequence[Any]
+    rules: CutoutRules | None = None
+    root: Path | None = None
+
+    def by_key(self) -> dict[bytes, Any]:
+        """Every entry by the key of its row."""
+        if self.kind in ("image", "object"):
+            return {entry.key: entry for entry in self.entries}
+        keys = keys_of_texts(list(self.entries))
+        return {key.tobytes(): text for key, text in zip(keys, self.entries, strict=True)}
+
+    def encode(self, out: Path, settings: ExtractSettings, device: torch.device) -> RunSummary:
+        """Build the encoder and compute what the feature set ``out`` lacks.
+
+        Raises:
+            SightlineError: the encoder cannot be built; or as `extract_images`.
+        """
+        from pipeline.encoders.build_encoder import build_image_encoder, build_text_encoder
+
+        if self.kind in ("text", "teacher"):
+            texts = build_text_encoder(self.config, device, settings.precision)
+            return extract_texts(self.entries, texts, out, settings, self.kind)
+        images = build_image_encoder(self.config, device, settings.precision)
+        if self.rules is None:
+            return extract_images(self.entries, images, out, settings)
+        return extract_objects(self.entries, images, self.rules, out, settings)

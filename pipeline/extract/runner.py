@@ -1,0 +1,220 @@
+"""The runner of features, groundings and cut-outs: plan, compute, write, publish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.cache.failures import Failure
+from pipeline.cache.keys import Keys
+from pipeline.cache.plan import Batch
+from pipeline.cache.record import FeatureSetRecord, TableSetRecord
+from pipeline.cache.set_writer import SetWriter
+from pipeline.cache.worker import Worker
+from pipeline.extract import machine
+from pipeline.extract.account import RunSummary, account, check_failures, say_why
+from pipeline.extract.memory import HalvingCalls, halved_to
+from sightline.errors import BusyError
+from sightline.progress import progress
+
+Failures = dict[bytes, Failure]
+"""Key → code, path and reason of a row that could not be computed."""
+Advance = Callable[[int], None]
+
+
+class Computed(NamedTuple):
+    """What became of a batch.
+
+    Attributes:
+        batch: of the plan.
+        keys: uint8 [n, 32] of the rows that could be computed.
+        rows: what was computed, as the set's writer takes it.
+        failed: the other rows.
+    """
+
+    batch: Batch
+    keys: Keys
+    rows: Any
+    failed: Failures
+
+
+Compute = Callable[[Iterator[Batch], Advance], Iterable[Computed]]
+"""Batches, which are asked for as they are needed, and how to tell of finished rows → results."""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What one call of a command says, beside the parameters that all calls share.
+
+    Attributes:
+        retry_failed: compute rows in error again.
+        threads: of the processor; None: as many as PyTorch takes by itself.
+        worker: which of several workers that share the output; None: the only one.
+    """
+
+    retry_failed: bool = False
+    threads: int | None = None
+    worker: Worker | None = None
+
+
+@dataclass(frozen=True)
+class RunSettings(Invocation):
+    """How to run, as opposed to what to compute.
+
+    Attributes:
+        max_failed: share of rows that may fail before the run ends with an error.
+        device: where the models run, for the record.
+        inputs: files and folders that the run reads, which its output must not touch.
+    """
+
+    max_failed: float = 0.01
+    device: str = "cpu"
+    inputs: tuple[Path, ...] = ()
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Threads and code version, for the plan."""
+        return {
+            "threads": self.threads or machine.threads_here(),
+            "code": machine.code_version(),
+        }
+
+
+class Contents(NamedTuple):
+    """What a published set holds.
+
+    Attributes:
+        words: for people.
+        failed, total: how many of all rows are in error.
+        remarks: what else there is to say of it.
+    """
+
+    words: str
+    failed: int
+    total: int
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one run is made of.
+
+    Attributes:
+        writer: of the set.
+        plan: gives the batches that are left to compute.
+        compute: computes batches.
+        calls: of the models.
+        batch_size: of a call, for the record.
+        contents: what the set of a record holds.
+        unit: what a row is, in the plural.
+    """
+
+    writer: SetWriter
+    plan: Callable[[], list[Batch]]
+    compute: Compute
+    calls: Sequence[HalvingCalls]
+    batch_size: Callable[[], int]
+    contents: Callable[[Any], Contents]
+    unit: str
+
+
+def run(job: Job, settings: RunSettings) -> RunSummary:
+    """Compute what a set lacks, and publish it.
+
+    A worker computes blocks beside the others first. Then it tries to be the only one: the last
+    worker that is at work succeeds, fills what dead ones left, and publishes.
+
+    Raises:
+        SightlineError: more rows failed than ``settings.max_failed`` allows (everything good was
+            published before), no room on the disk, or workers of another plan.
+        BusyError: another run is writing there.
+    """
+    start = time.monotonic()
+    writer, unit, count = job.writer, job.unit, 0
+    with account(writer, unit), ExitStack() as stack:
+        if settings.worker is not None:
+            with writer.joined():
+                count = _compute(job, settings)
+            try:
+                stack.enter_context(writer)
+            except BusyError:
+                seconds = time.monotonic() - start
+                return RunSummary(
+                    None, str(settings.worker), count, 0, 0, 0, seconds, unit, halved_to(job.calls)
+                )
+        else:
+            stack.enter_context(writer)
+        beside = count
+        count += _compute(job, settings)
+        record: FeatureSetRecord | TableSetRecord = writer.publish()
+    words, failed, total, remarks = job.contents(record)
+    summary = RunSummary(
+        record,
+        words,
+        count,
+        writer.copied_rows,
+        max(writer.resumed_rows - beside, 0),
+        failed,
+        time.monotonic() - start,
+        unit,
+        halved_to(job.calls),
+        remarks,
+    )
+    check_failures(writer.folder, writer.failures, failed, total, unit, settings.max_failed)
+    return summary
+
+
+def _compute(job: Job, settings: RunSettings) -> int:
+    """Compute what is left, or a worker's part of it; returns the number of rows."""
+    writer, count = job.writer, 0
+    batches = job.plan()
+    say_why(writer)
+    if not batches:
+        return 0
+    threads = writer.shape.threads
+    about = {**machine.described(settings.device), "threads": threads}
+    about["batch_size"] = job.batch_size()
+    with (
+        machine.using_threads(threads),
+        progress(
+            writer.folder.as_posix(), writer.planned_rows, job.unit, writer.resumed_rows
+        ) as advance,
+        _writing_behind(writer) as write,
+    ):
+        for done in job.compute(writer.mine(batches, advance), advance):
+            halved = halved_to(job.calls)
+            computed = {**about, "halved_to": halved.get("", halved)} if halved else about
+            write(done, computed)
+            count += len(done.batch.keys)
+        write.wait()
+        writer.flush()
+    return count
+
+
+class _Writing:
+    """Hands results to the writer, in a thread of its own and a few batches behind at most."""
+
+    def __init__(self, writer: SetWriter, pool: ThreadPoolExecutor) -> None:
+        self._writer, self._pool = writer, pool
+        self._pending: list[Future[None]] = []
+
+    def __call__(self, done: Computed, computed: dict[str, Any]) -> None:
+        arguments = done.keys, done.rows, done.failed, computed, done.batch.block
+        self._pending.append(self._pool.submit(self._writer.add, *arguments))
+        while len(self._pending) > self._writer.ahead:
+            self._pending.pop(0).result()
+
+    def wait(self) -> None:
+        for future in self._pending:
+            future.result()
+
+
+@contextmanager
+def _writing_behind(writer: SetWriter) -> Iterator[_Writing]:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield _Writing(writer, pool)

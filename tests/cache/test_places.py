@@ -1,0 +1,92 @@
+"""Where an image's bytes are: what a manifest may say, and what it may not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cache import (
+    IMAGES,
+    CacheError,
+    Place,
+    places_of,
+    read_manifest,
+    whole_files,
+    write_manifest,
+)
+from pipeline.datasets.folder import building
+
+NAME = Path("images.parquet")
+SOUND = {"image_id": "a", "path": "a.tar", "key": bytes(32), "width": 1, "height": 1, "split": ""}
+
+
+def table(*rows: dict) -> pa.Table:
+    return pa.Table.from_pylist([{**SOUND, **row} for row in rows], schema=IMAGES)
+
+
+NUMBERS = st.integers(0, 2**63 - 1)
+
+
+@given(st.lists(st.one_of(st.none(), st.tuples(NUMBERS, NUMBERS))))
+def test_a_place_is_what_the_row_says(found):
+    rows = [
+        {} if each is None else dict(zip(("offset", "length"), each, strict=True)) for each in found
+    ]
+    places = places_of(NAME, table(*rows))
+    assert places == [Place(Path("a.tar"), *(each or ())) for each in found]
+    assert places_of(NAME, table(*rows).select(IMAGES.names[::-1])) == places
+
+
+def test_a_place_is_named_as_a_stretch_of_its_file():
+    assert str(Place(Path("a/b.jpg"))) == f"{Place(Path('a/b.jpg'))}" == "a/b.jpg"
+    assert str(Place(Path("a/b.tar"), 1024, 5000)) == "a/b.tar[1024:+5000]"
+    assert str(Place(Path("b.tar"), 0, 0).below(Path("/root"))) == "/root/b.tar[0:+0]"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"offset": 5}, "has offset 5 and length empty"),
+        ({"length": 5}, "has offset empty and length 5"),
+        ({"offset": 0}, "has offset 0 and length empty"),
+        ({"offset": -1, "length": 5}, "has offset -1 and length 5"),
+        ({"offset": 5, "length": -1}, "has offset 5 and length -1"),
+        ({"offset": -(2**63), "length": 0}, "expected two numbers from 0, or both empty"),
+        ({"path": None}, "has no path, expected the file that it is in"),
+    ],
+)
+def test_a_row_that_is_no_place_is_named(row, says):
+    expected = re.escape("images.parquet: image 'b' (row 1) ") + ".*" + re.escape(says)
+    with pytest.raises(CacheError, match=expected):
+        places_of(NAME, table({}, {"image_id": "b", **row}, {}))
+
+
+def write_old(path: Path) -> None:
+    """A manifest as it was before images had places."""
+    names = [name for name in IMAGES.names if name not in ("offset", "length")]
+    old = pa.schema([IMAGES.field(name) for name in names], metadata={"sightline": "images/1"})
+    write_manifest(path, table({}).select(names).cast(old), old)
+
+
+def test_a_manifest_without_places_is_of_an_older_kind(tmp_path):
+    write_old(tmp_path / NAME)
+    with pytest.raises(CacheError, match=r"(?s)of kind images/2.*Run `sightline prepare` again"):
+        read_manifest(tmp_path / NAME, IMAGES)
+
+
+def test_preparing_again_replaces_a_manifest_of_the_older_kind(tmp_path):
+    for write in (write_old, lambda path: write_manifest(path, table({}), IMAGES)):
+        with building("pairs", tmp_path / "out", [tmp_path / "photos"]) as (folder, _):
+            write(folder / NAME)
+    assert places_of(NAME, read_manifest(tmp_path / "out" / NAME, IMAGES)) == [Place(Path("a.tar"))]
+
+
+def test_images_that_are_files_of_their_own(tmp_path):
+    columns = {name: [value] * 3 for name, value in SOUND.items()}
+    write_manifest(tmp_path / NAME, pa.table({**columns, **whole_files(3)}, schema=IMAGES), IMAGES)
+    assert places_of(NAME, read_manifest(tmp_path / NAME, IMAGES)) == [Place(Path("a.tar"))] * 3

@@ -1,0 +1,128 @@
+"""Whatever happened to a grounding and its cut-outs, they say what a clean run says."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from ground_data import SETTINGS, DataSet, files_of, run_ground
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.cache import CacheError, verify
+from pipeline.cache.bundles import Bundle, BundleRows
+from pipeline.cache.commit import FILE_NAME, read_tables_record
+from pipeline.cache.compact import collect, compact, garbage
+from pipeline.cache.repair import repair
+from pipeline.cache.set_writer import MAX_SMALL_SHARDS
+from pipeline.cache.tables import read_tables
+from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+
+CUTTING = CutoutSettings(block_objects=5, shard_objects=8)
+
+
+def make(data: DataSet, folder: Path, chosen: list[int]) -> None:
+    """Records and cut-outs of some of the images of ``data``."""
+    everything = data.captions
+    data.captions = {f"{i}.png": everything[f"{i}.png"] for i in chosen}
+    run_ground(data, folder / "out", settings=SETTINGS)
+    paths = {unit.key: unit.place for unit in data.units()}
+    write_cutouts(folder / "out", paths, folder / "cut", CUTTING)
+    data.captions = everything
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> DataSet:
+    return DataSet.of(tmp_path_factory.mktemp("data"), 12)
+
+
+_SOME = st.lists(st.integers(0, 11), unique=True, min_size=1)
+_STEP = st.one_of(_SOME, st.sampled_from(["compact", "gc", "repair"]))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(_STEP, min_size=1, max_size=6), _SOME)
+def test_after_any_history_the_files_are_those_of_a_clean_run_once_compacted(
+    data, tmp_path_factory, history, last
+):
+    folder, clean = tmp_path_factory.mktemp("history"), tmp_path_factory.mktemp("clean")
+    for step in [*history, last]:
+        for name, rows in ("out", SETTINGS.shard_images), ("cut", CUTTING.shard_objects):
+            if not (folder / name / FILE_NAME).exists():
+                continue
+            if step == "compact":
+                compact(folder / name, rows)
+            elif step == "gc":
+                collect(folder / name)
+            elif step == "repair":
+                first = read_tables_record(folder / name, _KIND[name]).files[0]
+                (folder / name / first.name).write_bytes(b"damaged")
+                repair(folder / name)
+        if isinstance(step, list):
+            make(data, folder, step)
+    make(data, clean, last)
+    for name in ("out", "cut"):
+        kind = _KIND[name]
+        found, expected = (read_tables_record(at / name, kind) for at in (folder, clean))
+        assert found.content_digest == expected.content_digest
+        assert found.counts == expected.counts
+        compact(folder / name, SETTINGS.shard_images if name == "out" else CUTTING.shard_objects)
+        collect(folder / name)
+        assert verify(folder / name) == []
+        assert files_of(folder / name) == files_of(clean / name)
+
+
+_KIND = {"out": "grounding", "cut": "cutouts"}
+
+
+def test_many_small_shards_are_put_together(data, tmp_path):
+    large = dataclasses.replace(SETTINGS, shard_images=100)
+    everything, data.captions = data.captions, {}
+    for count in range(MAX_SMALL_SHARDS + 2):
+        name = f"{count % 12}.png"
+        data.captions[name] = [*data.captions.get(name, []), f"a thing called {count}"]
+        run_ground(data, tmp_path / "out", settings=large)
+    assert len(read_tables_record(tmp_path / "out", "grounding").shards) <= MAX_SMALL_SHARDS + 1
+    run_ground(data, tmp_path / "clean", settings=large)
+    data.captions = everything
+    compact(tmp_path / "out")
+    collect(tmp_path / "out")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "clean")
+
+
+def test_compact_of_a_clean_set_rewrites_nothing_that_differs(data, tmp_path):
+    make(data, tmp_path, list(range(12)))
+    before = files_of(tmp_path / "out")
+    compact(tmp_path / "out", SETTINGS.shard_images)
+    assert garbage(tmp_path / "out").files == {}
+    assert files_of(tmp_path / "out") == before
+
+
+def test_compact_refuses_a_damaged_table_and_names_the_way_out(data, tmp_path):
+    make(data, tmp_path, [0, 1, 2, 3])
+    table = read_tables_record(tmp_path / "out", "grounding").shards[0].tables["phrases"]
+    path = tmp_path / "out" / table.name
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    before = files_of(tmp_path / "out")
+    with pytest.raises(CacheError, match=r"sightline cache repair"):
+        compact(tmp_path / "out")
+    assert files_of(tmp_path / "out") == before
+
+
+def test_units_come_in_the_order_asked_with_all_their_rows(data, tmp_path):
+    make(data, tmp_path, list(range(12)))
+    tables = {name: read_tables(tmp_path / "out", name) for name in ("images", "phrases", "drops")}
+    half = len(tables["images"]) // 2
+    bundles = [
+        Bundle("grounding", {**tables, "images": tables["images"].slice(start, count)}, {})
+        for start, count in ((0, half), (half, len(tables["images"]) - half))
+    ]
+    rows = BundleRows("grounding", bundles, [set(), set()])
+    backwards = rows.keys[::-1].copy()
+    found = rows.gather(rows.find(backwards))
+    assert [key.tobytes() for key in backwards] == found["images"]["unit_key"].to_pylist()
+    order = {key: i for i, key in enumerate(found["images"]["image_key"].to_pylist())}
+    for name in ("phrases", "drops"):
+        expected = sorted(tables[name].to_pylist(), key=lambda row: order[row["image_key"]])
+        assert found[name].to_pylist() == expected
