@@ -78,9 +78,11 @@ def similarity(
         ("Spearman", correlation.spearman, correlation.reason),
         ("alignment", geometry.alignment, "; ".join(geometry.reasons)),
         ("uniformity", geometry.uniformity, "; ".join(geometry.reasons)),
+        ("alignment, as released", geometry.alignment_released, "; ".join(geometry.reasons)),
+        ("uniformity, as released", geometry.uniformity_released, "; ".join(geometry.reasons)),
     ]:
         print(
-            f"{name:12} {value:8.3f}" if value is not None else f"{name:12} not defined: {reason}"
+            f"{name:23} {value:8.3f}" if value is not None else f"{name:23} not defined: {reason}"
         )
 
 

@@ -59,6 +59,46 @@ def test_geometry_takes_pairs_above_four_and_each_sentence_once():
     assert result.uniformity == pytest.approx(plain_uniformity(np.array(list(points.values()))))
 
 
+def test_the_released_evaluation_takes_means_of_batches_in_order_of_length(monkeypatch):
+    monkeypatch.setattr(geometry, "_RELEASED_BATCH", 3)
+    texts = ["a b c", "a", "b b", "c c", "d", "e e e e", "f f"]
+    points = {text: RANDOM.standard_normal(3) for text in texts}
+    graded = [
+        ("a b c", "a", 5.0),
+        ("b b", "c c", 4.0),
+        ("d", "e e e e", 1.0),
+        ("d", "a", 4.5),
+        ("f f", "a", 2.0),
+    ]
+    # by words of the first, then of the second sentence: d a, d e, f a | b c, a-b-c a
+    batches = [[graded[3], graded[2], graded[4]], [graded[1], graded[0]]]
+    close, spread = [], []
+    for batch in batches:
+        first, second = (unit(np.array([points[p[side]] for p in batch])) for side in (0, 1))
+        positive = np.array([pair[2] >= 4 for pair in batch])
+        close.append(((first - second) ** 2).sum(1)[positive].mean())
+        spread.append(plain_uniformity(np.concatenate([first, second])))
+    pairs = GradedPairs(
+        "toy",
+        tuple(pair[0] for pair in graded),
+        tuple(pair[1] for pair in graded),
+        np.array([pair[2] for pair in graded]),
+    )
+    result = evaluate_geometry(lambda some: np.array([points[text] for text in some]), pairs)
+    assert result.alignment_released == pytest.approx(np.mean(close))
+    assert result.uniformity_released == pytest.approx(np.mean(spread))
+    assert result.alignment != pytest.approx(result.alignment_released)
+
+
+def test_a_batch_without_a_positive_pair_counts_as_nothing(monkeypatch):
+    monkeypatch.setattr(geometry, "_RELEASED_BATCH", 1)
+    pairs = GradedPairs("toy", ("a", "b b"), ("c", "d d"), np.array([4.0, 1.0]))
+    points = {"a": [1.0, 0.0], "c": [0.0, 1.0], "b b": [1.0, 1.0], "d d": [0.0, 1.0]}
+    result = evaluate_geometry(lambda some: np.array([points[text] for text in some]), pairs)
+    assert result.alignment_released == pytest.approx((2 + 0) / 2)
+    assert result.alignment is None
+
+
 def test_what_is_not_defined_is_none_with_a_reason():
     pairs = GradedPairs("low", ("a", "b"), ("b", "c"), np.array([1.0, 2.0]))
     low = evaluate_geometry(lambda texts: np.eye(len(texts)), pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -10,17 +11,29 @@ from sightline.errors import SightlineError
 from train.evaluate.similarity import Encode, GradedPairs, encode_distinct
 
 _CHUNK = 1024  # rows of the distance matrix held at once
+_RELEASED_BATCH = 128
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Both are better when lower. A value is None where `reasons` says why it is not defined."""
+    """All are better when lower. A value is None where `reasons` says why it is not defined.
+
+    Attributes:
+        alignment, uniformity: as the papers define them: over all pairs with gold > 4, and over
+            every two distinct sentences.
+        alignment_released, uniformity_released: as the released evaluation takes them, see
+            `released_geometry`; published figures are of this kind.
+        positive_pairs: with gold > 4.
+        sentences: distinct ones.
+    """
 
     alignment: float | None
     uniformity: float | None
     positive_pairs: int
     sentences: int
     reasons: tuple[str, ...] = ()
+    alignment_released: float | None = None
+    uniformity_released: float | None = None
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object; an undefined value is null."""
@@ -30,9 +43,7 @@ class Geometry:
 def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.0) -> Geometry:
     """Alignment over the pairs with gold > `gold_above`, uniformity over all distinct sentences.
 
-    KDMCSE and DALR use STS-B's dev split; MCSE used all of STS-B. Uniformity is taken over every
-    pair of two different sentences of the whole set at once. (A mean of per-batch
-    values, which released evaluation code takes, moves with the batch size.)
+    KDMCSE and DALR use STS-B's dev split; MCSE used all of STS-B.
     """
     embeddings, row_of = encode_distinct(encode, [pairs])
     positives = np.flatnonzero(pairs.gold > gold_above)
@@ -54,7 +65,38 @@ def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.
         spread = uniformity(embeddings)
     else:
         reasons.append(f"{len(embeddings)} distinct sentences; uniformity needs two")
-    return Geometry(close, spread, len(positives), len(embeddings), tuple(reasons))
+    released = released_geometry(embeddings, row_of, pairs)
+    return Geometry(close, spread, len(positives), len(embeddings), tuple(reasons), *released)
+
+
+def released_geometry(
+    embeddings: np.ndarray, row_of: Mapping[str, int], pairs: GradedPairs
+) -> tuple[float, float]:
+    """Alignment and uniformity as MCSE's evaluation takes them (SentEval/senteval/sts.py there).
+
+    Pairs are sorted by the words of both sentences and by gold and cut into batches of 128. A
+    batch's alignment is over its pairs with gold ≥ 4, 0 where it has none; its uniformity over both
+    sides, repeated sentences included. The result is the mean over batches.
+
+    Args:
+        embeddings: float [n, d] of the distinct sentences.
+        row_of: sentence → row.
+    """
+    words = [
+        (len(pairs.first[i].split()), len(pairs.second[i].split()), float(pairs.gold[i]), i)
+        for i in range(len(pairs))
+    ]
+    order = [i for *_, i in sorted(words)]
+    close, spread = [], []
+    for start in range(0, len(order), _RELEASED_BATCH):
+        batch = np.array(order[start : start + _RELEASED_BATCH])
+        first, second = (
+            embeddings[[row_of[side[i]] for i in batch]] for side in (pairs.first, pairs.second)
+        )
+        positive = pairs.gold[batch] >= 4.0
+        close.append(alignment(first[positive], second[positive]) if positive.any() else 0.0)
+        spread.append(uniformity(np.concatenate([first, second])))
+    return float(np.mean(close)), float(np.mean(spread))
 
 
 def alignment(first: np.ndarray, second: np.ndarray) -> float:

@@ -12,6 +12,8 @@ from train.evaluate.similarity import Encode, GradedPairs, evaluate_pairs, load_
 from train.evaluate.sts import evaluate_sts, load_sts, load_sts_benchmark
 from train.report.results import EvaluationSet
 
+GEOMETRY = ("alignment", "uniformity", "alignment_released", "uniformity_released")
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -44,7 +46,8 @@ def score(encode: Encode, test: Path, dev: Path) -> Scores:
         encode: sentences → float [n, d].
         test: a similarity TSV (one score, ``similarity``), or a folder of SentEval's layout (the
             seven STS tasks and their average, METHODS §8).
-        dev: a similarity TSV or a folder with STS-B, for alignment and uniformity.
+        dev: a similarity TSV or a folder with STS-B, for alignment and uniformity, in both
+            definitions of `train.evaluate.geometry`.
 
     Raises:
         SightlineError: a file is missing or not in its format.
@@ -78,8 +81,8 @@ def score(encode: Encode, test: Path, dev: Path) -> Scores:
             reasons["similarity"] = correlation.reason
     graded = load_graded(dev, "dev")
     geometry = evaluate_geometry(encode, graded)
-    scores["alignment"], scores["uniformity"] = geometry.alignment, geometry.uniformity
-    for task in ("alignment", "uniformity"):
+    scores |= {task: getattr(geometry, task) for task in GEOMETRY}
+    for task in GEOMETRY:
         evaluated_on[task] = _evaluation_set([graded])
         if scores[task] is None:
             reasons[task] = "; ".join(geometry.reasons)

@@ -12,7 +12,12 @@ from train.report.published import PublishedRow
 from train.report.results import RunResult
 
 # Of these a lower value is the better one; of every other task the higher.
-LOWER_IS_BETTER = frozenset({"alignment", "uniformity"})
+LOWER_IS_BETTER = frozenset(
+    {"alignment", "uniformity", "alignment_released", "uniformity_released"}
+)
+
+UNSHOWN = frozenset({"alignment_released", "uniformity_released"})
+"""In every result, beside the papers' definitions, and left out of tables to keep them narrow."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,8 @@ def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] =
     """
     if not results:
         raise SightlineError("no results to report; run the train and evaluate stages first")
-    tasks = tuple(dict.fromkeys(task for result in results for task in result.scores))
+    every = dict.fromkeys(task for result in results for task in result.scores)
+    tasks = tuple(task for task in every if task not in UNSHOWN)
     runs: dict[str, list[RunResult]] = {}
     for result in results:
         runs.setdefault(result.run, []).append(result)
