@@ -8,15 +8,18 @@ import hashlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stub_set import KEYS, SPEC
 
-from pipeline.cache import key_of_bytes, key_of_file, key_of_text
+from pipeline.cache import FeatureSetWriter, key_of_bytes, key_of_file, key_of_text
 from pipeline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
 from sightline.errors import BusyError, SightlineError
+from sightline.files import write_bytes
 from sightline.lock import WriterLock
 
 # few distinct bytes, so that prefixes collide as a forger's would
@@ -151,3 +154,66 @@ def test_a_lock_is_never_a_link(tmp_path):
     with pytest.raises(OSError, match="symbolic links"), WriterLock(tmp_path / "run"):
         pass
     assert (tmp_path / "mine").read_text() == "precious"
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
+def test_a_file_system_that_cannot_rename_over_a_file_is_named(tmp_path, monkeypatch, number):
+    def replace(path: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(SightlineError, match=r"cannot replace a file by renaming .* local disk"):
+        write_bytes(tmp_path / "plan", b"x")
+    assert list(tmp_path.iterdir()) == []
+    said = pytest.raises(SightlineError, match="cannot replace a file by renaming")
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer, said:
+        writer.plan(KEYS, batch_size=16)
+    assert not (tmp_path / "set").exists()
+
+
+def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path):
+    """In processes of their own: the kernel gives one process every lock that it asks for."""
+    code = (
+        "import sys; from pathlib import Path; from sightline.lock import WriterLock\n"
+        "lock = WriterLock(Path(sys.argv[1]), sys.argv[2], join=True)\n"
+        "with lock:\n"
+        "    print(lock.alone, flush=True)\n"
+        "    for line in sys.stdin:\n"
+        "        word, _, number = line.strip().partition(' ')\n"
+        "        if word == 'share':\n            lock.share()\n"
+        "        if word == 'release':\n            lock.release(int(number))\n"
+        "        print(lock.claim(int(number)) if word == 'claim' else 'ok', flush=True)\n"
+    )
+
+    def worker(name: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", code, str(tmp_path), name]
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(process: subprocess.Popen[str], words: str) -> str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{words}\n")
+        process.stdin.flush()
+        return process.stdout.readline().strip()
+
+    first = worker("worker 0/2")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "True\n"
+    second = worker("worker 1/2")
+    assert second.stdout is not None
+    assert ask(first, "share") == "ok"
+    assert second.stdout.readline() == "False\n"  # it has waited for that
+    with pytest.raises(BusyError, match=r"another run is writing here \(worker 0/2, process"):
+        WriterLock(tmp_path).__enter__()
+    assert ask(first, "claim 3") == "True"
+    assert ask(second, "claim 3") == "False"
+    assert ask(second, "claim 4") == "True"
+    assert ask(first, "release 3") == "ok"
+    assert ask(second, "claim 3") == "True"
+    second.kill()
+    second.wait()
+    assert ask(first, "claim 3") == "True"  # the kernel has let go of it
+    first.communicate()
+    with WriterLock(tmp_path) as last:
+        assert last.alone
+        assert len(last.abandoned) == 2  # whose temporary files are looked for

@@ -160,8 +160,8 @@ def test_a_flipped_bit_or_a_cut_is_named_and_not_served(world: Path, kind: Table
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @every_kind
-def test_hundreds_of_damages_more(world: Path, kind: TableKind, seed: int) -> None:
-    damages(world / kind, kind, 400, seed)
+def test_ten_thousand_damages_more(world: Path, kind: TableKind, seed: int) -> None:
+    damages(world / kind, kind, 1300, seed)
 
 
 @pytest.mark.slow

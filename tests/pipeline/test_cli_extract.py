@@ -257,3 +257,57 @@ def test_rows_of_another_set_are_copied_with_other_workers(
     said = json.loads(capsys.readouterr().out)
     assert (said["computed"], said["copied"]) == (0, 7)
     assert files(tmp_path / "two") == files(tmp_path / "sets" / "one")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("5/4", "worker 5/4: there is none; the 4 workers count from 0/4 to 3/4"),
+        ("2/2", "worker 2/2: there is none"),
+        ("a/b", "worker 'a/b': expected i/n"),
+    ],
+)
+def test_a_worker_that_cannot_be_is_misuse(
+    monkeypatch, capsys, photos, clip, tmp_path, given, said
+):
+    words = image_words(photos, clip, tmp_path / "out", worker=given)
+    assert sightline(monkeypatch, *words) == 2
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_that_is_the_only_one_leaves_the_files_of_a_run_by_itself(
+    monkeypatch, capsys, photos, clip, tmp_path
+):
+    (photos / "broken.jpg").write_bytes(b"not an image at all")
+    for name, options in ("alone", {}), ("shared", {"worker": "1/3"}):
+        words = image_words(photos, clip, tmp_path / name, max_failed=1, **options)
+        assert sightline(monkeypatch, *words, "--json") == 0
+        said = json.loads(capsys.readouterr().out)
+        assert (said["published"], said["rows"], said["failed"]) == (True, 7, 1)
+        assert (said["computed"], said["resumed"]) == (8, 0)
+    assert files(tmp_path / "alone") == files(tmp_path / "shared")
+    listed = [
+        (tmp_path / f"{name}.run" / "failures.jsonl").read_text() for name in ("alone", "shared")
+    ]
+    assert listed[0] == listed[1]
+    assert "broken.jpg" in listed[0]
+
+
+def test_threads_are_those_asked_for_and_on_record(monkeypatch, capsys, photos, clip, tmp_path):
+    import torch
+
+    before, seen = torch.get_num_threads(), []
+    encode = torch.nn.Module.__call__
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "__call__",
+        lambda *a, **k: seen.append(torch.get_num_threads()) or encode(*a, **k),
+    )
+    for count in (1, 2):
+        out = tmp_path / str(count)
+        assert sightline(monkeypatch, *image_words(photos, clip, out, threads=count)) == 0
+        assert set(seen) == {count}
+        seen.clear()
+        assert FeatureSet.open(out).record.shards[0].computed["threads"] == count
+    assert torch.get_num_threads() == before
