@@ -48,7 +48,8 @@ from train.batch import Batch
 from train.data import TrainingData
 from train.model import TOTAL, GroundedModel
 from train.objectives import make_objective
-from train.run_spec import RunSpec
+from train.optimizer import make_optimizer
+from train.run_spec import RunSpec, TrainConfig
 
 TARGET = 1.15
 PHRASES_EACH = 4
@@ -161,7 +162,8 @@ class Step:
         made = make_objective(objective, {**parameters, "caption": "random"})
         self.device = torch.device(options.device)
         self.model = GroundedModel(encoder(), made, "cls", self.data.dims).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-5, fused=True)
+        config = TrainConfig(learning_rate=3e-5, max_steps=1)
+        self.optimizer = make_optimizer(self.model, config)
 
     def __call__(self, k: int) -> None:
         batch = self.prepared(self.data[k].to(self.device))

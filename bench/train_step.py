@@ -33,6 +33,8 @@ from train.data import pad
 from train.losses import info_nce
 from train.model import TOTAL, GroundedModel
 from train.objectives import make_objective
+from train.optimizer import make_optimizer
+from train.run_spec import TrainConfig
 from train.schedule import Schedule
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -143,7 +145,7 @@ class PlainLoop:
 
 
 class OurStep:
-    """A step as `SightlineTrainer` takes it: its model, batches, optimiser and clipping."""
+    """A step as `train.loop.Loop` takes it: its model, batches, optimiser and clipping."""
 
     def __init__(self, encoder: Any, device: torch.device, precision: str) -> None:
         objective = make_objective("mcse", {"image": "bench"})
@@ -152,9 +154,7 @@ class OurStep:
         self.autocast: Callable[[], Any] = nullcontext
         if precision == "bf16":
             self.autocast = lambda: torch.autocast(device.type, dtype=torch.bfloat16)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=3e-5, weight_decay=0.0, fused=True
-        )
+        self.optimizer = make_optimizer(self.model, TrainConfig(learning_rate=3e-5, max_steps=1))
 
     def step(self, stream: Stream, rows: np.ndarray) -> float:
         batch = stream.batch(0, rows).to(self.device)
