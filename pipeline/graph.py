@@ -140,7 +140,7 @@ def training_texts(params: Params) -> list[Path]:
 
 
 def run_spec(params: Params, run: str, seed: int) -> RunSpec:
-    """Everything that the training of ``run`` with ``seed`` is told, as explicit paths."""
+    """The specification of training ``run`` with ``seed``, with explicit paths."""
     from train.objectives import make_objective
     from train.run_spec import PairSource, RunSpec, TextSource
 

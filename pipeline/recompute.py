@@ -111,13 +111,13 @@ def _drawn(
 
 
 def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Path) -> FeatureSet:
-    """The same inputs through the encoder, in the batch shape of the record."""
+    """The same inputs through the encoder, in the batch shape and threads of the record."""
     from sightline.devices import pick_device
 
     spec, where = features.record.spec, pick_device(device)
-    sizes = [shard.computed.get("batch_size") for shard in features.record.shards]
     settings = ExtractSettings(
-        batch_size=next((size for size in sizes if isinstance(size, int)), 64),
+        batch_size=_recorded(features, "batch_size") or 64,
+        threads=_recorded(features, "threads"),
         workers=0,
         max_failed=1.0,
         dtype=spec.dtype,
@@ -131,6 +131,12 @@ def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Pa
         if not (out / FILE_NAME).exists():  # else it is about rows in error, which are told below
             raise
     return FeatureSet.open(out)
+
+
+def _recorded(features: FeatureSet, name: str) -> int | None:
+    """A number that the first shard whose rows were all computed with the same one has."""
+    found = (shard.computed.get(name) for shard in features.record.shards)
+    return next((number for number in found if isinstance(number, int)), None)
 
 
 def _require_the_same_encoder(folder: Path, features: FeatureSet, again: FeatureSet) -> None:

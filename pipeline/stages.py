@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import graph
 from pipeline.cache.record import Kind
-from pipeline.extract.account import RunSummary
+from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.runner import Invocation
 from pipeline.params import Params, ParamsError
@@ -35,14 +35,14 @@ def prepare(params: Params, dataset: str) -> str:
 
 def features(
     params: Params, dataset: str, kind: Kind, encoder: str, invocation: Invocation = ONCE
-) -> RunSummary:
+) -> SetSummary:
     """Features of the images, objects or captions of ``dataset``, by one encoder."""
     inputs = graph.feature_inputs(params, dataset, kind, encoder)
     settings, device = settings_of(params, invocation, [inputs.root] if inputs.root else [])
     return inputs.encode(graph.features_folder(dataset, kind, encoder), settings, device)
 
 
-def ground(params: Params, dataset: str, invocation: Invocation = ONCE) -> RunSummary:
+def ground(params: Params, dataset: str, invocation: Invocation = ONCE) -> SetSummary:
     """Which words of the captions of ``dataset`` name which pixels, and the objects cut out."""
     from pipeline.grounding.stage import ground_dataset
 

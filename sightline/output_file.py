@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sightline.errors import SightlineError
 from sightline.files import replacing
-from sightline.output import check_apart
+from sightline.overlap import check_apart
 
 _HEAD_BYTES = 4096
 

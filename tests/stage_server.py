@@ -157,10 +157,10 @@ def hash_of(text: str) -> float:
 
 def without_torch() -> None:
     """Let a run say what it computes with, and not import PyTorch for it."""
-    from pipeline.extract import machine
+    from pipeline.extract import machine, runner
 
-    machine.threads_here = lambda: 1
-    machine.using_threads = lambda count: contextlib.nullcontext()
+    runner.threads_here = lambda: 1
+    runner.using_threads = lambda count: contextlib.nullcontext()
     machine.code_version = lambda: "stub"
     machine.described = lambda device: {"device": device}
 

@@ -198,8 +198,6 @@ class Loop:
         seconds = time.perf_counter() - started
         self._window.step(float(norm), sentences, seconds)
         self.progress.sentences += sentences
-        for name, peak in peak_memory(self._device).items():
-            self.progress.peak_memory[name] = max(peak, self.progress.peak_memory.get(name, 0))
         self.progress.seconds += seconds
 
     def _log(self, entry: dict[str, float]) -> None:
@@ -228,6 +226,8 @@ class Loop:
 
     def _save(self) -> None:
         """Write the checkpoint of this step."""
+        for name, peak in peak_memory(self._device).items():
+            self.progress.peak_memory[name] = max(peak, self.progress.peak_memory.get(name, 0))
         made = self._checkpoints.made(self.state.step)
         made.mkdir(parents=True, exist_ok=True)
         weights = {name: value.contiguous() for name, value in self._model.state_dict().items()}

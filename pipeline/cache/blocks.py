@@ -48,12 +48,6 @@ class Block:
         dtype, shape, offset = self.places[name]
         return np.memmap(self.path, dtype=dtype, mode="r", offset=offset, shape=shape)
 
-    @property
-    def done(self) -> Iterator[bytes]:
-        """Keys of all its rows, those in error among them."""
-        yield from (key.tobytes() for key in self.keys)
-        yield from self.failed
-
 
 class FinishedBlocks:
     """The blocks in a run folder, in safetensors files that are named by the BLAKE3 of their bytes.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.cache.keys import Keys, KeyTable, unique_sorted
 from pipeline.cache.manifest import key_column
+from pipeline.cache.ranges import ranges
 from pipeline.cache.record import TABLES_OF, TableKind
 
 KEY_OF: dict[TableKind, str] = {"grounding": "unit_key", "cutouts": "key"}
@@ -27,6 +28,10 @@ class Bundle:
         kind: of the set.
         tables: by name; a row that belongs to no unit of the first table is left out.
         computed: how they were computed.
+
+    Attributes:
+        keys: uint8 [n, 32] of the units.
+        failed: bool [n], which of them are in error.
     """
 
     def __init__(
@@ -34,6 +39,11 @@ class Bundle:
     ) -> None:
         first, *others = TABLES_OF[kind]
         self.keys = key_column(tables[first][KEY_OF[kind]])
+        self.failed = np.zeros(len(self.keys), dtype=bool)
+        if "error" in tables[first].column_names:
+            self.failed = np.array(
+                [code != "" for code in tables[first]["error"].to_pylist()], bool
+            )
         self.computed = dict(computed)
         self._tables = {first: tables[first]}
         units = np.arange(len(self.keys) + 1)
@@ -53,35 +63,29 @@ class Bundle:
         """The rows of ``units`` in one table, and how many each of them has: int64 [n]."""
         starts = self._starts[name]
         counts = starts[units + 1] - starts[units]
-        before = np.cumsum(counts) - counts
-        rows = np.arange(counts.sum()) + np.repeat(starts[units] - before, counts)
-        return self._tables[name].take(pa.array(rows)), counts
+        return self._tables[name].take(pa.array(ranges(starts[units], counts))), counts
 
 
 class BundleRows:
-    """The units of several bundles; of two of one key the first counts, errors last.
+    """The units of several bundles; of two of one key the first counts, one in error last.
 
-    Args:
-        failed: keys of the units in error; one that a later bundle has without an error is taken
-            from there.
+    Attributes:
+        keys: uint8 [n, 32], sorted.
+        failed: bool [n], which of these units are in error.
     """
 
-    def __init__(
-        self, kind: TableKind, bundles: Sequence[Bundle], failed: Sequence[set[bytes]]
-    ) -> None:
+    def __init__(self, kind: TableKind, bundles: Sequence[Bundle]) -> None:
         self._bundles, self._names = bundles, TABLES_OF[kind]
         none = np.empty(0, dtype=np.int64)
         numbers = [np.full(len(each.keys), i) for i, each in enumerate(bundles)]
         rows = [np.arange(len(each.keys)) for each in bundles]
-        bad = [
-            np.array([key.tobytes() in some for key in each.keys], dtype=bool)
-            for each, some in zip(bundles, failed, strict=True)
-        ]
-        last = np.argsort(np.concatenate([none.astype(bool), *bad]), kind="stable")
+        failed = np.concatenate([none.astype(bool), *(each.failed for each in bundles)])
+        last = np.argsort(failed, kind="stable")
         keys = np.concatenate([np.empty((0, 32), np.uint8), *(each.keys for each in bundles)])[last]
         order = unique_sorted(keys)
         self.keys = keys[order]
         self._table = KeyTable(self.keys)
+        self.failed = failed[last][order]
         self._numbers = np.concatenate([none, *numbers])[last][order]
         self._rows = np.concatenate([none, *rows])[last][order]
 

@@ -87,7 +87,7 @@ def _compact_tables(
             )
             for number, shard in enumerate(record.shards)
         ]
-        rows = BundleRows(kind, bundles, [set() for _ in bundles])
+        rows = BundleRows(kind, bundles)
         cut = shard_rows or SHARD_ROWS[kind]
         shards = write_table_shards(output, kind, rows.keys, cut, rows)
     return publish_tables(output, record.spec, shards, record.counts, record.provenance)

@@ -212,7 +212,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
             return np.ones(len(self._wanted), dtype=bool)
         absent = self._published.find(self._wanted) < 0
         if self._published.failed and not retry_failed:
-            rows = KeyTable(self._wanted).find(as_keys(list(self._published.failed)))
+            rows = self._table.find(as_keys(list(self._published.failed)))
             absent[rows[rows >= 0]] = False
         return absent
 
@@ -229,14 +229,13 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         """Rows of the published set that are still wanted, and those that stay in error."""
         if self._published is None:
             return Placed.nothing(), {}
-        wanted = KeyTable(self._wanted)
         rows = live_rows(self._published)
         bad = as_keys(sorted(self._published.failed))
         again = KeyTable(bad).find(np.concatenate([self._planned, self._copied_keys]))
-        stays = wanted.find(bad) >= 0
+        stays = self._table.find(bad) >= 0
         stays[again[again >= 0]] = False
         failed = {key.tobytes(): self._published.failed[key.tobytes()] for key in bad[stays]}
-        return rows.only(wanted.find(rows.keys) >= 0), failed
+        return rows.only(self._table.find(rows.keys) >= 0), failed
 
     def _unchanged(self, kept: Placed, failed: dict[bytes, str]) -> bool:
         published = self._published

@@ -207,6 +207,7 @@ class SetWriter(ABC, Generic[Spec]):
         keys = as_keys(keys)
         first = unique_sorted(keys)
         self._wanted = keys[first]
+        self._table = KeyTable(self._wanted)
         lengths = None if lengths is None else lengths[first]
         missing = self._missing(retry_failed)
         copied = self._copied(missing)
@@ -217,12 +218,14 @@ class SetWriter(ABC, Generic[Spec]):
         done = self._done(again=retry_failed and self.worker is None)
         stored = Plan.load(self.run_folder / "plan")
         asked = shape
-        resumed = stored is not None and stored.fingerprint == self.spec.fingerprint
-        if stored is not None and resumed and any(map(len, done)):
+        if (
+            stored is not None
+            and stored.fingerprint == self.spec.fingerprint
+            and any(map(len, done))
+        ):
             # an interrupted run goes on in the shape it began with, or its rows would not fit
             begun = stored.shape
             shape = replace(shape, batch_size=begun.batch_size, threads=begun.threads)
-        self._table = KeyTable(self._wanted)
         self._row_is_done = np.zeros_like(missing)
         self._mark(self._row_is_done, done)
         known, outside = self._known(missing, stored)

@@ -43,8 +43,8 @@ class _Published:
     errors: tuple[str, ...]
 
     @property
-    def failed(self) -> set[bytes]:
-        return {key.tobytes() for key, code in zip(self.keys, self.errors, strict=True) if code}
+    def failed(self) -> list[bytes]:
+        return [key.tobytes() for key, code in zip(self.keys, self.errors, strict=True) if code]
 
 
 class TableSetWriter(SetWriter[TableSpec]):
@@ -127,31 +127,30 @@ class TableSetWriter(SetWriter[TableSpec]):
             CacheError: units of the plan were never added.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        kept, rest, failed = self._kept()
+        kept, rest = self._kept()
+        failed = [key for part in kept for key in part.failed]
         if self._unchanged(kept):
             record = self._record
             assert record is not None
             self._output.settle(file.name for file in record.files)
-            self._finish(key for part in kept for key in part.failed)
+            self._finish(failed)
             return record
-        new = [self._bundle(block) for block in self.blocks]
-        errors = [set(block.failed) for block in self.blocks]
-        rows = BundleRows(self._kind, [*new, *rest], [*errors, *failed])
+        rows = BundleRows(self._kind, [*map(self._bundle, self.blocks), *rest])
         lost = int((rows.find(self._planned) < 0).sum())
         if lost:
             raise CacheError(f"{self.folder}: {lost} planned rows were never computed")
-        keys = rows.keys[KeyTable(self._wanted).find(rows.keys) >= 0]
+        new = self._table.find(rows.keys) >= 0
         if kept:
             held = np.concatenate([part.keys for part in kept])
-            keys = keys[KeyTable(held[sort_order(held)]).find(keys) < 0]
+            new &= KeyTable(held[sort_order(held)]).find(rows.keys) < 0
+        keys = rows.keys[new]
         made = write_table_shards(self._output, self._kind, keys, self.shape.shard_rows, rows)
         shards = [*(part.shard for part in kept), *made]
         self.failures.add({key: about for b in self.blocks for key, about in b.failed.items()})
         self.failures.write()  # before it is published: no kill leaves an error without its reason
         counts = self._count(self.folder, shards)
         record = publish_tables(self._output, self.spec, shards, counts)
-        self._open_published()
-        self._finish(key for part in self._published for key in part.failed)
+        self._finish([*failed, *(key.tobytes() for key in rows.keys[new & rows.failed])])
         return record
 
     # -- what is there already ---------------------------------------------------------------
@@ -191,22 +190,20 @@ class TableSetWriter(SetWriter[TableSpec]):
         return _Published(shard, keys, tuple(codes))
 
     def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:
-        wanted = KeyTable(self._wanted)
         missing = np.ones(len(self._wanted), dtype=bool)
         for part in self._published:
-            found = wanted.find(part.keys)
+            found = self._table.find(part.keys)
             again = np.array([retry_failed and code != "" for code in part.errors], dtype=bool)
             missing[found[(found >= 0) & ~again]] = False
         return missing
 
-    def _kept(self) -> tuple[list[_Published], list[Bundle], list[set[bytes]]]:
-        """Shards that stay, what is left of the others, and which units of that are in error."""
-        wanted, planned = KeyTable(self._wanted), self._planned[sort_order(self._planned)]
-        again = KeyTable(planned)
+    def _kept(self) -> tuple[list[_Published], list[Bundle]]:
+        """Shards that stay as they are, and the others that hold a unit that stays."""
+        again = KeyTable(self._planned[sort_order(self._planned)])
         whole: list[_Published] = []
         broken: list[_Published] = []
         for part in self._published:
-            stays = (wanted.find(part.keys) >= 0) & (again.find(part.keys) < 0)
+            stays = (self._table.find(part.keys) >= 0) & (again.find(part.keys) < 0)
             if stays.all():
                 whole.append(part)
             elif stays.any():
@@ -216,12 +213,10 @@ class TableSetWriter(SetWriter[TableSpec]):
             whole = [part for part in whole if len(part.keys) >= self.shape.shard_rows / 2]
             broken += small
         rest: list[Bundle] = []
-        failed: list[set[bytes]] = []
         for part in broken:
             tables = {n: read_table(self.folder, n, file) for n, file in part.shard.tables.items()}
             rest.append(Bundle(self._kind, tables, part.shard.computed))
-            failed.append(part.failed)
-        return whole, rest, failed
+        return whole, rest
 
     def _bundle(self, block: Block) -> Bundle:
         tables = {name: from_tensor(block.tensor(name)) for name in TABLES_OF[self._kind]}

@@ -23,7 +23,7 @@ from pipeline.cli.options import (
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.extract.account import RunSummary
+    from pipeline.extract.account import SetSummary
     from pipeline.extract.encode_missing import ExtractSettings
 
 app = typer.Typer(help="Run one frozen model into a feature set.", no_args_is_help=True)
@@ -295,7 +295,7 @@ def _settings(
     return settings, where
 
 
-def _print(summary: RunSummary, out: Path, as_json: bool) -> None:
+def _print(summary: SetSummary, out: Path, as_json: bool) -> None:
     from pipeline.cache import FeatureSetRecord
 
     record = summary.record

@@ -10,6 +10,7 @@ import typer
 from pipeline.cli.options import MOST_SEED, PARAMS, RETRY, THREADS, WORKER, Retry, worker_of
 
 if TYPE_CHECKING:
+    from pipeline.cache.record import Kind
     from pipeline.extract.runner import Invocation
     from pipeline.params import Params
 
@@ -46,11 +47,7 @@ def image_features(
 
     Example: sightline stage image-features scenes clip
     """
-    from pipeline import stages
-
-    how = _invocation(retry, threads, worker)
-    summary = stages.features(_load(params), dataset, "image", encoder, how)
-    print(f"{dataset}/image/{encoder}: {summary}")
+    _features(params, dataset, "image", encoder, _invocation(retry, threads, worker))
 
 
 @app.command()
@@ -95,11 +92,7 @@ def object_features(
 
     Example: sightline stage object-features scenes clip
     """
-    from pipeline import stages
-
-    how = _invocation(retry, threads, worker)
-    summary = stages.features(_load(params), dataset, "object", encoder, how)
-    print(f"{dataset}/object/{encoder}: {summary}")
+    _features(params, dataset, "object", encoder, _invocation(retry, threads, worker))
 
 
 @app.command("text-features")
@@ -115,11 +108,7 @@ def text_features(
 
     Example: sightline stage text-features scenes clip
     """
-    from pipeline import stages
-
-    how = _invocation(retry, threads, worker)
-    summary = stages.features(_load(params), dataset, "text", encoder, how)
-    print(f"{dataset}/text/{encoder}: {summary}")
+    _features(params, dataset, "text", encoder, _invocation(retry, threads, worker))
 
 
 @app.command()
@@ -135,11 +124,7 @@ def teachers(
 
     Example: sightline stage teachers scenes similarity
     """
-    from pipeline import stages
-
-    how = _invocation(retry, threads, worker)
-    summary = stages.features(_load(params), dataset, "teacher", encoder, how)
-    print(f"{dataset}/teacher/{encoder}: {summary}")
+    _features(params, dataset, "teacher", encoder, _invocation(retry, threads, worker))
 
 
 @app.command()
@@ -206,6 +191,14 @@ def report(
     from pipeline import stages
 
     stages.report(_load(params), seed, out, quiet)
+
+
+def _features(path: Path, dataset: str, kind: Kind, encoder: str, how: Invocation) -> None:
+    from pipeline import stages
+
+    print(
+        f"{dataset}/{kind}/{encoder}: {stages.features(_load(path), dataset, kind, encoder, how)}"
+    )
 
 
 def _invocation(retry: Retry | None, threads: int | None, worker: str | None) -> Invocation:

@@ -20,7 +20,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
-class RunSummary:
+class SetSummary:
     """What a run did, and what there is now.
 
     Attributes:

@@ -128,7 +128,7 @@ def _read(place: Place) -> bytes:
     end = place.offset + place.length
     with place.path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if end > size:  # asked before reading, which makes room for as many bytes as it is told
+        if end > size:  # checked first: `read` reserves as many bytes as it is asked for
             raise ImageError(
                 "outside",
                 f"its place is bytes {place.offset:,} to {end:,} of a file that has {size:,}; get "

@@ -14,7 +14,7 @@ from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, Plac
 from pipeline.cache.keys import Keys, as_keys, keys_of_texts
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
-from pipeline.extract.account import RunSummary
+from pipeline.extract.account import SetSummary
 from pipeline.extract.memory import HalvingCalls
 from pipeline.extract.runner import Advance, Computed, Contents, Failures, Job, RunSettings, run
 from sightline.errors import SightlineError
@@ -65,7 +65,7 @@ def extract_images(
     encoder: ImageEncoder,
     out: Path,
     settings: ExtractSettings,
-) -> RunSummary:
+) -> SetSummary:
     """Encode image files into the feature set ``out``.
 
     Images are decoded in worker processes, encoded in batches of a fixed shape, and written by a
@@ -91,7 +91,7 @@ def extract_objects(
     rules: CutoutRules,
     out: Path,
     settings: ExtractSettings,
-) -> RunSummary:
+) -> SetSummary:
     """Encode objects, cut out of their images, into the feature set ``out``.
 
     An object that several captions name counts once, and an image with several is decoded once
@@ -118,7 +118,7 @@ def extract_texts(
     out: Path,
     settings: ExtractSettings,
     kind: Kind,
-) -> RunSummary:
+) -> SetSummary:
     """Encode texts into the feature set ``out``; repeated texts count once.
 
     A text is padded to a length that depends on itself alone and shares a batch only with texts of
@@ -157,7 +157,7 @@ def _extract(
     out: Path,
     settings: ExtractSettings,
     unit: str,
-) -> RunSummary:
+) -> SetSummary:
     """Plan, encode, write and publish; the part that images, objects and texts share."""
     if not len(keys):
         raise SightlineError(f"{out}: there are no {unit} to encode; look at the manifest")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from pipeline.encoders.encoder_config import EncoderConfig
-    from pipeline.extract.account import RunSummary
+    from pipeline.extract.account import SetSummary
     from pipeline.extract.cutouts import CutoutRules
 
 
@@ -49,7 +49,7 @@ class FeatureInputs:
         keys = keys_of_texts(list(self.entries))
         return {key.tobytes(): text for key, text in zip(keys, self.entries, strict=True)}
 
-    def encode(self, out: Path, settings: ExtractSettings, device: torch.device) -> RunSummary:
+    def encode(self, out: Path, settings: ExtractSettings, device: torch.device) -> SetSummary:
         """Build the encoder and compute what the feature set ``out`` lacks.
 
         Raises:

@@ -2,29 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-
-def threads_here() -> int:
-    """Threads of the processor that PyTorch uses, as OMP_NUM_THREADS or the cores have it."""
-    import torch
-
-    return torch.get_num_threads()
-
-
-@contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    """Compute with ``count`` threads."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
 
 def code_version() -> str:
     """Versions of what computes; workers of different ones do not fill one set."""

@@ -17,10 +17,11 @@ from pipeline.cache.record import FeatureSetRecord, TableSetRecord
 from pipeline.cache.set_writer import SetWriter
 from pipeline.cache.worker import Worker
 from pipeline.extract import machine
-from pipeline.extract.account import RunSummary, account, check_failures, say_why
+from pipeline.extract.account import SetSummary, account, check_failures, say_why
 from pipeline.extract.memory import HalvingCalls, halved_to
 from sightline.errors import BusyError
 from sightline.progress import progress
+from sightline.threads import threads_here, using_threads
 
 Failures = dict[bytes, Failure]
 """Key → code, path and reason of a row that could not be computed."""
@@ -80,7 +81,7 @@ class RunSettings(Invocation):
     def shape(self) -> dict[str, Any]:
         """Threads and code version, for the plan."""
         return {
-            "threads": self.threads or machine.threads_here(),
+            "threads": self.threads or threads_here(),
             "code": machine.code_version(),
         }
 
@@ -123,7 +124,7 @@ class Job:
     unit: str
 
 
-def run(job: Job, settings: RunSettings) -> RunSummary:
+def run(job: Job, settings: RunSettings) -> SetSummary:
     """Compute what a set lacks, and publish it.
 
     A worker computes blocks beside the others first. Then it tries to be the only one: the last
@@ -144,7 +145,7 @@ def run(job: Job, settings: RunSettings) -> RunSummary:
                 stack.enter_context(writer)
             except BusyError:
                 seconds = time.monotonic() - start
-                return RunSummary(
+                return SetSummary(
                     None, str(settings.worker), count, 0, 0, 0, seconds, unit, halved_to(job.calls)
                 )
         else:
@@ -153,7 +154,7 @@ def run(job: Job, settings: RunSettings) -> RunSummary:
         count += _compute(job, settings)
         record: FeatureSetRecord | TableSetRecord = writer.publish()
     words, failed, total, remarks = job.contents(record)
-    summary = RunSummary(
+    summary = SetSummary(
         record,
         words,
         count,
@@ -180,7 +181,7 @@ def _compute(job: Job, settings: RunSettings) -> int:
     about = {**machine.described(settings.device), "threads": threads}
     about["batch_size"] = job.batch_size()
     with (
-        machine.using_threads(threads),
+        using_threads(threads),
         progress(
             writer.folder.as_posix(), writer.planned_rows, job.unit, writer.resumed_rows
         ) as advance,

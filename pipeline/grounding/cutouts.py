@@ -25,7 +25,7 @@ from pipeline.cache.record import TableSetRecord, TableShard, TableSpec
 from pipeline.cache.rle import CROP_RULE, decode_mask
 from pipeline.cache.table_writer import TableSetWriter
 from pipeline.cache.tables import CUTOUTS, read_tables
-from pipeline.extract.account import RunSummary
+from pipeline.extract.account import SetSummary
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from pipeline.extract.objects import cut_out
 from pipeline.extract.runner import Advance, Computed, Contents, Job, RunSettings, run
@@ -58,7 +58,7 @@ def write_cutouts(
     places: Mapping[bytes, Place],
     out: Path,
     settings: CutoutSettings = CutoutSettings(),
-) -> RunSummary:
+) -> SetSummary:
     """Make ``out`` hold the cut-outs of exactly the records in ``records``; what is there is kept.
 
     Args:

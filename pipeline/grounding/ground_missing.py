@@ -17,7 +17,7 @@ from pipeline.cache.record import TableSetRecord, TableShard, TableSpec
 from pipeline.cache.rle import CROP_RULE
 from pipeline.cache.table_writer import TableSetWriter
 from pipeline.cache.tables import read_table
-from pipeline.extract.account import RunSummary
+from pipeline.extract.account import SetSummary
 from pipeline.extract.runner import Advance, Computed, Contents, Job, run
 from pipeline.grounding.block_grounder import BlockGrounder, GroundSettings
 from pipeline.grounding.captioned_images import Unit
@@ -35,7 +35,7 @@ def ground(
     rules: Rules,
     out: Path,
     settings: GroundSettings,
-) -> RunSummary:
+) -> SetSummary:
     """Make ``out`` hold the records of exactly ``units``; what it holds already is kept.
 
     Args:

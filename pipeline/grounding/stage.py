@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.extract.account import RunSummary
+from pipeline.extract.account import SetSummary
 from pipeline.extract.runner import Invocation, RunSettings
 from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.build_grounder import build_grounder
@@ -15,7 +15,7 @@ from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import GroundingSettings
 from pipeline.grounding.segmenters.build_segmenter import build_segmenter
 from sightline.errors import SightlineError
-from sightline.output import check_apart
+from sightline.overlap import check_apart
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def ground_dataset(
     workers: int = 2,
     max_failed: float = 0.01,
     invocation: Invocation = Invocation(),  # noqa: B008  (frozen)
-) -> RunSummary:
+) -> SetSummary:
     """Ground the captions of a data set and cut out their objects.
 
     Args:

@@ -13,8 +13,9 @@ import pytest
 
 from sightline.claims import read_claims
 from sightline.errors import BusyError, SightlineError
-from sightline.output import Output, check_apart, json_record, run_folder_of
+from sightline.output import Output, json_record, run_folder_of
 from sightline.output_file import write_file
+from sightline.overlap import check_apart
 
 RECORD, SCHEMA = "dataset.json", "sightline.dataset/1"
 

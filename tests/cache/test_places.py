@@ -45,7 +45,7 @@ def test_a_place_is_what_the_row_says(found):
 def test_a_place_is_named_as_a_stretch_of_its_file():
     assert str(Place(Path("a/b.jpg"))) == f"{Place(Path('a/b.jpg'))}" == "a/b.jpg"
     assert str(Place(Path("a/b.tar"), 1024, 5000)) == "a/b.tar[1024:+5000]"
-    assert str(Place(Path("b.tar"), 0, 0).below(Path("/root"))) == "/root/b.tar[0:+0]"
+    assert str(Place(Path("b.tar"), 0, 0).below(Path("/photos"))) == "/photos/b.tar[0:+0]"
 
 
 @pytest.mark.parametrize(

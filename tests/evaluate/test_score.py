@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train.evaluate.score import GEOMETRY, score
+from train.evaluate.geometry import GEOMETRY
+from train.evaluate.score import score
 from train.evaluate.sts import SUBSETS
 from train.report.results import RunResult
 

@@ -1,4 +1,4 @@
-"""Workers that share a folder: the files of one run, whoever of them is killed."""
+"""Workers that share a folder leave the files of one run, whichever of them is killed."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from pipeline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
-from pipeline.extract.account import RunSummary
+from pipeline.extract.account import SetSummary
 from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.ground_missing import ground
@@ -144,7 +144,7 @@ def run_ground(
     choice: CaptionChoice = "all",
     settings: GroundSettings = SETTINGS,
     rules: Rules | None = None,
-) -> RunSummary:
+) -> SetSummary:
     """`ground` on the data set as it is now."""
     return ground(
         data.units(choice),

@@ -119,7 +119,7 @@ def test_units_come_in_the_order_asked_with_all_their_rows(data, tmp_path):
         Bundle("grounding", {**tables, "images": tables["images"].slice(start, count)}, {})
         for start, count in ((0, half), (half, len(tables["images"]) - half))
     ]
-    rows = BundleRows("grounding", bundles, [set(), set()])
+    rows = BundleRows("grounding", bundles)
     backwards = rows.keys[::-1].copy()
     found = rows.gather(rows.find(backwards))
     assert [key.tobytes() for key in backwards] == found["images"]["unit_key"].to_pylist()

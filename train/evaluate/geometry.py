@@ -12,6 +12,8 @@ from train.evaluate.similarity import Encode, GradedPairs, encode_distinct
 
 _CHUNK = 1024  # rows of the distance matrix held at once
 _RELEASED_BATCH = 128
+GEOMETRY = ("alignment", "uniformity", "alignment_released", "uniformity_released")
+"""Figures of `Geometry` by the names that results have for them."""
 
 
 @dataclass(frozen=True)

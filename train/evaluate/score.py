@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from train.evaluate.geometry import evaluate_geometry
+from train.evaluate.geometry import GEOMETRY, evaluate_geometry
 from train.evaluate.similarity import Encode, GradedPairs, evaluate_pairs, load_pairs
 from train.evaluate.sts import evaluate_sts, load_sts, load_sts_benchmark
 from train.report.results import EvaluationSet
-
-GEOMETRY = ("alignment", "uniformity", "alignment_released", "uniformity_released")
 
 
 @dataclass(frozen=True)

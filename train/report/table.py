@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sightline.errors import SightlineError
+from train.evaluate.geometry import GEOMETRY
 from train.report.published import PublishedRow
 from train.report.results import RunResult
 
 # Of these a lower value is the better one; of every other task the higher.
-LOWER_IS_BETTER = frozenset(
-    {"alignment", "uniformity", "alignment_released", "uniformity_released"}
-)
+LOWER_IS_BETTER = frozenset(GEOMETRY)
 
 UNSHOWN = frozenset({"alignment_released", "uniformity_released"})
 """In every result, beside the papers' definitions, and left out of tables to keep them narrow."""

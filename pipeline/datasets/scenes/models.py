@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from pipeline.datasets.scenes.scene import Scene
 from pipeline.datasets.scenes.similarity import GradedPair
 from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.datasets.source import DatasetError, Progress
+from sightline.threads import using_threads
 
 THREADS = 2  # as many as the demo's machine has; a fixed number keeps the weights' bytes
 
@@ -56,7 +56,7 @@ def write_models(
     seed, edge = source.seed, source.image_size
     singles = single_things(scenes)
     single_pixels = np.stack([draw(scene, edge)[0] for scene in singles])
-    with _threads(THREADS):
+    with using_threads(THREADS):
         resnet = train_resnet(
             np.concatenate([pixels, single_pixels]),
             [*scenes, *singles],
@@ -103,16 +103,3 @@ def _note(path: Path, what: str, seed: int, steps: int) -> None:
 
 def _write_json(path: Path, body: object) -> None:
     path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Let PyTorch use ``count`` threads, and as many as before afterwards."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
