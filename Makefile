@@ -25,11 +25,12 @@ $(READY): pyproject.toml requirements.lock requirements-sam2.txt
 
 demo: $(READY) ## Draw scenes, fill a cache, train on it, print what grounding was worth
 	@$(BIN)/dvc repro report
-	@$(BIN)/sightline stage report --seed 0
+	@cat report/report.txt
 
-study: $(READY) ## The demo's systems over three seeds (resumable)
-	@$(BIN)/dvc repro study
-	@$(BIN)/sightline stage report --out study
+study: $(READY) ## The demo over three seeds with all its controls (resumable; writes params.yaml)
+	@$(BIN)/sightline configure study
+	@$(BIN)/dvc repro report
+	@cat report/report.txt
 
 # a file of tests is one process's, a process for each core and one thread in each: half the time
 PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.params import FILE_NAME, ParamsError
+
 if TYPE_CHECKING:
     from pipeline.cache.record import Kind
+    from pipeline.datasets.joined import JoinedSource
     from pipeline.extract.feature_inputs import FeatureInputs
     from pipeline.grounding.stage import GroundPaths
     from pipeline.params import Params
+    from train.objectives import FeatureNeed
     from train.run_spec import RunSpec
 
 FEATURES = Path("data/features")
@@ -42,9 +46,24 @@ def image_root(params: Params, dataset: str) -> Path:
     Raises:
         ParamsError: there is no such data set.
     """
-    _, source = params.source(dataset)
-    root = getattr(source, "images", None)
+    if dataset in params.joined:
+        from pipeline.datasets.joined import common_root
+
+        return common_root(joined_source(params, dataset).images.values())
+    root = getattr(params.dataset(dataset).source, "images", None)
     return Path(root) if root is not None else dataset_folder(dataset) / "images"
+
+
+def joined_source(params: Params, dataset: str) -> JoinedSource:
+    """What a joined data set is made from."""
+    from pipeline.datasets.joined import JoinedSource
+
+    pair = params.joined[dataset]
+    parts = [pair.first, pair.second]
+    return JoinedSource(
+        parts={part: dataset_folder(part) for part in parts},
+        images={part: image_root(params, part) for part in parts},
+    )
 
 
 def grounding_folder(dataset: str) -> Path:
@@ -85,9 +104,14 @@ def phrase_tokens_folder(dataset: str, student: str) -> Path:
     return Path("data/phrase-tokens") / dataset / student
 
 
+def runs_folder() -> Path:
+    """Every training run, one folder each."""
+    return Path("runs")
+
+
 def run_folder(run: str, seed: int) -> Path:
     """One training run: checkpoints, log and the finished model."""
-    return Path("runs") / run / f"seed-{seed}"
+    return runs_folder() / run / f"seed-{seed}"
 
 
 def results_folder() -> Path:
@@ -130,7 +154,8 @@ def feature_inputs(params: Params, dataset: str, kind: Kind, encoder: str) -> Fe
     if kind == "image":
         entries = entries_of_manifest(images, root)
     else:
-        entries, rules = objects_of_phrases(params.phrases, images, root), params.extract.cutouts
+        phrases = grounding_folder(dataset)
+        entries, rules = objects_of_phrases(phrases, images, root), params.extract.cutouts
     return FeatureInputs(kind, params.encoder("image", encoder), entries, rules, root)
 
 
@@ -140,15 +165,22 @@ def training_texts(params: Params) -> list[Path]:
 
 
 def run_spec(params: Params, run: str, seed: int) -> RunSpec:
-    """The specification of training ``run`` with ``seed``, with explicit paths."""
+    """The specification of training ``run`` with ``seed``, with explicit paths.
+
+    Raises:
+        SightlineError: parameters that the objective does not have or allow, pairs are read but
+            graph.pairs has none, or the run reads other features than its system.
+    """
     from train.objectives import make_objective
     from train.run_spec import PairSource, RunSpec, TextSource
 
     config = params.run(run)
     objective = make_objective(config.objective, config.parameters)
     needs = objective.features(objective.params)
+    _require_features_of_the_system(params, run, {_feature_set(need) for need in needs.values()})
     pairs, text, student = params.graph.pairs, params.graph.text, params.student
     train = params.train_of(run)
+    has_pairs = pairs in params.joined or params.dataset(pairs).kind != "sentences"
     return RunSpec(
         run=run,
         student=student,
@@ -163,7 +195,9 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
             phrases=phrase_tokens_folder(pairs, student.name)
             if any(need.kind == "object" for need in needs.values())
             else None,
-        ),
+        )
+        if has_pairs
+        else None,
         text=TextSource(sentences=sentences_manifest(text), tokens=tokens_folder(student.name))
         if objective.trains_on_text and train.text_stream
         else None,
@@ -173,3 +207,24 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
         dev=params.evaluation.dev,
         out=run_folder(run, seed),
     )
+
+
+def _feature_set(need: FeatureNeed) -> str:
+    return f"{need.kind}/{need.encoder}"
+
+
+def _require_features_of_the_system(params: Params, run: str, read: set[str]) -> None:
+    """The features that a stage of dvc.yaml depends on follow from its system's parameters."""
+    from train.objectives import make_objective
+
+    name = params.run(run).system
+    system = params.systems[name]
+    objective = make_objective(str(system.objective), system.parameters)
+    declared = {_feature_set(need) for need in objective.features(objective.params).values()}
+    if more := sorted(read - declared):
+        raise ParamsError(
+            f"{FILE_NAME}: systems.{name}.runs.{run} reads {', '.join(more)}, and its system reads "
+            f"{', '.join(sorted(declared)) or 'no features'}. Other encoders or "
+            "teachers are another system: give it an entry under `systems` and a train stage in "
+            "dvc.yaml"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +22,8 @@ from train.run_spec import Precision, StudentConfig, TrainConfig
 
 FILE_NAME = "params.yaml"
 
+_LENGTHS = {"epochs", "max_steps"}
+
 
 class ParamsError(SightlineError):
     """params.yaml is missing, not YAML, or says something that it cannot say."""
@@ -29,19 +33,37 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+@dataclass(frozen=True)
+class Dataset:
+    """One entry of `datasets`.
+
+    Attributes:
+        kind: name in the registry of `pipeline.datasets.kinds`.
+        source: its parameters, with the paths that they stand for.
+    """
+
+    kind: str
+    source: Source
+
+
+class Joined(_Strict):
+    """Two data sets of pairs as one; either may be joined itself."""
+
+    first: str
+    second: str
+
+
 class Graph(_Strict):
     """What `dvc repro` runs.
 
     Attributes:
-        pairs: data set whose images and captions the paired batches come from.
+        pairs: data set whose images and captions the paired batches come from; a data set of
+            sentences has no pairs, so then every batch is text.
         text: data set whose sentences the text-only batches come from.
         image_encoders, text_encoders, teachers: names under `encoders` to run over `pairs`.
         object_encoders: names under `encoders.image` to run over the objects of `pairs`.
         grounded: data sets whose captions are grounded.
-        phrases: which words of the captions of `pairs` name which pixels: the records of a
-            grounding, data/objects/NAME, or a phrases manifest.
         seeds: one training of every run for each.
-        demo_seed: the one whose results `make demo` shows.
     """
 
     pairs: str
@@ -51,9 +73,7 @@ class Graph(_Strict):
     text_encoders: list[str] = []
     teachers: list[str] = []
     grounded: list[str] = []
-    phrases: Path | None = None
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(min_length=1)]
-    demo_seed: int = 0
 
 
 class Encoders(_Strict):
@@ -92,19 +112,52 @@ class Evaluation(_Strict):
 
 
 class Run(_Strict):
-    """One system: an objective and its parameters.
+    """A run of a system, as `systems` has it: what differs from the system.
 
     Attributes:
         label: how reports call it; default: its name.
-        objective: name in the registry of `train.objectives`.
-        parameters: the objective's own, the names of its encoders among them; it checks them.
-        train: parameters of `train` that this run has its own values for.
+        parameters: of the objective, over those of the system. They cannot change which features
+            are read: that is another system.
+        train: parameters of `train`, over those of the system.
     """
 
     label: str | None = None
-    objective: str
     parameters: dict[str, Any] = {}
     train: dict[str, Any] = {}
+
+
+class System(_Strict):
+    """An objective with its encoders: one train stage of dvc.yaml.
+
+    Attributes:
+        objective: name in the registry of `train.objectives`; a system without runs needs none.
+        parameters: the objective's own, the names of its encoders among them; it checks them.
+        train: parameters of `train` that this system has its own values for.
+        runs: name → run. A name is the name of a folder, so no two systems share one.
+    """
+
+    objective: str | None = None
+    parameters: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+    runs: dict[str, Run] = {}
+
+
+@dataclass(frozen=True)
+class ConfiguredRun:
+    """A run with everything that it has from its system.
+
+    Attributes:
+        system: name of its system.
+        label: how reports call it.
+        objective, parameters: see `System`.
+        train: parameters of `train` that it has its own values for.
+    """
+
+    system: str
+    label: str
+    objective: str
+    parameters: dict[str, Any]
+    train: dict[str, Any]
 
 
 class Report(_Strict):
@@ -113,22 +166,25 @@ class Report(_Strict):
     Attributes:
         title: its heading.
         baseline: run that gains are measured from.
-        control: run that has lost its signal on purpose, if there is one.
-        shown: runs that a report on one seed compares; a study compares all. Empty means all.
         gain: run whose gain over the baseline `control` should not reach.
+        control: run that has lost its signal on purpose, if there is one.
     """
 
     title: str
     baseline: str
     gain: str | None = None
     control: str | None = None
-    shown: list[str] = []
 
 
 class Params(_Strict):
-    """The whole of params.yaml."""
+    """The whole of params.yaml.
 
-    datasets: dict[str, dict[str, Any]]
+    Attributes:
+        datasets: name → data set; in the file `kind`, `source` and the parameters of its kind.
+    """
+
+    datasets: dict[str, Dataset]
+    joined: dict[str, Joined] = {}
     graph: Graph
     encoders: Encoders
     extract: Extract = Extract()
@@ -136,29 +192,25 @@ class Params(_Strict):
     student: StudentConfig
     train: TrainConfig
     evaluation: Evaluation
-    runs: dict[str, Run]
+    systems: dict[str, System]
     report: Report
 
-    @field_validator("datasets")
+    @field_validator("datasets", mode="before")
     @classmethod
-    def _known_sources(cls, datasets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Source]]:
-        found: dict[str, dict[str, Source]] = {}
-        for kind, some in datasets.items():
-            if kind not in KINDS:
-                raise ValueError(unknown(kind, KINDS, "kind of data set"))
-            model, found[kind] = source_type(kind), {}
-            for name, given in some.items():
-                try:
-                    found[kind][name] = model.model_validate(given)
-                except ValidationError as error:
-                    lines = explain(error, model)
-                    raise ValueError(f"{kind}.{name}: {'; '.join(lines)}") from error
-        return found
+    def _known_sources(cls, datasets: Any) -> dict[str, Dataset]:
+        if not isinstance(datasets, dict):
+            raise ValueError(f"found {type(datasets).__name__}, expected names of data sets")
+        return {name: _dataset(name, given) for name, given in datasets.items()}
 
     @model_validator(mode="after")
     def _names_exist(self) -> Params:
-        datasets = {name for some in self.datasets.values() for name in some}
-        graph = self.graph
+        datasets, graph = [*self.datasets, *self.joined], self.graph
+        if both := self.datasets.keys() & self.joined.keys():
+            raise ValueError(f"joined.{min(both)}: is a name under `datasets` too; choose another")
+        for name, pair in self.joined.items():
+            for part in (pair.first, pair.second):
+                if part not in datasets or part == name:
+                    raise ValueError(f"joined.{name}: {unknown(part, datasets, 'data set')}")
         for where, wanted, known in [
             ("graph.pairs", [graph.pairs], datasets),
             ("graph.text", [graph.text], datasets),
@@ -169,54 +221,66 @@ class Params(_Strict):
             ("graph.teachers", graph.teachers, self.encoders.teacher),
             ("report.baseline", [self.report.baseline], self.runs),
             ("report.gain", [self.report.gain] if self.report.gain else [], self.runs),
-            ("report.shown", self.report.shown, self.runs),
             ("report.control", [self.report.control] if self.report.control else [], self.runs),
         ]:
             for name in wanted:
                 if name not in known:
                     raise ValueError(f"{where}: {unknown(name, known, 'name')}")
-        compared = {self.report.baseline, self.report.gain, self.report.control} - {None}
-        if self.report.shown and not compared <= set(self.report.shown):
-            hidden = ", ".join(sorted(compared - set(self.report.shown)))
-            raise ValueError(f"report.shown: lacks {hidden}, which the report compares; add it")
-        if graph.object_encoders and graph.phrases is None:
-            raise ValueError("graph.object_encoders: objects are found by graph.phrases; name it")
+        if graph.object_encoders and graph.pairs not in graph.grounded:
+            raise ValueError(
+                f"graph.object_encoders: `ground` finds the objects; add {graph.pairs} to "
+                "graph.grounded"
+            )
         if graph.grounded and self.grounding is None:
             raise ValueError("graph.grounded: there is no section `grounding` that says how")
-        if graph.demo_seed not in graph.seeds:
-            raise ValueError(f"graph.demo_seed: {graph.demo_seed} is none of graph.seeds")
-        for name, run in self.runs.items():
-            for key in run.train.keys() - TrainConfig.model_fields.keys():
-                raise ValueError(
-                    f"runs.{name}.train: {unknown(key, TrainConfig.model_fields, 'key')}"
-                )
-            self.train_of(name)
         return self
 
-    def source(self, dataset: str) -> tuple[str, Source]:
-        """Kind and source of a data set.
+    @model_validator(mode="after")
+    def _runs_make_sense(self) -> Params:
+        owners: dict[str, str] = {}
+        for system, given in self.systems.items():
+            if given.runs and given.objective is None:
+                raise ValueError(f"systems.{system}.objective: is missing")
+            parts = {"": given, **{f".runs.{name}": run for name, run in given.runs.items()}}
+            for where, part in parts.items():
+                for key in part.train.keys() - TrainConfig.model_fields.keys():
+                    wrong = unknown(key, TrainConfig.model_fields, "key")
+                    raise ValueError(f"systems.{system}{where}.train: {wrong}")
+            for name in given.runs:
+                if name in owners:
+                    raise ValueError(
+                        f"systems.{system}.runs.{name}: {owners[name]} has a run of this name, and "
+                        "both would be written to one folder; choose another"
+                    )
+                owners[name] = system
+                self.train_of(name)
+        return self
+
+    def dataset(self, name: str) -> Dataset:
+        """Kind and source of a data set; one that is joined is of kind `joined`.
 
         Raises:
             ParamsError: there is no such data set.
         """
-        for kind, some in self.datasets.items():
-            if dataset in some:
-                return kind, some[dataset]  # pyright: ignore[reportReturnType]
-        names = [name for some in self.datasets.values() for name in some]
-        raise ParamsError(f"{FILE_NAME}: datasets: {unknown(dataset, names, 'data set')}")
+        if name in self.datasets:
+            return self.datasets[name]
+        known = [*self.datasets, *self.joined]
+        raise ParamsError(f"{FILE_NAME}: datasets: {unknown(name, known, 'data set')}")
 
-    @property
-    def phrases(self) -> Path:
-        """`graph.phrases`.
-
-        Raises:
-            ParamsError: it is not given.
-        """
-        if self.graph.phrases is None:
-            raise ParamsError(
-                f"{FILE_NAME}: graph.phrases is not given; name the phrases of {self.graph.pairs}"
+    @cached_property
+    def runs(self) -> dict[str, ConfiguredRun]:
+        """Name → run, of every system."""
+        return {
+            name: ConfiguredRun(
+                system,
+                run.label or name,
+                given.objective or "",
+                {**given.parameters, **run.parameters},
+                _override(given.train, run.train),
             )
-        return self.graph.phrases
+            for system, given in self.systems.items()
+            for name, run in given.runs.items()
+        }
 
     def encoder(self, kind: Literal["image", "text", "teacher"], name: str) -> EncoderConfig:
         """Configuration of an encoder.
@@ -229,23 +293,47 @@ class Params(_Strict):
             raise ParamsError(f"{FILE_NAME}: encoders.{kind}: {unknown(name, known, 'encoder')}")
         return known[name]
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> ConfiguredRun:
         """Configuration of a run.
 
         Raises:
             ParamsError: there is no run of that name.
         """
         if name not in self.runs:
-            raise ParamsError(f"{FILE_NAME}: runs: {unknown(name, self.runs, 'run')}")
+            raise ParamsError(f"{FILE_NAME}: systems: {unknown(name, self.runs, 'run')}")
         return self.runs[name]
 
     def train_of(self, run: str) -> TrainConfig:
         """`train` with the values that the run has of its own."""
-        own = self.runs[run].train
-        common = self.train.model_dump()
-        if own.keys() & {"epochs", "max_steps"}:
-            common["epochs"] = common["max_steps"] = None
-        return TrainConfig.model_validate({**common, **own})
+        return TrainConfig.model_validate(_override(self.train.model_dump(), self.runs[run].train))
+
+
+def _dataset(name: str, given: Any) -> Dataset:
+    """An entry of `datasets`; its relative paths are taken from `source`."""
+    if not isinstance(given, dict):
+        raise ValueError(f"{name}: found {type(given).__name__}, expected a mapping")
+    rest = dict(given)
+    kind, source = rest.pop("kind", None), rest.pop("source", None)
+    if kind is None:
+        raise ValueError(f"{name}.kind: is missing; there are {', '.join(KINDS)}")
+    if kind not in KINDS:
+        raise ValueError(f"{name}.kind: {unknown(str(kind), KINDS, 'kind of data set')}")
+    if not isinstance(source, str) or not source:
+        raise ValueError(
+            f"{name}.source: found {source!r}, expected the folder (or file) that it comes from"
+        )
+    model = source_type(kind)
+    try:
+        return Dataset(kind, model.model_validate(rest).below(Path(source)))
+    except ValidationError as error:
+        raise ValueError(f"{name}: {'; '.join(explain(error, model))}") from error
+
+
+def _override(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of training with ``own`` values over ``common`` ones; one length replaces all."""
+    if own.keys() & _LENGTHS:
+        common = {name: value for name, value in common.items() if name not in _LENGTHS}
+    return {**common, **own}
 
 
 def load_params(path: Path | str = FILE_NAME) -> Params:
@@ -262,15 +350,33 @@ def load_params(path: Path | str = FILE_NAME) -> Params:
             "Change to that folder, or use the commands that take explicit paths "
             "(`sightline --help`)."
         )
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParamsError(f"{path}: not YAML: {error}") from error
-    if not isinstance(given, dict):
-        raise ParamsError(f"{path}: found {type(given).__name__}, expected a mapping of sections")
+    return validate_params(read_yaml(path), str(path))
+
+
+def validate_params(given: dict[str, Any], where: str) -> Params:
+    """Check the content of a parameter file; ``where`` is what errors call it.
+
+    Raises:
+        ParamsError: as `load_params`.
+    """
     try:
         return Params.model_validate(given)
     except ValidationError as error:
         raise ParamsError(
-            "\n".join(f"{path}: {line}" for line in explain(error, Params))
+            "\n".join(f"{where}: {line}" for line in explain(error, Params))
         ) from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in ``path``.
+
+    Raises:
+        ParamsError: it is not YAML, or no mapping.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ParamsError(f"{path}: not YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise ParamsError(f"{path}: found {type(found).__name__}, expected a mapping of sections")
+    return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from pipeline.cache.record import Kind
 from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.runner import Invocation
-from pipeline.params import Params, ParamsError
+from pipeline.params import Dataset, Params, ParamsError
 from sightline.progress import PhaseProgress
 
 if TYPE_CHECKING:
@@ -28,9 +27,13 @@ def prepare(params: Params, dataset: str) -> str:
     """Manifests of one data set; returns a one-line summary."""
     from pipeline.datasets.kinds import prepare as prepare_source
 
-    kind, source = params.source(dataset)
-    report = prepare_source(kind, source, graph.dataset_folder(dataset), PhaseProgress())
-    return report.summary()
+    found = (
+        Dataset("joined", graph.joined_source(params, dataset))
+        if dataset in params.joined
+        else params.dataset(dataset)
+    )
+    out = graph.dataset_folder(dataset)
+    return prepare_source(found.kind, found.source, out, PhaseProgress()).summary()
 
 
 def features(
@@ -82,15 +85,15 @@ def tokens(params: Params) -> str:
     return f"{out}: {count:,} distinct texts"
 
 
-def phrase_tokens(params: Params) -> str:
+def phrase_tokens(params: Params, dataset: str) -> str:
     """Where phrases stand among the student's tokens; returns a one-line summary."""
     from pipeline.tokenize_phrases import summary, tokenize_phrases
 
-    student, pairs = params.student, params.graph.pairs
-    out = graph.phrase_tokens_folder(pairs, student.name)
+    student = params.student
+    out = graph.phrase_tokens_folder(dataset, student.name)
     header = tokenize_phrases(
-        params.phrases,
-        graph.captions_manifest(pairs),
+        graph.grounding_folder(dataset),
+        graph.captions_manifest(dataset),
         student.model,
         student.max_length,
         out,
@@ -105,51 +108,42 @@ def train(params: Params, run: str, seed: int) -> str:
     return str(train_run(graph.run_spec(params, run, seed)))
 
 
-def evaluate(params: Params, run: str, seed: int) -> str:
-    """Score one training run; returns a one-line summary."""
-    from train.evaluate.score_run import evaluate_run
+def evaluate(params: Params) -> Iterator[str]:
+    """Score every run with every seed that has no current result; yields a line for each."""
+    from train.evaluate.score import Evaluation
+    from train.evaluate.score_run import current_result, evaluate_run
 
-    test, dev = params.evaluation.test, params.evaluation.dev
-    out = graph.result_file(run, seed)
-    result = evaluate_run(graph.run_folder(run, seed), test, dev, out, params.train.device)
-    shown = [
-        f"{task} {value:.2f}" if value is not None else f"{task} not defined"
-        for task, value in result.scores.items()
-    ]
-    marks = " · features from untrained weights" if result.untrained else ""
-    return f"{run}, seed {seed}: " + ", ".join(shown) + marks
+    evaluation = Evaluation.load(params.evaluation.test, params.evaluation.dev)
+    for run in params.runs:
+        for seed in params.graph.seeds:
+            folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
+            found = current_result(folder, evaluation, out)
+            result = found or evaluate_run(folder, evaluation, out, params.train.device)
+            shown = [
+                f"{task} {value:.2f}" if value is not None else f"{task} not defined"
+                for task, value in result.scores.items()
+            ]
+            marks = " · features from untrained weights" if result.untrained else ""
+            kept = " (already scored)" if found else ""
+            yield f"{run}, seed {seed}: {', '.join(shown)}{marks}{kept}"
 
 
-def report(params: Params, seed: int | None, out: Path, quiet: bool = False) -> None:
-    """Compare the shown runs with one seed, or all with all seeds, and print the table."""
-    from rich.console import Console
-
-    from train.report.gains import Comparison, compute_gains, headline
-    from train.report.render import to_terminal
+def report(params: Params, out: Path) -> Path:
+    """Compare every run over every seed; returns the page that shows it."""
+    from train.report.gains import Comparison
     from train.report.results import load_results
-    from train.report.table import make_table
     from train.report.write import write_report
 
-    about = params.report
-    compared = params.runs if seed is None or not about.shown else about.shown
-    labels = {name: params.runs[name].label or name for name in compared}
-    seeds = params.graph.seeds if seed is None else [seed]
-    files = [graph.result_file(run, each) for run in labels for each in seeds]
+    about, runs = params.report, params.runs
+    files = [graph.result_file(run, seed) for run in runs for seed in params.graph.seeds]
     found = load_results(files)
-    results = [each.model_copy(update={"run": labels[each.run]}) for each in found]
+    results = [each.model_copy(update={"run": runs[each.run].label}) for each in found]
     comparisons = []
     if about.gain is not None:
-        control = None if about.control is None else labels[about.control]
-        comparisons = [Comparison(labels[about.baseline], labels[about.gain], control)]
+        control = None if about.control is None else runs[about.control].label
+        comparisons = [Comparison(runs[about.baseline].label, runs[about.gain].label, control)]
     write_report(results, out, about.title, comparisons=comparisons, inputs=files)
-    if quiet:
-        return
-    table = make_table(results)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(to_terminal(table, about.title))
-    for gain in headline(compute_gains(table, comparisons)):
-        console.print(gain.sentence, highlight=False)
-    console.print(f"Plots and provenance: {out / 'report.html'}", highlight=False)
+    return out / "report.html"
 
 
 def settings_of(

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from pipeline.cli import (
     cache,
     compare,
+    configure,
     doctor,
     evaluate,
     extract,
@@ -28,7 +29,7 @@ from sightline.signals import Stopped, stop_on_signals
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
-    *("compare", "gallery", "cache", "stage", "doctor"),
+    *("compare", "gallery", "configure", "stage", "cache", "doctor"),
 )
 
 
@@ -56,6 +57,7 @@ app.command("train")(train.train)
 app.add_typer(evaluate.app, name="evaluate")
 app.command("compare")(compare.compare)
 app.command("gallery")(gallery.gallery)
+app.command("configure")(configure.configure)
 app.add_typer(cache.app, name="cache")
 app.add_typer(stage.app, name="stage")
 app.command("doctor")(doctor.doctor)

@@ -97,6 +97,26 @@ def sentences(
 
 
 @app.command()
+def joined(
+    part: Annotated[
+        list[str], typer.Option(help="NAME=FOLDER with the manifests of a data set; repeat.")
+    ],
+    images: Annotated[
+        list[str], typer.Option(help="NAME=FOLDER that its image paths are relative to; repeat.")
+    ],
+    out: OUT,
+    as_json: JSON = False,
+) -> None:
+    """Several prepared data sets of pairs as one.
+
+    Example: sightline prepare joined --part flickr=data/flickr30k --images flickr=flickr30k-images
+    --part coco=data/coco --images coco=coco --out data/flickr30k-coco
+    """
+    given = {"parts": pairs_of(part, "--part"), "images": pairs_of(images, "--images")}
+    _prepare("joined", given, out, as_json)
+
+
+@app.command()
 def scenes(
     out: OUT,
     count: Annotated[

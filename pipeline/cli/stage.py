@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="One stage of the graph, as `dvc repro` runs it.", no_args_is_help=True)
 
-_DATASET = Annotated[str, typer.Argument(help="Name under `datasets`.")]
+_DATASET = Annotated[str, typer.Argument(help="Name under `datasets` or `joined`.")]
 _ENCODER = Annotated[str, typer.Argument(help="Name under `encoders`.")]
-_RUN = Annotated[str, typer.Argument(help="Name under `runs`.")]
+_RUN = Annotated[str, typer.Argument(help="Name under `runs` of a system.")]
 _SEED = Annotated[int, typer.Argument(min=0, max=MOST_SEED)]
 _FILE: Path = Path("params.yaml")
 
@@ -139,14 +139,14 @@ def tokens(params: PARAMS = _FILE) -> None:
 
 
 @app.command("phrase-tokens")
-def phrase_tokens(params: PARAMS = _FILE) -> None:
-    """Where the phrases of captions stand among the student's tokens.
+def phrase_tokens(dataset: _DATASET, params: PARAMS = _FILE) -> None:
+    """Where the phrases of a data set's captions stand among the student's tokens.
 
-    Example: sightline stage phrase-tokens
+    Example: sightline stage phrase-tokens scenes
     """
     from pipeline import stages
 
-    print(stages.phrase_tokens(_load(params)))
+    print(stages.phrase_tokens(_load(params), dataset))
 
 
 @app.command()
@@ -161,36 +161,29 @@ def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
 
 
 @app.command()
-def evaluate(
-    runs: Annotated[list[str], typer.Argument(help="Names under `runs`.")],
-    seed: Annotated[int, typer.Option("--seed", min=0, help="That they were trained with.")],
-    params: PARAMS = _FILE,
-) -> None:
-    """Score trained runs of one seed.
+def evaluate(params: PARAMS = _FILE) -> None:
+    """Score every run with every seed; a result that is still current is kept.
 
-    Example: sightline stage evaluate simcse mcse-clip --seed 0
+    Example: sightline stage evaluate
     """
     from pipeline import stages
 
-    loaded = _load(params)
-    for run in runs:
-        print(stages.evaluate(loaded, run, seed), flush=True)
+    for line in stages.evaluate(_load(params)):
+        print(line, flush=True)
 
 
 @app.command()
 def report(
     params: PARAMS = _FILE,
-    seed: Annotated[int | None, typer.Option(help="Only this seed; default: all.")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the report.")] = Path("report"),
-    quiet: Annotated[bool, typer.Option("--quiet", help="Write it and print nothing.")] = False,
 ) -> None:
-    """Compare every run in tables, plots and one HTML page.
+    """Compare all runs in a table, plots and one HTML page.
 
-    Example: sightline stage report --seed 0
+    Example: sightline stage report
     """
     from pipeline import stages
 
-    stages.report(_load(params), seed, out, quiet)
+    print(stages.report(_load(params), out))
 
 
 def _features(path: Path, dataset: str, kind: Kind, encoder: str, how: Invocation) -> None:

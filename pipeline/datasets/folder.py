@@ -12,14 +12,14 @@ from pipeline.cache.manifest import IMAGES, SENTENCES, read_manifest
 from pipeline.datasets.source import RECORD, SCHEMA, DatasetError, PrepareReport
 from sightline.output import Output, json_record
 
-CAPTIONED = ("images.parquet", "captions.parquet", "sentences.parquet")
-"""What a data set of captioned images consists of."""
+MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
+"""What every data set consists of; a data set of sentences has no rows in the first two."""
 _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES, "text")}
 
 
 @contextmanager
 def building(
-    kind: str, out: Path, inputs: Sequence[Path], writes: Sequence[str] = CAPTIONED
+    kind: str, out: Path, inputs: Sequence[Path], writes: Sequence[str] = MANIFESTS
 ) -> Iterator[tuple[Path, PrepareReport]]:
     """A new folder to fill, whose files replace those of an earlier `prepare` in ``out``.
 
@@ -68,7 +68,9 @@ def _refuse_another(output: Output, made: Path, out: Path) -> None:
         except CacheError:
             return  # damaged, or of an earlier version: it is to be replaced
         new = set(read_manifest(made / name, schema)[column].to_pylist())
-        if old and old.isdisjoint(new):
+        if not old:
+            continue
+        if old.isdisjoint(new):
             what = name.removesuffix(".parquet")
             raise DatasetError(
                 f"{out}: holds another data set: none of its {len(old):,} {what} is among the "

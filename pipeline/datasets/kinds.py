@@ -6,7 +6,7 @@ import difflib
 import importlib
 from pathlib import Path
 
-from pipeline.datasets.folder import CAPTIONED, building
+from pipeline.datasets.folder import MANIFESTS, building
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
 
 KINDS: dict[str, tuple[str, str]] = {
@@ -16,6 +16,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "flickr30k": ("pipeline.datasets.flickr30k", "Flickr30kSource"),
     "coco": ("pipeline.datasets.coco", "CocoSource"),
     "sentences": ("pipeline.datasets.sentences", "SentencesSource"),
+    "joined": ("pipeline.datasets.joined", "JoinedSource"),
 }
 
 
@@ -41,7 +42,7 @@ def prepare(
             holds an input.
     """
     module = importlib.import_module(_entry(kind)[0])
-    writes = getattr(module, "WRITES", CAPTIONED)
+    writes = getattr(module, "WRITES", MANIFESTS)
     with building(kind, Path(out), source.inputs(), writes) as (folder, report):
         module.prepare(source, folder, report, progress)
     return report

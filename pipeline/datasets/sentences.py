@@ -10,22 +10,22 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.cache.manifest import SENTENCES, write_manifest
+from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, write_manifest
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source, read_lines
-
-WRITES = ("sentences.parquet",)
 
 
 class SentencesSource(Source):
     """A UTF-8 text file, one sentence a line."""
 
-    path: Path
+    path: Path = Path()
 
 
 def prepare(
     source: SentencesSource, folder: Path, report: PrepareReport, progress: Progress | None = None
 ) -> None:
     """Write ``sentences.parquet``: every line but blank ones, in order, duplicates kept.
+
+    ``images.parquet`` and ``captions.parquet`` have no rows: a stage that names them finds them.
 
     Raises:
         DatasetError: the file is missing, not UTF-8, or has no sentence.
@@ -39,5 +39,7 @@ def prepare(
     report.counts["distinct_sentences"] = pc.count_distinct(filled).as_py()
     table = pa.table({"text": filled}, schema=SENTENCES)
     write_manifest(folder / "sentences.parquet", table, SENTENCES)
+    write_manifest(folder / "images.parquet", IMAGES.empty_table(), IMAGES)
+    write_manifest(folder / "captions.parquet", CAPTIONS.empty_table(), CAPTIONS)
     if progress is not None:
         progress("reading", len(filled), len(filled), "sentences")

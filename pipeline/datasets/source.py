@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -39,6 +39,18 @@ class Source(BaseModel):
         values = [getattr(self, name) for name in type(self).model_fields]
         nested = [list(v.values()) if isinstance(v, dict) else [v] for v in values]
         return [path for some in nested for path in some if isinstance(path, Path)]
+
+    def below(self, folder: Path) -> Self:
+        """The same source with its relative paths taken from ``folder``."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: moved(each) for name, each in value.items()}
+            return folder / value if isinstance(value, Path) else value
+
+        return self.model_copy(
+            update={name: moved(getattr(self, name)) for name in type(self).model_fields}
+        )
 
 
 def _an_image_folder(value: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from train.evaluate.geometry import GEOMETRY
-from train.evaluate.score import score
+from train.evaluate.score import Evaluation
 from train.evaluate.sts import SUBSETS
 from train.report.results import RunResult
 
@@ -28,7 +28,7 @@ def pairs(tmp_path: Path) -> Path:
 
 
 def test_scores_of_the_subsets_are_kept(senteval, pairs):
-    found = score(bag_of_letters, senteval, pairs)
+    found = Evaluation.load(senteval, pairs).score(bag_of_letters)
     assert {task: tuple(parts) for task, parts in found.subsets.items()} == SUBSETS
     # every subset of this folder holds the same three pairs
     assert found.subsets["STS12"]["MSRpar"] == pytest.approx(found.scores["STS-B"], abs=60)
@@ -36,7 +36,7 @@ def test_scores_of_the_subsets_are_kept(senteval, pairs):
 
 
 def test_undefined_subsets_say_why_in_the_result(senteval, pairs):
-    found = score(lambda texts: np.ones((len(texts), 3)), senteval, pairs)
+    found = Evaluation.load(senteval, pairs).score(lambda texts: np.ones((len(texts), 3)))
     assert found.subsets["STS12"]["MSRpar"] is None
     assert "constant" in found.reasons["STS12/MSRpar"]
     body = {"run": "r", "objective": "o", "seed": 0, "scores": found.scores}
@@ -48,16 +48,16 @@ def test_undefined_subsets_say_why_in_the_result(senteval, pairs):
 
 
 def test_what_was_scored_is_known_by_its_content(senteval, pairs):
-    first = score(bag_of_letters, senteval, pairs).evaluated_on
+    first = Evaluation.load(senteval, pairs).evaluated_on
     assert first["STS12"].pairs == 15
     assert first["alignment"] == first["uniformity"]
     assert first["alignment"].pairs == 2
     gold = senteval / "STS/STS13-en-test/STS.gs.OnWN.txt"
     gold.write_text(gold.read_text().replace("4.8", "4.7"))
-    second = score(bag_of_letters, senteval, pairs).evaluated_on
+    second = Evaluation.load(senteval, pairs).evaluated_on
     assert [task for task in first if first[task] != second[task]] == ["STS13"]
-    one_set = score(bag_of_letters, pairs, pairs)
-    assert one_set.subsets == {}
+    one_set = Evaluation.load(pairs, pairs)
+    assert one_set.score(bag_of_letters).subsets == {}
     assert set(one_set.evaluated_on) == {
         "similarity",
         *GEOMETRY,

@@ -115,12 +115,10 @@ def test_what_failed_is_grounded_again_when_asked_for(data, tmp_path):
 
 def params_of(data: DataSet, grounding: dict | None, name: str = "mine") -> Params:
     given = yaml.safe_load(PARAMS.read_text())
-    given["datasets"]["pairs"] = {
-        "mine": {"images": str(data.folder / "images"), "captions": "captions.txt"}
-    }
-    given["graph"]["grounded"] = [name]
+    source = {"source": str(data.folder), "images": "images", "captions": "captions.txt"}
+    given["datasets"]["mine"] = {"kind": "pairs", **source}
+    given["graph"] |= {"grounded": [name], "object_encoders": []}
     given["grounding"] = grounding
-    given["graph"]["phrases"] = f"data/objects/{name}"
     path = data.folder / "params.yaml"
     path.write_text(yaml.safe_dump(given))
     return load_params(path)

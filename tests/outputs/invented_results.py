@@ -25,8 +25,8 @@ def write_results(folder: Path) -> None:
             )
             save_result(result, folder / f"results/{run}/seed-{seed}.json")
     params = yaml.safe_load(Path(__file__).parents[2].joinpath("params.yaml").read_text())
-    params["runs"] = {run: {"objective": "simcse"} for run in RUNS}
+    params["systems"] = {"simcse": {"objective": "simcse", "runs": {run: {} for run in RUNS}}}
     params["graph"]["seeds"] = [0, 1]
-    params["report"] = {"title": "Two runs", "baseline": "simcse", "shown": list(RUNS)}
+    params["report"] = {"title": "Two runs", "baseline": "simcse"}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     (folder / ".dvc").mkdir(parents=True)

@@ -183,9 +183,9 @@ FOLDERS = [
     Command(
         "stage report",
         lambda made, out: [
-            *("stage", "report", "--params", made / "graph/params.yaml", "--out", out, "--quiet")
+            *("stage", "report", "--params", made / "graph/params.yaml", "--out", out)
         ],
-        ("report.json", "report.html", "report.md", "scores.png"),
+        ("report.json", "report.html", "report.md", "report.txt", "scores.png"),
     ),
 ]
 """Commands whose output is a folder."""

@@ -100,11 +100,10 @@ def repository(folder: Path, path: str, params: dict | None = None) -> Clone:
     shutil.copy(ROOT / "dvc.yaml", folder)
     given = yaml.safe_load((ROOT / "params.yaml").read_text()) if params is None else params
     (folder / "params.yaml").write_text(yaml.safe_dump(given))
-    for stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values():
-        for dep in stage.get("do", stage).get("deps", []):
-            if dep.startswith("pipeline/"):  # code that a stage depends on
-                (folder / dep).parent.mkdir(parents=True, exist_ok=True)
-                (folder / dep).write_text("code")
+    for dataset in given["datasets"].values():
+        source = folder / dataset["source"]
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text("what it is made from")
     (folder / "pictures.txt").write_text("\n".join(f"picture-{i}" for i in range(2000)))
     (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "/calls.txt\n")
     clone = Clone(folder, path)

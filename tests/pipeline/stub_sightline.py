@@ -55,7 +55,9 @@ def tokens() -> None:
 
 def train(run: str, seed: str) -> None:
     params = yaml.safe_load(Path("params.yaml").read_text())
-    needed = params["runs"][run]["parameters"].get("image")
+    systems = params["systems"].values()
+    system = next(system for system in systems if run in system["runs"])
+    needed = system["parameters"].get("image")
     (Path(params["student"]["model"]) / "stub").read_text()
     out = Path("runs") / run / f"seed-{seed}"
     out.mkdir(parents=True, exist_ok=True)

@@ -14,15 +14,6 @@ from train.run_spec import RunSpec
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "params.yaml", *sorted((ROOT / "configs").glob("*.yaml"))], ids=lambda p: p.name
-)
-def test_committed_parameters_are_valid_and_of_one_shape(path):
-    params = load_params(path)
-    assert params.runs.keys() == load_params(ROOT / "params.yaml").runs.keys()
-    assert params.graph.demo_seed in params.graph.seeds
-
-
 def changed(tmp_path: Path, keys: str, value: object) -> Path:
     """The demo's parameters with one entry changed (``None`` deletes it)."""
     given = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -46,15 +37,23 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         ("train.batchsize", 3, "train: unknown key 'batchsize'; did you mean 'batch_size'"),
         ("extract.percision", "fp32", "did you mean 'precision'"),
         ("encoders.image.clip.modle", "x", "did you mean 'model'"),
-        ("datasets.scense", {}, "unknown kind of data set 'scense'; did you mean 'scenes'"),
+        ("datasets.scenes.kind", "scense", "scenes.kind: unknown kind of data set 'scense'; did"),
+        ("datasets.scenes.kind", None, "scenes.kind: is missing; there are scenes, pairs"),
+        ("datasets.scenes.source", None, "scenes.source: found None, expected the folder"),
+        ("datasets.scenes", 3, "datasets: scenes: found int, expected a mapping"),
         (
-            "datasets.scenes.scenes",
-            {"scnes": 3},
-            "datasets: scenes.scenes: unknown key 'scnes'; did you mean 'scenes'",
+            "datasets.scenes.scnes",
+            3,
+            "datasets: scenes: unknown key 'scnes'; did you mean 'scenes'",
         ),
+        (
+            "joined.both",
+            {"first": "scenes", "second": "scnes"},
+            "joined.both: unknown data set 'scnes'; did you mean 'scenes'",
+        ),
+        ("joined.scenes", {"first": "scenes", "second": "scenes"}, "is a name under `datasets`"),
         ("grounding.captoins", "all", "grounding: unknown key 'captoins'; did you mean 'captions'"),
         ("grounding.grounder.pth", "x", "unknown key 'pth'; did you mean 'path'"),
-        ("report.shown", ["simcse", "mcse-clip"], "report.shown: lacks mcse-shuffled"),
         ("graph.image_encoders", ["clp"], "unknown name 'clp'; did you mean 'clip'"),
         ("graph.object_encoders", ["clp"], "graph.object_encoders: unknown name 'clp'"),
         (
@@ -65,9 +64,21 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         ("extract.cutouts.margin", -1, "extract.cutouts.margin"),
         ("extract.cutouts.background", "grey", "found 'grey'"),
         ("graph.pairs", "flickr", "graph.pairs: unknown name 'flickr'"),
-        ("graph.demo_seed", 9, "9 is none of graph.seeds"),
+        ("graph.grounded", [], "add scenes to graph.grounded"),
         ("report.baseline", "simsce", "did you mean 'simcse'"),
-        ("runs.simcse.train", {"lerning_rate": 1}, "did you mean 'learning_rate'"),
+        ("systems.simcse.train", {"lerning_rate": 1}, "systems.simcse.train: unknown key"),
+        ("systems.simcse.objective", None, "systems.simcse.objective: is missing"),
+        (
+            "systems.simcse.runs.simcse.train",
+            {"lerning_rate": 1},
+            "systems.simcse.runs.simcse.train: unknown key 'lerning_rate'; did you mean",
+        ),
+        ("systems.simcse.runs.simcse.parms", {}, "did you mean 'parameters'"),
+        (
+            "systems.kdmcse.runs.simcse",
+            {},
+            "systems.simcse.runs.simcse: kdmcse has a run of this name",
+        ),
         ("train.learning_rate", "fast", "found 'fast'"),
         ("train.batch_size", 1, "train.batch_size: input should be greater than or equal to 2"),
         ("train.max_steps", None, "neither of epochs and max_steps"),
@@ -100,14 +111,27 @@ def test_no_file_no_yaml_no_mapping(tmp_path):
 
 
 def test_a_run_may_have_its_own_training(tmp_path):
-    params = load_params(changed(tmp_path, "runs.simcse.train", {"epochs": 2, "batch_size": 8}))
+    params = load_params(changed(tmp_path, "systems.simcse.train", {"epochs": 2, "batch_size": 8}))
     own = params.train_of("simcse")
     assert (own.epochs, own.max_steps, own.batch_size) == (2, None, 8)
     assert params.train_of("mcse-clip").batch_size == 64
 
 
+def test_a_run_overrides_its_system(tmp_path):
+    path = changed(tmp_path, "systems.mcse-clip.train", {"epochs": 2, "batch_size": 8})
+    given = yaml.safe_load(path.read_text())
+    own = {"parameters": {"weight": 0.5}, "train": {"max_steps": 9}}
+    given["systems"]["mcse-clip"]["runs"]["lighter"] = own
+    path.write_text(yaml.safe_dump(given))
+    params = load_params(path)
+    run, training = params.run("lighter"), params.train_of("lighter")
+    assert (run.system, run.label, run.objective) == ("mcse-clip", "lighter", "mcse")
+    assert run.parameters == {"image": "clip", "weight": 0.5, "caption": "all"}
+    assert (training.max_steps, training.epochs, training.batch_size) == (9, None, 8)
+
+
 def test_without_its_text_stream_a_run_reads_pairs_alone(tmp_path):
-    params = load_params(changed(tmp_path, "runs.mcse-clip.train", {"text_stream": False}))
+    params = load_params(changed(tmp_path, "systems.mcse-clip.train", {"text_stream": False}))
     alone = run_spec(params, "mcse-clip", 0)
     assert alone.text is None
     assert alone.pairs is not None

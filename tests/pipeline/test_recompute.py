@@ -37,7 +37,7 @@ def made(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("graph")
     (folder / ".dvc").mkdir()
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    params["datasets"]["scenes"]["scenes"] = TINY
+    params["datasets"]["scenes"] |= TINY
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

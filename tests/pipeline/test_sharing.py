@@ -50,8 +50,8 @@ def test_a_team_mate_trains_with_one_feature_set_and_nothing_is_computed_again(o
     pull, train = shown("You have no GPU, and a team-mate has a cache")
     mate.run(*pull)
     mate.run(*train)
-    mate.run(*train[:-1], "train-mcse-clip@1")  # it finds what the first has left
-    assert mate.calls() == ["train mcse-clip 0", "train mcse-clip 1"]
+    mate.run(*train[:-1], "train-mcse-clip@mcse-shuffled-0")  # it finds what the first has left
+    assert mate.calls() == ["train mcse-clip 0", "train mcse-shuffled 0"]
     assert (mate.folder / "runs/mcse-clip/seed-0/model.json").read_text() == '{"rows": 2000}'
     assert verify(mate.folder / CLIP) == []
     assert not (mate.folder / RESNET).exists()
@@ -60,7 +60,7 @@ def test_a_team_mate_trains_with_one_feature_set_and_nothing_is_computed_again(o
 @pytest.mark.slow
 def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    params["datasets"]["scenes"]["scenes"] = TINY
+    params["datasets"]["scenes"] |= TINY
     params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
     owner = repository(tmp_path / "owner", path_with(tmp_path / "bin", *REAL), params)
     compute_and_push(owner, tmp_path / "remote")
@@ -74,7 +74,7 @@ def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
     before, after = (
         yaml.safe_load((clone.folder / "dvc.lock").read_text())["stages"] for clone in (owner, mate)
     )
-    assert after.pop("train-mcse-clip@0")
+    assert after.pop("train-mcse-clip@mcse-clip-0")
     assert after == before
 
 

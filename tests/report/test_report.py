@@ -282,6 +282,7 @@ def test_the_report_is_one_file_with_everything_escaped(tmp_path, results):
     assert {p.name for p in paths} == {
         "report.html",
         "report.md",
+        "report.txt",
         "report.json",
         "scores.png",
         "dev.png",

@@ -19,7 +19,8 @@ from transformers import AutoModel, AutoTokenizer
 from sightline.errors import SightlineError
 from train.data import TrainingData
 from train.embed import Embedder
-from train.evaluate.score_run import evaluate_run
+from train.evaluate.score import Evaluation
+from train.evaluate.score_run import current_result, evaluate_run
 from train.loop import Callback, LoopState, NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
@@ -146,18 +147,38 @@ def test_the_last_weights_are_kept_and_scored_beside_the_best(world: World, tmp_
     assert summary.best_step < summary.steps
     assert "last.safetensors" in summary.files
     assert spec.dev is not None
-    out = tmp_path / "result.json"
-    result = evaluate_run(tmp_path / "run", spec.dev, spec.dev, out, "cpu")
+    out, sets = tmp_path / "result.json", Evaluation.load(spec.dev, spec.dev)
+    result = evaluate_run(tmp_path / "run", sets, out, "cpu")
     history = dict(summary.dev_history)
     assert result.scores["similarity"] == pytest.approx(history[summary.best_step], abs=1e-9)
     assert result.last_scores["similarity"] == pytest.approx(history[8], abs=1e-9)
     damaged = tmp_path / "run" / "last.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(SightlineError, match=r"last\.safetensors: cannot be read"):
-        evaluate_run(tmp_path / "run", spec.dev, spec.dev, out, "cpu")
+        evaluate_run(tmp_path / "run", sets, out, "cpu")
     without = world.spec(tmp_path / "without", train={**train, "keep_last": False})
     assert "last.safetensors" not in train_run(without, say=silent).files
-    assert evaluate_run(tmp_path / "without", spec.dev, spec.dev, out, "cpu").last_scores == {}
+    assert evaluate_run(tmp_path / "without", sets, out, "cpu").last_scores == {}
+
+
+def test_a_result_is_current_until_its_run_or_its_data_changes(
+    world: World, tmp_path: Path
+) -> None:
+    spec = world.spec(tmp_path / "run", train={"max_steps": 2, "eval_steps": 1})
+    train_run(spec, say=silent)
+    assert spec.dev is not None
+    out, sets = tmp_path / "result.json", Evaluation.load(spec.dev, spec.dev)
+    assert current_result(tmp_path / "run", sets, out) is None
+    result = evaluate_run(tmp_path / "run", sets, out, "cpu")
+    assert current_result(tmp_path / "run", sets, out) == result
+    other = tmp_path / "other.tsv"
+    other.write_text("".join(spec.dev.read_text().splitlines(keepends=True)[:-1]))
+    assert current_result(tmp_path / "run", Evaluation.load(other, spec.dev), out) is None
+    summary = tmp_path / "run" / "run.json"
+    summary.write_text(summary.read_text().replace('"max_steps": 2', '"max_steps": 3'))
+    assert current_result(tmp_path / "run", sets, out) is None
+    out.write_text("{")
+    assert current_result(tmp_path / "run", sets, out) is None
 
 
 def test_the_summary_says_what_the_run_took(world: World, tmp_path: Path) -> None:

@@ -4,31 +4,52 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.cache.keys import key_of_file
+from sightline.errors import SightlineError
 from train.embed import Embedder
-from train.evaluate.score import score
+from train.evaluate.score import Evaluation
 from train.export import LAST_FILE, MODEL_FOLDER, load_last
-from train.report.results import DevPoint, RunResult, TrainingSummary, save_result
-from train.run_summary import RunSummary
+from train.report.results import (
+    DevPoint,
+    RunResult,
+    TrainingSummary,
+    load_result,
+    save_result,
+)
+from train.run_summary import FILE_NAME, RunSummary
 
 
-def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "auto") -> RunResult:
+def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult | None:
+    """The result in ``out``, if it is of the run in ``folder`` as it is now and of these sets."""
+    if not out.is_file():
+        return None
+    try:
+        found = load_result(out)
+    except SightlineError:
+        return None  # damaged or of an earlier version: it is replaced
+    same = found.run_sha256 == _sha256(folder) and found.evaluated_on == evaluation.evaluated_on
+    return found if same else None
+
+
+def evaluate_run(
+    folder: Path, evaluation: Evaluation, out: Path, device: str = "auto"
+) -> RunResult:
     """Score the model that a run exported and write its result.
 
     Args:
         folder: the run, as `train.train_run.train_run` left it.
-        test, dev: see `train.evaluate.score.score`.
         out: file of the result (JSON).
 
     Raises:
-        SightlineError: the run is not finished, or an evaluation file is missing or malformed.
+        SightlineError: the run is not finished.
     """
     summary = RunSummary.read(folder)
     embedder = Embedder.load(folder / MODEL_FOLDER, device=device)
-    found = score(embedder.encode, test, dev)
+    found = evaluation.score(embedder.encode)
     last = found
     if LAST_FILE in summary.files:
         load_last(folder / LAST_FILE, embedder.model)
-        last = score(embedder.encode, test, dev)
+        last = evaluation.score(embedder.encode)
     at_the_end = last is not found or summary.best_step in (None, summary.steps)
     history = dict(summary.dev_history)
     result = RunResult(
@@ -44,7 +65,8 @@ def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "
         last_scores=last.scores if at_the_end else {},
         subsets=found.subsets,
         reasons=found.reasons,
-        evaluated_on=found.evaluated_on,
+        evaluated_on=evaluation.evaluated_on,
+        run_sha256=_sha256(folder),
         features=tuple(summary.features.values()),
         training=TrainingSummary(
             steps=summary.steps,
@@ -61,3 +83,8 @@ def evaluate_run(folder: Path, test: Path, dev: Path, out: Path, device: str = "
     )
     save_result(result, out)
     return result
+
+
+def _sha256(folder: Path) -> str:
+    """SHA-256 (hex) of run.json, which is written anew by every training."""
+    return key_of_file(folder / FILE_NAME).hex()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -31,6 +33,16 @@ def to_terminal(table: Table, title: str | None = None) -> RichTable:
         ]
         grid.add_row(name, Text(seeds_text(row)), *cells, style=style)
     return grid
+
+
+def to_text(title: str, table: Table, gains: Sequence[Gain], width: int = 100) -> str:
+    """The table and its gains as plain text, for a terminal of ``width`` columns."""
+    file = io.StringIO()
+    console = Console(file=file, width=width, color_system=None)
+    console.print(to_terminal(table, title))
+    for gain in headline(gains):
+        console.print(gain.sentence, highlight=False)
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:

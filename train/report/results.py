@@ -65,6 +65,8 @@ class RunResult(_Strict):
             this was kept hold none.
         reasons: task, or "task/subset", → why its score is not defined.
         evaluated_on: task → what it was scored on; files written before this was kept hold none.
+        run_sha256: of the run.json that the scores belong to; files written before this was kept
+            hold none.
         features: every feature set that the run learned from; empty for a text-only run.
     """
 
@@ -78,6 +80,7 @@ class RunResult(_Strict):
     subsets: dict[str, dict[str, _Finite | None]] = {}
     reasons: dict[str, str] = {}
     evaluated_on: dict[str, EvaluationSet] = {}
+    run_sha256: str = ""
     features: tuple[FeatureUse, ...] = ()
     training: TrainingSummary | None = None
 

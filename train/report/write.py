@@ -1,4 +1,4 @@
-"""Write a report: report.html, report.md, report.json, scores.png and, with dev curves, dev.png."""
+"""Write a report: report.html, .md, .txt and .json, scores.png and, with dev curves, dev.png."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from train.report.gains import Comparison, compute_gains
 from train.report.html import Drawing, feature_uses, to_html
 from train.report.plots import dev_chart, score_chart, to_png, to_svg
 from train.report.published import PublishedRow
-from train.report.render import escape_markdown, to_json, to_markdown
+from train.report.render import escape_markdown, to_json, to_markdown, to_text
 from train.report.results import RunResult
 from train.report.table import make_table
 
@@ -67,6 +67,7 @@ def write_report(
     contents = {
         "report.html": to_html(title, table, results, gains, drawings).encode(),
         "report.md": f"# {escape_markdown(title)}\n\n{to_markdown(table, gains)}{images}".encode(),
+        "report.txt": to_text(title, table, gains).encode(),
         **{name: to_png(figure) for name, figure in charts.items()},
     }
     target = Output(Path(out), RECORD, json_record(SCHEMA), inputs)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.datasets.folder import CAPTIONED
+from pipeline.datasets.folder import MANIFESTS
 from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.datasets.source import PrepareReport, Progress
 
 __all__ = ["WRITES", "ScenesSource", "prepare"]
 
-WRITES = (*CAPTIONED, "phrases.parquet", "similarity/test.tsv", "student/config.json")
+WRITES = (*MANIFESTS, "phrases.parquet", "similarity/test.tsv", "student/config.json")
 
 
 def prepare(

@@ -1,0 +1,179 @@
+"""configs/: parameter files that hold what differs, and the whole params.yaml made from one.
+
+DVC reads every section of params.yaml that dvc.yaml names, so that file is always whole. A
+configuration says what it `extends` and what it has of its own; null takes a key away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.params import ParamsError, read_yaml, validate_params
+from sightline.parameter_errors import unknown
+
+CONFIGS = Path("configs")
+GRAPH_FILE = Path("dvc.yaml")
+
+_EXTENDS = "extends"
+_STAGE = "train-"  # what the stages of systems begin with
+
+_SECTIONS = {
+    "datasets": "name → kind, where it comes from, and the parameters of its kind",
+    "joined": "two data sets of pairs as one",
+    "graph": "what is run",
+    "encoders": "frozen models, by the names that folders and runs call them",
+    "extract": "how they are run, and how their features are stored",
+    "grounding": "which words of a caption name which pixels (docs/grounding.md)",
+    "student": "the encoder that is trained",
+    "train": "of all systems; a system's and a run's own `train` override it",
+    "evaluation": "a graded TSV, or a folder in SentEval's layout",
+    "systems": "an objective with its encoders is a stage of dvc.yaml; each of its runs is a line",
+    "report": "what the report compares",
+}
+"""Sections of params.yaml in their order, with what stands above each."""
+
+
+def configurations(folder: Path = CONFIGS) -> dict[str, str]:
+    """Name → first line of the file, of every configuration that can be chosen.
+
+    Raises:
+        ParamsError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ParamsError(f"{folder}: no such folder; run this in the root of a clone of Sightline")
+    first_lines = {
+        path.stem: path.read_text(encoding="utf-8").partition("\n")[0]
+        for path in sorted(folder.glob("*.yaml"))
+    }
+    return {name: line.removeprefix("#").strip() for name, line in first_lines.items()}
+
+
+def configuration(
+    name: str, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE
+) -> dict[str, Any]:
+    """The whole parameters of configuration ``name``, checked, as params.yaml holds them.
+
+    Args:
+        folder: of the configurations.
+        graph_file: dvc.yaml, whose systems all get an entry.
+
+    Raises:
+        ParamsError: there is no such configuration (names the nearest), a file is not YAML, files
+            extend each other in a circle, or the parameters are not valid.
+    """
+    known = configurations(folder)
+    if name not in known:
+        raise ParamsError(f"{folder}: {unknown(name, known, 'configuration')}")
+    merged: dict[str, Any] = {}
+    for layer in _layers(name, folder).values():
+        merged = _merged(merged, layer)
+    merged.setdefault("joined", {})
+    _complete_systems(merged, graph_file)
+    validate_params(merged, f"{folder / name}.yaml")
+    return {section: merged[section] for section in _SECTIONS if section in merged}
+
+
+def to_yaml(params: Mapping[str, Any], name: str) -> str:
+    """params.yaml of configuration ``name``."""
+    parts = [
+        f"# Everything that `dvc repro` reads, as `sightline configure {name}` wrote it. Edit it,\n"
+        "# or choose another configuration; configs/ holds what differs between them.\n"
+    ]
+    for section, value in params.items():
+        lines = [f"# {_SECTIONS[section]}", f"{section}:" if value else f"{section}: {{}}"]
+        for key, each in value.items():
+            nested = isinstance(each, (dict, list)) and each
+            text = _dump({key: each}, None, 98) if nested else f"{key}: {_inline(each)}"
+            lines += [f"  {line}" for line in text.splitlines()]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """One line for each key that ``new`` adds, takes away or changes."""
+    lines = []
+    for key in dict.fromkeys([*old, *new]):
+        where = f"{prefix}{key}"
+        if key not in new:
+            lines.append(f"- {where}: {_inline(old[key])}")
+        elif key not in old:
+            lines.append(f"+ {where}: {_inline(new[key])}")
+        elif isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
+            lines += differences(old[key], new[key], f"{where}.")
+        elif old[key] != new[key]:
+            lines.append(f"~ {where}: {_inline(old[key])} → {_inline(new[key])}")
+    return lines
+
+
+def origin(params: Mapping[str, Any], folder: Path = CONFIGS) -> str | None:
+    """The configuration that ``params`` is, unedited; None when it is none of them."""
+    return next(
+        (name for name in configurations(folder) if configuration(name, folder) == params), None
+    )
+
+
+def _layers(name: str, folder: Path, above: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+    """File → its content, in the order in which they are laid over each other; each once."""
+    path = folder / f"{name}.yaml"
+    if name in above:
+        raise ParamsError(f"{path}: extends itself ({' → '.join([*above, name])})")
+    if above and not path.is_file():
+        raise ParamsError(f"{folder / above[-1]}.yaml: extends {name!r}, but {path} does not exist")
+    own = read_yaml(path)
+    bases = own.pop(_EXTENDS, [])
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ParamsError(f"{path}: extends: found {bases!r}, expected a list of names")
+    layers: dict[str, dict[str, Any]] = {}
+    for base in bases:
+        for each, layer in _layers(base, folder, (*above, name)).items():
+            layers.setdefault(each, layer)
+    return {**layers, name: own}
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``over``: mappings key by key, null takes a key away."""
+    result = dict(base)
+    for key, value in over.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            below = result.get(key)
+            result[key] = _merged(below if isinstance(below, Mapping) else {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _complete_systems(params: dict[str, Any], graph_file: Path) -> None:
+    """Give every system what its train stage names; one without runs needs nothing else."""
+    systems = params.setdefault("systems", {})
+    if graph_file.is_file():
+        for stage in read_yaml(graph_file).get("stages", {}):
+            if stage.startswith(_STAGE):
+                systems.setdefault(stage.removeprefix(_STAGE), {})
+    for name, system in systems.items():
+        runs = system.get("runs") or {}
+        systems[name] = (
+            {
+                "objective": system.get("objective"),
+                "parameters": system.get("parameters", {}),
+                "train": system.get("train", {}),
+                "runs": runs,
+            }
+            if runs
+            else {"runs": {}}
+        )
+
+
+def _inline(value: Any) -> str:
+    return _dump(value, True, 10_000).removesuffix("\n").removesuffix("\n...")
+
+
+def _dump(value: Any, flow: bool | None, width: int) -> str:
+    return yaml.safe_dump(
+        value, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=width
+    )

@@ -1,0 +1,104 @@
+"""Several data sets of image–caption pairs as one: MCSE's table 5 trains on Flickr30k and COCO."""
+
+# pyarrow.compute makes its functions when it is imported:
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import field_validator
+
+from pipeline.cache.manifest import CAPTIONS, IMAGES, read_manifest
+from pipeline.datasets.captioned import write_captioned
+from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+
+
+class JoinedSource(Source):
+    """Data sets to join.
+
+    Attributes:
+        parts: name → folder of a data set's manifests. Ids of images and captions get the name in
+            front, as ``coco/COCO_train2014_000000000009.jpg``.
+        images: name → the folder that the paths of that data set's images are relative to.
+    """
+
+    parts: dict[str, Path]
+    images: dict[str, Path]
+
+    @field_validator("parts")
+    @classmethod
+    def _at_least_two(cls, parts: dict[str, Path]) -> dict[str, Path]:
+        if len(parts) < 2:
+            raise ValueError(f"found {len(parts)} data set(s), expected at least two to join")
+        if odd := [name for name in parts if not name or "/" in name]:
+            raise ValueError(f"{odd[0]!r} cannot be a name of a part: use one word without slash")
+        return parts
+
+
+def common_root(folders: Iterable[Path]) -> Path:
+    """The folder above all ``folders``; relative when all of them are."""
+    paths = list(folders)
+    if any(path.is_absolute() for path in paths):
+        paths = [path.absolute() for path in paths]
+    return Path(os.path.commonpath([os.path.normpath(path) for path in paths]) or ".")
+
+
+def prepare(
+    source: JoinedSource, folder: Path, report: PrepareReport, progress: Progress | None = None
+) -> None:
+    """Write the manifests of all parts as one; paths are relative to `common_root`.
+
+    Raises:
+        DatasetError: a part has no captions or no image folder, or two parts hold the same image.
+    """
+    if source.parts.keys() != source.images.keys():
+        odd = sorted(source.parts.keys() ^ source.images.keys())[0]
+        raise DatasetError(f"part {odd!r}: give both its manifests and its image folder")
+    root = common_root(source.images.values())
+    images, captions = [], []
+    for name, part in source.parts.items():
+        found = read_manifest(part / "images.parquet", IMAGES)
+        said = read_manifest(part / "captions.parquet", CAPTIONS)
+        if not len(said):
+            raise DatasetError(f"{part}: holds no captions, so it cannot be joined to pairs")
+        below = PurePosixPath(os.path.relpath(source.images[name], root))
+        paths = pa.array([str(below / path) for path in found["path"].to_pylist()], pa.string())
+        images.append(_named(found, name, "image_id").set_column(1, "path", paths))
+        captions.append(_named(said, name, "image_id", "caption_id"))
+        report.counts[f"images_of_{name}"] = len(found)
+        report.counts[f"captions_of_{name}"] = len(said)
+    _refuse_shared_images(images, list(source.parts))
+    write_captioned(folder, pa.concat_tables(images), pa.concat_tables(captions))
+    if progress is not None:
+        rows = sum(map(len, images))
+        progress("joining", rows, rows, "images")
+
+
+def _named(table: pa.Table, name: str, *columns: str) -> pa.Table:
+    """``table`` with ``name/`` in front of the ids in ``columns``."""
+    for column in columns:
+        ids = pc.binary_join_element_wise(pa.scalar(name), table[column], "/")
+        table = table.set_column(table.schema.get_field_index(column), column, ids)
+    return table.replace_schema_metadata(None)
+
+
+def _refuse_shared_images(tables: list[pa.Table], names: list[str]) -> None:
+    owners: dict[bytes, tuple[int, str]] = {}
+    shared: list[tuple[str, str]] = []
+    for part, table in enumerate(tables):
+        keys, ids = table["key"].to_pylist(), table["image_id"].to_pylist()
+        for key, image in zip(keys, ids, strict=True):
+            before = owners.setdefault(key, (part, image))
+            if before[0] != part:
+                shared.append((before[1], image))
+    if shared:
+        raise DatasetError(
+            f"joining {', '.join(names)}: {len(shared)} image(s) are in two data sets under two "
+            f"names, such as {shared[0][0]} and {shared[0][1]}, which are the same file; take "
+            "them out of one data set, so that no caption has its own image as a negative"
+        )

@@ -1,0 +1,126 @@
+"""`sightline configure`: what extends what, the whole file that comes of it, and edits kept."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.configure import configuration, configurations, differences
+from pipeline.params import ParamsError, load_params
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the configurations, below the current folder."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "configs"
+
+
+def run(*words: str) -> tuple[int, str]:
+    ended = CliRunner().invoke(app, ["configure", *words])
+    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        return 1, str(ended.exception)
+    return ended.exit_code, ended.output
+
+
+def test_later_layers_win_and_null_takes_a_key_away(folder: Path) -> None:
+    (folder / "mine.yaml").write_text(
+        "# Mine\n"
+        "extends: [scenes, parts/mcse-only]\n"
+        "train: {batch_size: 16, max_steps: null, epochs: 2}\n"
+        "systems: {mcse-clip: {parameters: {weight: 0.5}, runs: {mcse-shuffled: null}}}\n"
+        "report: {control: null}\n"
+    )
+    found, scenes = configuration("mine"), configuration("scenes")
+    assert found["train"] == {
+        **{name: value for name, value in scenes["train"].items() if name != "max_steps"},
+        "batch_size": 16,
+        "epochs": 2,
+    }
+    clip = found["systems"]["mcse-clip"]
+    assert clip["parameters"] == {"image": "clip", "weight": 0.5, "caption": "all"}
+    assert list(clip["runs"]) == ["mcse-clip"]
+    assert found["systems"]["dalr"] == {"runs": {}}
+    assert "grounding" not in found
+    assert found["encoders"] == scenes["encoders"]
+    assert configurations()["mine"] == "Mine"
+
+
+def test_a_system_of_the_graph_that_a_file_does_not_name_has_no_runs(folder: Path) -> None:
+    graph = yaml.safe_load(Path("dvc.yaml").read_text())
+    graph["stages"]["train-mine"] = graph["stages"]["train-simcse"]
+    Path("dvc.yaml").write_text(yaml.safe_dump(graph))
+    assert configuration("scenes")["systems"]["mine"] == {"runs": {}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("extends: [mine]", r"mine\.yaml: extends itself \(mine → mine\)"),
+        ("extends: [scnes]", r"mine\.yaml: extends 'scnes', but .*scnes\.yaml does not exist"),
+        ("extends: scenes", r"mine\.yaml: extends: found 'scenes', expected a list of names"),
+        ("- a", r"mine\.yaml: found list, expected a mapping"),
+        ("a: [", r"mine\.yaml: not YAML"),
+        ("extends: [scenes]\ntrian: {}", r"mine\.yaml: unknown key 'trian'|section"),
+        ("extends: [scenes]\ntrain: {batch_size: 1}", r"mine\.yaml: train\.batch_size"),
+    ],
+)
+def test_a_mistake_in_a_configuration_is_named(folder: Path, content: str, message: str) -> None:
+    (folder / "mine.yaml").write_text(content)
+    with pytest.raises(ParamsError, match=message):
+        configuration("mine")
+
+
+def test_an_unknown_name_and_a_missing_folder(folder: Path) -> None:
+    assert "did you mean 'flickr30k'" in run("flikr30k")[1]
+    shutil.rmtree(folder)
+    assert "configs: no such folder; run this in the root of a clone" in run("scenes")[1]
+
+
+def test_the_file_is_whole_and_another_configuration_replaces_it(folder: Path) -> None:
+    assert run("flickr30k") == (0, "params.yaml: flickr30k\n")
+    written = load_params("params.yaml")
+    assert written.graph.pairs == "flickr30k"
+    assert yaml.safe_load(Path("params.yaml").read_text()) == configuration("flickr30k")
+    assert run("flickr30k")[1] == "params.yaml: already flickr30k\n"
+    assert run("coco-alone") == (0, "params.yaml: coco-alone\n")
+    assert load_params("params.yaml").graph.pairs == "coco"
+
+
+def test_edits_are_kept_unless_told_otherwise(folder: Path) -> None:
+    run("scenes")
+    file = Path("params.yaml")
+    edited = file.read_text().replace("batch_size: 64", "batch_size: 48")
+    file.write_text(edited)
+    code, said = run("study")
+    assert (code, file.read_text()) == (1, edited)
+    assert "params.yaml: has edits of yours" in said
+    assert run("study", "--overwrite")[0] == 0
+    assert load_params("params.yaml").graph.seeds == [0, 1, 2]
+
+
+def test_diff_says_what_would_change_and_writes_nothing(folder: Path) -> None:
+    run("scenes")
+    before = Path("params.yaml").read_bytes()
+    code, said = run("study", "--diff")
+    assert code == 0
+    assert "~ graph.seeds: [0] → [0, 1, 2]" in said.splitlines()
+    assert any(
+        line.startswith("+ systems.dalr.runs.dalr-shuffled: {label:") for line in said.split("\n")
+    )
+    assert Path("params.yaml").read_bytes() == before
+    assert run("scenes", "--diff")[1] == "params.yaml: nothing differs from scenes\n"
+
+
+def test_differences_name_keys_that_came_went_and_changed() -> None:
+    old, new = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4, "e": 5}}
+    assert differences(old, new) == ["- a: 1", "~ b.c: 2 → 4", "- b.d: 3", "+ b.e: 5"]
