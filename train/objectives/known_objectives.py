@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from sightline.errors import SightlineError
-from sightline.parameter_errors import explain, unknown
-from train.objectives.combined import Combined
-from train.objectives.dalr import DALR
-from train.objectives.kdmcse import KDMCSE
-from train.objectives.mcse import MCSE
-from train.objectives.mcseo import MCSEO
+from sightline.parameter_errors import explain
+from sightline.registry import Registry
 from train.objectives.objective import Objective
-from train.objectives.simcse import SimCSE
 
-OBJECTIVES: dict[str, type[Objective[Any]]] = {
-    SimCSE.name: SimCSE,
-    MCSE.name: MCSE,
-    KDMCSE.name: KDMCSE,
-    DALR.name: DALR,
-    MCSEO.name: MCSEO,
-    Combined.name: Combined,
-}
+OBJECTIVES = Registry(
+    "objective",
+    "sightline.objectives",
+    {
+        "simcse": "train.objectives.simcse:SimCSE",
+        "mcse": "train.objectives.mcse:MCSE",
+        "kdmcse": "train.objectives.kdmcse:KDMCSE",
+        "dalr": "train.objectives.dalr:DALR",
+        "mcseo": "train.objectives.mcseo:MCSEO",
+        "combined": "train.objectives.combined:Combined",
+    },
+)
 
 
 def objective_class(name: str) -> type[Objective[Any]]:
@@ -32,12 +32,10 @@ def objective_class(name: str) -> type[Objective[Any]]:
     Raises:
         SightlineError: there is none; lists those there are.
     """
-    if name not in OBJECTIVES:
-        raise SightlineError(unknown(name, OBJECTIVES, "objective"))
-    return OBJECTIVES[name]
+    return OBJECTIVES.load(name)
 
 
-def make_objective(name: str, parameters: dict[str, Any]) -> Objective[Any]:
+def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective[Any]:
     """The objective called ``name`` with ``parameters``, defaults filled in.
 
     Raises:
