@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -338,14 +339,7 @@ def _meet(launched: _Launched, limit: float) -> Store:
     hosts = launched.rank == 0 and not launched.has_store
     where = f"{launched.address}:{launched.port}"
     try:
-        shared = TCPStore(
-            launched.address,
-            launched.port,
-            is_master=hosts,
-            timeout=timedelta(seconds=limit),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+        shared = _store_at(launched.address, launched.port, hosts, limit)
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[0]
         if hosts:
@@ -383,6 +377,19 @@ def _meet(launched: _Launched, limit: float) -> Store:
             "run the same command again"
         ) from error
     raise SightlineError(message) if alone else SaidElsewhere(message)
+
+
+@cache
+def _store_at(address: str, port: int, hosts: bool, limit: float) -> Store:
+    """The store of all processes, which stays open: others may still be reading from its host."""
+    return TCPStore(
+        address,
+        port,
+        is_master=hosts,
+        timeout=timedelta(seconds=limit),
+        wait_for_workers=False,
+        multi_tenant=True,  # whatever else of this process meets there
+    )
 
 
 def _never_came(missing: list[int], count: int, limit: float) -> str:

@@ -26,7 +26,7 @@ from pipeline.cli import (
 )
 from sightline.errors import SaidElsewhere, SightlineError
 from sightline.launched import is_first_process
-from sightline.signals import Stopped, stop_on_signals
+from sightline.signals import Stopped, ignore_signals, stop_on_signals
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
@@ -97,6 +97,7 @@ def _message(error: Exception) -> str | None:
 
 
 def _fail(message: str, code: int, error: BaseException | None) -> None:
+    ignore_signals()  # a launcher ends the other processes of a run, which are ending by themselves
     if message:
         print(message, file=sys.stderr, flush=True)
     while error is not None:
