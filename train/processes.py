@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -314,10 +315,9 @@ class Processes:
             raise
         except RuntimeError as error:
             self._lost = True
-            reason = str(error).strip().split("\n")[0]
             raise LostProcess(
-                f"another process of this run has ended ({reason}); look at what it said, and run "
-                "the same command again"
+                f"another process of this run has ended ({_reason(error)}); look at what it said, "
+                "and run the same command again"
             ) from error
 
     def _first_to_say_so(self) -> bool:
@@ -341,10 +341,9 @@ def _meet(launched: _Launched, limit: float) -> Store:
     try:
         shared = _store_at(launched.address, launched.port, hosts, limit)
     except RuntimeError as error:
-        reason = str(error).strip().split("\n")[0]
         if hosts:
             raise SightlineError(
-                f"process 0 cannot listen at {where} ({reason}); give another MASTER_PORT"
+                f"process 0 cannot listen at {where} ({_reason(error)}); give another MASTER_PORT"
             ) from error
         raise SightlineError(
             f"process 0 did not come: nothing answers at {where} within {limit:g} s; start all "
@@ -399,6 +398,11 @@ def _never_came(missing: list[int], count: int, limit: float) -> str:
         f"{noun} {who} of {count} did not come within {limit:g} s; look at what they said where "
         f"they were started, and start all {count} again"
     )
+
+
+def _reason(error: RuntimeError) -> str:
+    """What PyTorch says, without the place in its source and its advice."""
+    return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
 
 
 def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -265,14 +265,16 @@ def _lost(
 ) -> SightlineError:
     """What to raise after another process was lost, when the last step is kept.
 
-    The lock of the folder is process 0's as long as it lives: so it keeps the step, or else the
-    first of the others that gets the lock.
+    The lock of the folder is process 0's as long as it lives: so it keeps the step and says so, or
+    else the first of the others that gets the lock, which still names the killed one.
     """
     with ExitStack() as stack:
         if not processes.main:
             try:
                 stack.enter_context(folder.claimed())
             except BusyError:
+                return SaidElsewhere(str(error))
+            if not folder.output.abandoned:
                 return SaidElsewhere(str(error))
         step = loop.keep()
     kept = f"step {step:,} of {loop.state.steps:,} is kept" if step else "no step was finished"

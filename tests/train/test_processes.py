@@ -225,6 +225,7 @@ def test_a_killed_process_ends_all_and_the_last_step_is_kept(
     broken = server.run([spec], count=2, act="kill", rank=rank, at=at, launcher=launcher)
     assert broken.codes[rank] == -9
     assert broken.codes[1 - rank] == 1, broken.said
+    assert len(broken.errors) == 1, broken
     (error,) = broken.errors
     assert "another process of this run has ended" in error
     assert "run the same command again" in error
@@ -247,6 +248,7 @@ def test_of_three_processes_one_survivor_says_what_is_kept(
     spec = world.spec(out, "mcse", train=train_config(batch_size=6))
     broken = server.run([spec], count=3, act="kill", rank=rank, at="terms 3", launcher=0.1)
     assert [code for code in broken.codes if code != -9] == [1, 1], broken.said
+    assert len(broken.errors) == 1, broken
     (error,) = broken.errors
     assert "Step 3 of 6 is kept" in error
     assert kept_step(out) == 3
