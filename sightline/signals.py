@@ -65,3 +65,9 @@ def stop_on_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT in background
             signal.signal(number, stop)
+
+
+def ignore_signals() -> None:
+    """Let SIGINT and SIGTERM change nothing any more: the command has failed and says why."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -33,6 +33,9 @@ class Progress:
         sentences: rows trained on so far.
         stopped_early: the early stop ended the run here.
         peak_memory: bytes needed at most, see `sightline.devices.peak_memory`.
+        processes: how many trained it, one number for each part of a run that was resumed with
+            another.
+        optimizer: `train.optimizer` of the run; empty in a checkpoint older than this field.
     """
 
     digest: str
@@ -40,9 +43,12 @@ class Progress:
     sentences: int = 0
     stopped_early: bool = False
     peak_memory: dict[str, int] = field(default_factory=dict)
+    processes: list[int] = field(default_factory=lambda: [1])
+    optimizer: str = ""
 
 
 _FIELDS = fields(Progress)
+_NEWER = {"processes", "optimizer"}  # which older checkpoints lack
 
 
 class Checkpoints:
@@ -127,7 +133,9 @@ class Checkpoints:
         """
         try:
             body = json.loads((path / PROGRESS_FILE).read_bytes())
-            progress = Progress(**{each.name: body["progress"][each.name] for each in _FIELDS})
+            found = body["progress"]
+            names = [each.name for each in _FIELDS if each.name in found or each.name not in _NEWER]
+            progress = Progress(**{name: found[name] for name in names})
             files = dict(body["blake3"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._damaged(path / PROGRESS_FILE) from error

@@ -30,6 +30,8 @@ class RunSummary(BaseModel):
         peak_memory: bytes needed at most, by ``host`` and ``device``.
         trained_parameters: of encoder and heads.
         negatives_per_anchor: other sentences of a full batch.
+        processes: how many processes trained it; more than one number where it was resumed with
+            another.
         device, precision: that the run was trained on and in.
         files: what the run left beside this file, by name.
     """
@@ -58,6 +60,7 @@ class RunSummary(BaseModel):
     peak_memory: dict[str, int] = {}
     trained_parameters: int = 0
     negatives_per_anchor: int = 0
+    processes: tuple[int, ...] = (1,)
     device: str = ""
     precision: str = ""
     spec_digest: str

@@ -25,7 +25,9 @@ from pipeline.cli import (
     text_tokens,
     train,
 )
-from sightline.signals import Stopped, stop_on_signals
+from sightline.errors import SaidElsewhere, SightlineError
+from sightline.launched import is_first_process
+from sightline.signals import Stopped, ignore_signals, stop_on_signals
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
@@ -75,7 +77,9 @@ def main() -> None:
     try:
         app()
     except Stopped as stop:
-        _fail(str(stop), 128 + stop.number, stop)
+        _fail(str(stop) if is_first_process() else "", 128 + stop.number, stop)
+    except SaidElsewhere as error:
+        _fail("", 1, error)
     except Exception as error:
         message = _message(error)
         if message is None:
@@ -85,8 +89,6 @@ def main() -> None:
 
 def _message(error: Exception) -> str | None:
     """What a user is told about an error of theirs or of the system; None for any other."""
-    from sightline.errors import SightlineError
-
     if isinstance(error, SightlineError):
         return str(error)
     if isinstance(error, OSError):
@@ -97,7 +99,9 @@ def _message(error: Exception) -> str | None:
 
 
 def _fail(message: str, code: int, error: BaseException | None) -> None:
-    print(message, file=sys.stderr, flush=True)
+    ignore_signals()  # a launcher ends the other processes of a run, which are ending by themselves
+    if message:
+        print(message, file=sys.stderr, flush=True)
     while error is not None:
         # Its frames hold whatever was open. Decode workers have to end now: Python ends them with
         # a signal as it exits, and their owner takes that for a crash and says so.

@@ -156,8 +156,11 @@ def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
     Example: sightline stage train mcse-clip 0
     """
     from pipeline import stages
+    from sightline.launched import is_first_process
 
-    print(stages.train(_load(params), run, seed))
+    summary = stages.train(_load(params), run, seed)
+    if is_first_process():
+        print(summary)
 
 
 @app.command()
