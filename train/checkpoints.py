@@ -21,6 +21,7 @@ _MARK = "sightline.txt"
 _PREFIX = "checkpoint-"
 _NAME = re.compile(rf"{_PREFIX}(\d+)(?:-(\d+))?")
 CHECKPOINTS_FOLDER = "checkpoints"
+FAILURE_FILE = "failure.json"
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Progress:
 
     Attributes:
         digest: of the run specification (see `train.train_run.spec_digest`).
+        code: digest of the code that trains it (see `train.code_digest`).
         seconds: spent in training steps so far, dev scores and checkpoints left out.
         sentences: rows trained on so far.
         stopped_early: the early stop ended the run here.
@@ -39,6 +41,7 @@ class Progress:
     """
 
     digest: str
+    code: str = ""
     seconds: float = 0.0
     sentences: int = 0
     stopped_early: bool = False
@@ -48,7 +51,7 @@ class Progress:
 
 
 _FIELDS = fields(Progress)
-_NEWER = {"processes", "optimizer"}  # which older checkpoints lack
+_NEWER = {"code", "processes", "optimizer"}  # which older checkpoints lack
 
 
 class Checkpoints:

@@ -31,18 +31,15 @@ from sightline.devices import peak_memory
 from sightline.errors import SaidElsewhere, SightlineError
 from sightline.files import write_bytes
 from train.batch import Batch, Sentences
-from train.checkpoints import Best, Checkpoints, Progress, step_of
+from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress, step_of
 from train.data import TrainingData
 from train.gradient_cache import CachedEmbeddings, chunks_of
+from train.log_names import DEV
 from train.model import TOTAL, GroundedModel
 from train.objectives.objective import Views
 from train.optimizer import learning_rate, make_optimizer
 from train.processes import Processes
-from train.run_folder import FAILURE_FILE
 from train.run_spec import TrainConfig
-
-DEV = "dev"
-"""Name of the dev score in a log entry (Spearman's ρ × 100)."""
 
 _MODEL_FILE, _OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"
 

@@ -19,6 +19,7 @@ from sightline.silenced_libraries import quiet
 from train.callbacks import DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress, step_of
+from train.code_digest import code_of
 from train.data import TrainingData, first_paired
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs
@@ -32,8 +33,9 @@ from train.export import (
     export_model,
 )
 from train.feature_use import FeatureUse
-from train.loop import DEV, Callback, Loop, LoopState, micro_batches, read_state
+from train.loop import Callback, Loop, LoopState, micro_batches, read_state
 from train.model import GroundedModel, check_tokenizer, load_student
+from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
 from train.processes import ARRIVAL_LIMIT, LostProcess, Processes
 from train.run_folder import LIVE_FOLDER, RunFolder
@@ -76,12 +78,12 @@ def train_run(
     try:
         with Processes.joined(spec.train.device, ARRIVAL_LIMIT) as processes:
             inputs = processes.together(lambda: _Inputs.open(spec, processes))
-            _require_one_run(processes, inputs.digest)
+            _require_one_run(processes, digest([inputs.digest, inputs.code]))
             folder = RunFolder(spec.out, _paths(spec), 0.0 if processes.main else _PATIENCE)
             tell = (say or to_stderr) if processes.main else _nobody
             with ExitStack() as stack:
                 made = processes.together(lambda: _claimed(stack, folder, processes))
-                text = processes.from_main(lambda: _finished(folder, inputs.digest, tell))
+                text = processes.from_main(lambda: _finished(folder, inputs, tell))
                 if not text:
                     text = _run(spec, inputs, folder, made, processes, stop, say, callbacks or [])
                 return RunSummary.model_validate_json(text)
@@ -101,9 +103,9 @@ def _claimed(stack: ExitStack, folder: RunFolder, processes: Processes) -> Path 
     return stack.enter_context(folder.claimed()) if processes.main else None
 
 
-def _finished(folder: RunFolder, digest: str, tell: Say) -> str:
-    """The summary of the finished run of this digest, as JSON, or nothing."""
-    finished = folder.finished(digest)
+def _finished(folder: RunFolder, inputs: _Inputs, tell: Say) -> str:
+    """The summary of the finished run of these inputs, as JSON, or nothing."""
+    finished = folder.finished(inputs.digest, inputs.code)
     if finished is None:
         return ""
     folder.tidy(finished)
@@ -128,13 +130,14 @@ def _require_one_run(processes: Processes, digest: str) -> None:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a run reads, checked against each other, and the digest of all of it."""
+    """What a run reads, checked against each other, its digest, and that of the code."""
 
     objective: Objective
     device: torch.device
     data: TrainingData
     dev: GradedPairs | None
     digest: str
+    code: dict[str, str]
 
     @classmethod
     def open(cls, spec: RunSpec, processes: Processes) -> _Inputs:
@@ -151,7 +154,8 @@ class _Inputs:
             raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_dev_set(spec.dev)
-        return cls(objective, device, data, dev, spec_digest(spec, objective, data, dev))
+        code = code_of(modules_of(spec.objective, spec.parameters))
+        return cls(objective, device, data, dev, spec_digest(spec, objective, data, dev), code)
 
 
 def _run(
@@ -182,7 +186,7 @@ def _run(
     encoder, tokenizer = processes.together(lambda: _student(spec, data))
     model = GroundedModel(encoder, objective, spec.student.pooling, data.dims)
     embedder = Embedder(encoder, tokenizer, spec.student.pooling)
-    processes.from_main(lambda: _begin(spec, folder, resume, tell))
+    processes.from_main(lambda: _begin(spec, inputs, folder, resume, tell))
     size = spec.train.eval_batch_size
     shown: list[ProgressReport | DVCLiveCallback] = []
     if processes.main:
@@ -251,11 +255,16 @@ def _student(spec: RunSpec, data: TrainingData) -> tuple[PreTrainedModel, PreTra
     return encoder, tokenizer
 
 
-def _begin(spec: RunSpec, folder: RunFolder, resume: Path | None, tell: Say) -> str:
+def _begin(
+    spec: RunSpec, inputs: _Inputs, folder: RunFolder, resume: Path | None, tell: Say
+) -> str:
     """Take away what is not of this run."""
+    before = RunSummary.load(folder.path)
     if resume is None and folder.begin():
-        why = "it is of other parameters or inputs, or lost its model"
-        tell(f"{spec.run}: the finished run in {spec.out} is replaced ({why})")
+        why = "this version cannot read it"
+        if before is not None:
+            why = folder.outdated(before, inputs.digest, inputs.code)
+        tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
     folder.drop_curves()
     return ""
 
@@ -336,7 +345,8 @@ def _checkpoint_to_resume(spec: RunSpec, inputs: _Inputs, folder: RunFolder, tel
     if path is None:
         return ""
     progress = folder.checkpoints.read(path)
-    if progress.digest == inputs.digest:
+    code = digest(inputs.code)
+    if (progress.digest, progress.code) == (inputs.digest, code):
         if inputs.dev is not None:
             _require_best(path, folder.best)
         tell(f"{spec.run}: going on from {path.name}")
@@ -347,7 +357,8 @@ def _checkpoint_to_resume(spec: RunSpec, inputs: _Inputs, folder: RunFolder, tel
             f"{spec.train.optimizer}; give {progress.optimizer} to go on, or delete "
             f"{folder.checkpoints.folder} to start over"
         )
-    tell(f"{spec.run}: {path} is of other parameters or inputs; starting over")
+    changed = "code" if progress.digest == inputs.digest else "parameters or inputs"
+    tell(f"{spec.run}: the {changed} changed since {path}; starting over")
     return ""
 
 
@@ -356,7 +367,9 @@ def _progress(
 ) -> tuple[Path | None, Progress]:
     """The checkpoint that process 0 has found, and how far the run is; a new run without one."""
     if not checkpoint:
-        return None, Progress(inputs.digest, processes=[], optimizer=spec.train.optimizer)
+        return None, Progress(
+            inputs.digest, digest(inputs.code), processes=[], optimizer=spec.train.optimizer
+        )
     path = folder.checkpoints.folder / checkpoint
     if not path.is_dir():
         raise SightlineError(
@@ -402,7 +415,6 @@ def _summarise(
     parameters: int,
 ) -> RunSummary:
     data = inputs.data
-    history = [(int(entry["step"]), entry[DEV]) for entry in state.log if DEV in entry]
     seconds = progress.seconds
     return RunSummary(
         run=spec.run,
@@ -415,7 +427,7 @@ def _summarise(
         dropped_pairs=data.dropped_pairs,
         features={slot: FeatureUse.of_set(used) for slot, used in data.feature_sets.items()},
         dev=None if inputs.dev is None else inputs.dev.name,
-        dev_history=history,
+        log=state.log,
         best_step=best_step,
         steps=state.step,
         stopped_early=progress.stopped_early,
@@ -429,4 +441,5 @@ def _summarise(
         device=device_name(inputs.device),
         precision=spec.train.precision,
         spec_digest=inputs.digest,
+        code=inputs.code,
     )

@@ -21,6 +21,7 @@ from pipeline.cli import (
     ground,
     phrase_tokens,
     prepare,
+    runs,
     stage,
     text_tokens,
     train,
@@ -31,7 +32,7 @@ from sightline.signals import Stopped, ignore_signals, stop_on_signals
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
-    *("compare", "gallery", "configure", "stage", "cache", "doctor"),
+    *("compare", "gallery", "runs", "configure", "stage", "cache", "doctor"),
 )
 
 
@@ -57,6 +58,7 @@ app.command("tokens")(text_tokens.tokens)
 app.command("phrase-tokens")(phrase_tokens.phrase_tokens)
 app.command("train")(train.train)
 app.add_typer(evaluate.app, name="evaluate")
+app.add_typer(runs.app, name="runs")
 app.command("compare")(compare.compare)
 app.command("gallery")(gallery.gallery)
 app.command("configure")(configure.configure)

@@ -59,7 +59,7 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
             assert {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens} < reads
             reads |= {spec.pairs.phrases} - {None}
         assert (spec.text is not None) == spec.train.text_stream
-        reads |= {spec.dev, *spec.features.values()}
+        reads |= {spec.dev, *spec.features.values(), graph.code_file(config.system)}
         stage = f"train-{config.system}"
         assert of(stage, "deps", raw) == {Path(str(path)).as_posix() for path in reads}
         assert of(stage, "outs", raw, run) == {spec.out.as_posix()}

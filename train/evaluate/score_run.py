@@ -67,6 +67,7 @@ def evaluate_run(
         reasons=found.reasons,
         evaluated_on=evaluation.evaluated_on,
         run_sha256=_sha256(folder),
+        code_accepted=bool(summary.accepted_code),
         features=tuple(summary.features.values()),
         training=TrainingSummary(
             steps=summary.steps,

@@ -67,6 +67,7 @@ class RunResult(_Strict):
         evaluated_on: task → what it was scored on; files written before this was kept hold none.
         run_sha256: of the run.json that the scores belong to; files written before this was kept
             hold none.
+        code_accepted: whether code was edited since the training and accepted as moving no number.
         features: every feature set that the run learned from; empty for a text-only run.
     """
 
@@ -81,6 +82,7 @@ class RunResult(_Strict):
     reasons: dict[str, str] = {}
     evaluated_on: dict[str, EvaluationSet] = {}
     run_sha256: str = ""
+    code_accepted: bool = False
     features: tuple[FeatureUse, ...] = ()
     training: TrainingSummary | None = None
 
