@@ -7,9 +7,11 @@ converged, so the figure depends on the embeddings alone.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from sightline.errors import SightlineError
@@ -40,6 +42,8 @@ def choose_by_logistic_regression(
     Raises:
         SightlineError: a fit did not converge.
     """
+    # In float32, L-BFGS may lose its way before it is that close.
+    features = features.astype(np.float64)
     penalties = PENALTIES[protocol]
     choices = []
     for selection in selections:
@@ -65,9 +69,13 @@ def _model(penalty: float) -> LogisticRegression:
 def _fit(
     model: LogisticRegression, features: np.ndarray, labels: np.ndarray, rows: np.ndarray
 ) -> None:
-    model.fit(features[rows], labels[rows])
-    if model.n_iter_.max() >= _ITERATIONS:
-        raise SightlineError(
-            f"logistic regression with C = {model.C:g} has not converged after {_ITERATIONS} "
-            "iterations; embeddings of very unequal scale do that: use the classifier senteval"
-        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        try:
+            model.fit(features[rows], labels[rows])
+        except ConvergenceWarning as warning:
+            raise SightlineError(
+                f"logistic regression with C = {model.C:g} did not converge "
+                f"({str(warning).splitlines()[0]}); embeddings of very unequal scale do that: "
+                "use the classifier senteval"
+            ) from warning
