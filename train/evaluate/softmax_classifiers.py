@@ -190,7 +190,7 @@ def _fit_together(
         if not (alive.all() and used.all()):
             state.keep(torch.from_numpy(alive), torch.from_numpy(used).repeat_interleave(classes))
             dev.keep(torch.from_numpy(alive))
-            orders = [orders[fold] for fold in np.flatnonzero(alive)]
+            orders = [orders[fold] for fold in np.flatnonzero(alive).tolist()]
             numbers, values = numbers[alive], values[used]
             kept = np.ix_(alive, used)
             best, misses, training = best[kept], misses[kept], training[kept]
