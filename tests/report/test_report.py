@@ -306,7 +306,12 @@ def test_the_report_is_one_file_with_everything_escaped(tmp_path, results):
     assert len(re.findall(r"(?<!\\)\|", row)) == 4
     body = json.loads((tmp_path / "report.json").read_text())
     assert [gain["share"] for gain in body["gains"]] == [pytest.approx(9 / 78)]
-    assert [RunResult.model_validate(each) for each in body["results"]] == results
+    training = [result.training.model_copy(update={"log": ()}) for result in results]
+    without_logs = [
+        result.model_copy(update={"training": each})
+        for result, each in zip(results, training, strict=True)
+    ]
+    assert [RunResult.model_validate(each) for each in body["results"]] == without_logs
 
 
 def test_equal_results_give_equal_bytes(tmp_path, results):
