@@ -13,8 +13,8 @@ from conftest import World
 from feature_sets import Features
 from phrase_world import Objects
 from process_server import ProcessServer
-from safetensors.torch import load_file
 from step_oracle import Case
+from test_run import weights
 
 from sightline.errors import SightlineError
 from train.run_spec import RunSpec
@@ -84,25 +84,21 @@ def cases(world: World, features: Features, objects: Objects) -> dict[str, Case]
     return made
 
 
-WEIGHTS_STAY = {"max_steps": 16, "learning_rate": 1e-30, "max_grad_norm": 1e9}
+WEIGHTS_STAY = {"learning_rate": 1e-30, "max_grad_norm": 1e9}
 QUICK = {"eval_steps": 1000, "logging_steps": 1000}
 """Writes nothing between the first step and the last."""
 
 
 def gradient_specs(
-    cases: dict[str, Case], folder: Path, double: bool, chunk: int | None = None
+    cases: dict[str, Case], folder: Path, pairs: int, accumulation: int, chunk: int | None = None
 ) -> list[RunSpec]:
-    """Runs over paired batches of 6, 7 and (in float64) 2 rows and text ones of 6 and 4.
-
-    Of three processes one has no row of the batch of two.
-    """
+    """A run of each objective over 16 batches of 6, in which so many ``pairs`` come round."""
     made = []
+    told = {"gradient_accumulation": accumulation, "max_steps": 16 // accumulation}
     for name, case in cases.items():
-        for pairs in (13, 14) if double else (13,):
-            out = folder / f"{name}-{pairs}"
-            spec = case.spec(out, chunk=chunk, **WEIGHTS_STAY, **QUICK)
-            body = {**spec.model_dump(), "parameters": {**case.parameters, "pairs": pairs}}
-            made.append(RunSpec.model_validate(body))
+        spec = case.spec(folder / name, chunk=chunk, **told, **WEIGHTS_STAY, **QUICK)
+        body = {**spec.model_dump(), "parameters": {**case.parameters, "pairs": pairs}}
+        made.append(RunSpec.model_validate(body))
     return made
 
 
@@ -111,26 +107,32 @@ def steps_of(specs: list[RunSpec], rank: int = 0) -> dict[str, list[dict[str, to
 
 
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize(("count", "pairs", "last"), [(2, 13, 7), (3, 14, 2)])
 def test_gradients_are_those_of_one_process(
-    server: ProcessServer, cases: dict[str, Case], tmp_path: Path, double: bool
+    server: ProcessServer,
+    cases: dict[str, Case],
+    tmp_path: Path,
+    double: bool,
+    count: int,
+    pairs: int,
+    last: int,
 ) -> None:
+    """Batches of 6 or the ``last`` few pairs; of three processes one has no row of two pairs."""
     asked: dict[str, Any] = {"gradients": True, "double": double}
-    alone = gradient_specs(cases, tmp_path / "1", double)
+    accumulation = 2 if count == 3 and not double else 1
+    alone = gradient_specs(cases, tmp_path / "alone", pairs, accumulation)
     assert server.run(alone, **asked).codes == [0]
-    expected = steps_of(alone)
-    rows = set[tuple[str, int]]().union(*map(rows_of, alone[:2]))
-    assert rows >= {("pairs", 6), ("pairs", 7), ("text", 6), ("text", 4)}
-    assert (("pairs", 2) in rows) == double
-    bound = 1e-10 if double else 1e-5
-    for count, chunk in ((2, None), (3, 2)) if double else ((2, 2), (3, None)):
-        specs = gradient_specs(cases, tmp_path / str(count), double, chunk)
-        outcome = server.run(specs, count=count, **asked)
-        assert outcome.codes == [0] * count, outcome.said
-        for name, steps in steps_of(specs).items():
-            assert_alike(steps, expected[name], bound, (count, name))
-        for rank in range(1, count):  # or weights would part
-            for name, steps in steps_of(specs, rank).items():
-                assert_alike(steps, steps_of(specs)[name], 0.0, (rank, name))
+    assert rows_of(alone[0]) >= {("pairs", 6), ("pairs", last), ("text", 6), ("text", 4)}
+    chunk = 2 if double else None
+    specs = gradient_specs(cases, tmp_path / "shared", pairs, accumulation, chunk)
+    outcome = server.run(specs, count=count, **asked)
+    assert outcome.codes == [0] * count, outcome.said
+    expected, found = steps_of(alone), steps_of(specs)
+    for name, steps in found.items():
+        assert_alike(steps, expected[name], 1e-10 if double else 1e-5, name)
+    for rank in range(1, count):  # or weights would part
+        for name, steps in steps_of(specs, rank).items():
+            assert_alike(steps, found[name], 0.0, (rank, name))
 
 
 def rows_of(spec: RunSpec) -> set[tuple[str, int]]:
@@ -138,8 +140,7 @@ def rows_of(spec: RunSpec) -> set[tuple[str, int]]:
     from train.objectives import make_objective
 
     data = TrainingData(spec, make_objective(spec.objective, spec.parameters))
-    assert spec.train.max_steps is not None
-    return {(data[k].stream, len(data[k])) for k in range(spec.train.max_steps)}
+    return {(data[k].stream, len(data[k])) for k in range(16)}
 
 
 def assert_alike(found: Any, expected: Any, bound: float, what: Any) -> None:
@@ -156,11 +157,6 @@ def assert_alike(found: Any, expected: Any, bound: float, what: Any) -> None:
 
 def train_config(**changes: Any) -> dict[str, Any]:
     return {"save_steps": 100, "logging_steps": 1, **changes}
-
-
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    model = load_file(out / "model" / "model.safetensors")
-    return model | {f"head {k}": v for k, v in load_file(out / "heads.safetensors").items()}
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
@@ -285,6 +281,13 @@ def test_a_signal_to_one_process_stops_all_after_one_step(
     assert kept_step(out) == 3
     assert server.run([spec], count=2).codes == [0, 0]
     assert_same_run(out, unbroken)
+
+
+def test_bf16_trains_in_two_processes(server: ProcessServer, world: World, tmp_path: Path) -> None:
+    train = train_config(precision="bf16", max_steps=2, chunk=2)
+    outcome = server.run([world.spec(tmp_path / "run", "mcse", train=train)], count=2)
+    assert outcome.codes == [0, 0], outcome.said
+    assert {each.dtype for each in weights(tmp_path / "run").values()} == {torch.float32}
 
 
 def test_a_finished_run_is_returned_by_every_process(
