@@ -28,7 +28,7 @@ from pipeline.cli import (
 )
 from sightline.errors import SaidElsewhere, SightlineError
 from sightline.launched import is_first_process
-from sightline.signals import Stopped, ignore_signals, stop_on_signals
+from sightline.signals import Stopped, stop_on_signals
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
@@ -75,14 +75,16 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
     # importing torch and transformers makes millions of objects, and none of them is garbage
     gc.set_threshold(100_000, 20, 50)
-    stop_on_signals()
+    hear_no_more = stop_on_signals()
     try:
         app()
     except Stopped as stop:
         _fail(str(stop) if is_first_process() else "", 128 + stop.number, stop)
     except SaidElsewhere as error:
+        hear_no_more()
         _fail("", 1, error)
     except Exception as error:
+        hear_no_more()  # a launcher ends the other processes of a run that fail by themselves
         message = _message(error)
         if message is None:
             raise  # our own mistake: the traceback is what a report of it needs
@@ -101,7 +103,6 @@ def _message(error: Exception) -> str | None:
 
 
 def _fail(message: str, code: int, error: BaseException | None) -> None:
-    ignore_signals()  # a launcher ends the other processes of a run, which are ending by themselves
     if message:
         print(message, file=sys.stderr, flush=True)
     while error is not None:
