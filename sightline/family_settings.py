@@ -13,7 +13,6 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from sightline.errors import SightlineError
 from sightline.parameter_errors import located, unknown
 from sightline.registry import Registry
 
@@ -63,13 +62,7 @@ class FamilySettings(BaseModel):
             raise _mistakes([(("family",), f"is missing; there are {', '.join(families)}")])
         if family not in families:
             raise _mistakes([(("family",), unknown(str(family), families, families.what))])
-        found = families.load(str(family))
-        if not (isinstance(found, type) and issubclass(found, cls)):
-            raise SightlineError(
-                f"{families.what} {family!r} ({families.place(str(family))}): found {found!r}, "
-                f"expected a subclass of {cls.__module__}.{cls.__name__} (docs/extending.md)"
-            )
-        return found
+        return families.subclass(str(family), cls)
 
 
 def _mistakes(mistakes: list[tuple[tuple[Any, ...], str]]) -> ValidationError:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from sightline.errors import SightlineError
 from sightline.parameter_errors import unknown
+
+T = TypeVar("T")
 
 
 class Registry:
@@ -63,6 +65,21 @@ class Registry:
             raise SightlineError(unknown(name, self.places, self.what))
         return self.places[name]
 
+    def subclass(self, name: str, base: type[T]) -> type[T]:
+        """What is registered as ``name``, a subclass of ``base``.
+
+        Raises:
+            SightlineError: there is none, another package's cannot be imported, or it is something
+                else.
+        """
+        found = self.load(name)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise SightlineError(
+                f"{self._whose(name)}: found {found!r}, expected a subclass of "
+                f"{base.__module__}.{base.__name__}; see docs/extending.md"
+            )
+        return found
+
     def load(self, name: str, attribute: str | None = None) -> Any:
         """What is registered as ``name``.
 
@@ -99,4 +116,4 @@ class Registry:
             ) from error
 
     def _whose(self, name: str) -> str:
-        return f"{self.what} {name!r}, the entry point {self.group}:{name} = {self.places[name]}"
+        return f"{self.what} {name!r} ({self.places[name]}, entry point of {self.group})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.datasets.folder import MANIFESTS, building
-from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+from pipeline.datasets.source import PrepareReport, Progress, Source
 from sightline.registry import Registry
 
 KINDS = Registry(
@@ -30,13 +30,7 @@ def source_type(kind: str) -> type[Source]:
         SightlineError: there is no such kind (lists what there is), or another package's cannot be
             used.
     """
-    found = KINDS.load(kind)
-    if not (isinstance(found, type) and issubclass(found, Source)):
-        raise DatasetError(
-            f"{KINDS.what} {kind!r} ({KINDS.place(kind)}): found {found!r}, expected a subclass of "
-            "pipeline.datasets.source.Source (docs/extending.md)"
-        )
-    return found
+    return KINDS.subclass(kind, Source)
 
 
 def prepare(
