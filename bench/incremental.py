@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.encoders.build_encoder import build_image_encoder, named_encoder
+from pipeline.encoders.named_encoder import named_encoder
 from pipeline.extract.encode_missing import ExtractSettings, extract_images
 from pipeline.extract.inputs import image_entries_of
 
@@ -43,9 +43,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    encoder = build_image_encoder(
-        named_encoder("resnet18", "random:0"), torch.device("cpu"), "fp32"
-    )
+    encoder = named_encoder("resnet18", "random:0").build_image(torch.device("cpu"), "fp32")
     settings = ExtractSettings(batch_size=options.batch_size, workers=options.workers)
     with tempfile.TemporaryDirectory() as scratch:
         images, out, kept = (Path(scratch) / name for name in ("images", "set", "kept"))

@@ -185,7 +185,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     _require_features_of_the_system(params, run, {_feature_set(need) for need in needs.values()})
     pairs, text, student = params.graph.pairs, params.graph.text, params.student
     train = params.train_of(run)
-    has_pairs = pairs in params.joined or params.dataset(pairs).kind != "sentences"
+    has_pairs = pairs in params.joined or params.dataset(pairs).source.has_pairs
     return RunSpec(
         run=run,
         student=student,

@@ -317,7 +317,7 @@ def _dataset(name: str, given: Any) -> Dataset:
     if kind is None:
         raise ValueError(f"{name}.kind: is missing; there are {', '.join(KINDS)}")
     if kind not in KINDS:
-        raise ValueError(f"{name}.kind: {unknown(str(kind), KINDS, 'kind of data set')}")
+        raise ValueError(f"{name}.kind: {unknown(str(kind), KINDS, KINDS.what)}")
     if not isinstance(source, str) or not source:
         raise ValueError(
             f"{name}.source: found {source!r}, expected the folder (or file) that it comes from"

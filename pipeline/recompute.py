@@ -207,7 +207,7 @@ def _named_entries(folder: Path, kind: Kind, named: NamedInputs) -> Sequence[Any
 
 def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -> EncoderConfig:
     """The encoder that the record names, as far as it can."""
-    from pipeline.encoders.build_encoder import named_encoder
+    from pipeline.encoders.named_encoder import named_encoder
 
     spec = features.record.spec
     source = named.weights or spec.encoder.source.split(" (")[0]
@@ -223,7 +223,7 @@ def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -
             "own; name that file with --encoder"
         )
     pooling = spec.preprocessing.get("pooling") if kind == "teacher" else None
-    name = named.encoder or spec.encoder.name.partition("/")[2]
+    name = named.encoder or spec.encoder.name.replace("/", ":", 1)  # FAMILY:MODEL
     return named_encoder(name, source, kind, pooling=pooling)
 
 

@@ -24,7 +24,8 @@ def unknown(name: str, known: Iterable[object], what: str) -> str:
     return f"unknown {what} {name!r}{guess} (there are: {', '.join(there) or 'none'})"
 
 
-def _line(error: dict[str, Any], model: type[BaseModel]) -> str:
+def located(error: dict[str, Any], model: type[BaseModel]) -> tuple[tuple[Any, ...], str]:
+    """Place and message of one mistake that ``model`` found, as pydantic lists it."""
     location: list[Any] = list(error["loc"])
     message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
@@ -34,6 +35,11 @@ def _line(error: dict[str, Any], model: type[BaseModel]) -> str:
         message = "is missing; it has no default"
     elif error["type"] != "value_error":  # one of our own says what it found
         message = f"{message[0].lower()}{message[1:]}; found {error['input']!r}"
+    return tuple(location), message
+
+
+def _line(error: dict[str, Any], model: type[BaseModel]) -> str:
+    location, message = located(error, model)
     where = ".".join(map(str, location))
     return f"{where}: {message}" if where else message
 

@@ -21,11 +21,8 @@ from tiny_grounders import save_florence
 from tiny_models import bert_folder
 from tiny_sam2 import hf_config
 
-from pipeline.encoders.build_encoder import build_text_encoder
 from pipeline.encoders.encoder_config import EncoderConfig
-from pipeline.grounding.build_grounder import build_grounder
 from pipeline.grounding.grounder_config import GrounderSettings
-from pipeline.grounding.segmenters.build_segmenter import build_segmenter
 from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from sightline.encoder_folder import load_model, read_recipe
 from sightline.errors import SightlineError
@@ -42,17 +39,17 @@ def student(model: str, weights: str) -> object:
 
 def teacher(model: str, weights: str) -> Any:
     given = {"family": "transformers", "model": model, "weights": weights}
-    return build_text_encoder(EncoderConfig.model_validate(given), CPU, "fp32")
+    return EncoderConfig.model_validate(given).build_text(CPU, "fp32")
 
 
 def grounder(model: str, weights: str) -> object:
     given = {"family": "florence2", "model": model, "weights": weights}
-    return build_grounder(TypeAdapter(GrounderSettings).validate_python(given), CPU, "fp32")
+    return TypeAdapter(GrounderSettings).validate_python(given).build(CPU, "fp32")
 
 
 def segmenter(model: str, weights: str) -> object:
     given = {"family": "sam2-hf", "model": model, "weights": weights}
-    return build_segmenter(TypeAdapter(SegmenterSettings).validate_python(given), CPU, "fp32")
+    return TypeAdapter(SegmenterSettings).validate_python(given).build(CPU, "fp32")
 
 
 LOADERS = {load.__name__: load for load in (student, teacher, grounder, segmenter)}

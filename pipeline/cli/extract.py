@@ -23,6 +23,7 @@ from pipeline.cli.options import (
 if TYPE_CHECKING:
     import torch
 
+    from pipeline.encoders.encoder_config import EncoderConfig
     from pipeline.extract.account import SetSummary
     from pipeline.extract.encode_missing import ExtractSettings
 
@@ -32,7 +33,10 @@ _WEIGHTS = Annotated[
     str, typer.Option(help="pretrained:TAG, file:PATH or random:SEED.", show_default=False)
 ]
 _IMAGE_ENCODER = Annotated[
-    str, typer.Option(help="resnet50, ViT-B-32, … or a model config (JSON).", show_default=False)
+    str,
+    typer.Option(
+        help="resnet50, ViT-B-32, …, a model config (JSON) or FAMILY:MODEL.", show_default=False
+    ),
 ]
 _TEXTS = Annotated[
     Path,
@@ -83,7 +87,7 @@ def image(
     Example: sightline extract image --images photos --encoder resnet50 --weights random:0
     --out features/resnet50
     """
-    from pipeline.encoders.build_encoder import build_image_encoder, named_encoder
+    from pipeline.encoders.named_encoder import named_encoder
     from pipeline.extract.encode_missing import extract_images
     from pipeline.extract.inputs import image_entries_of
 
@@ -98,11 +102,11 @@ def image(
         copy_from,
         threads,
         worker,
-        inputs=_inputs(encoder, weights, images, root),
+        inputs=_inputs(config, images, root),
         workers=workers,
         max_failed=max_failed,
     )
-    summary = extract_images(entries, build_image_encoder(config, where, precision), out, settings)
+    summary = extract_images(entries, config.build_image(where, precision), out, settings)
     _print(summary, out, as_json)
 
 
@@ -139,7 +143,7 @@ def objects(
     data/mine/images.parquet --root photos --encoder ViT-B-32 --weights random:0
     --out features/objects
     """
-    from pipeline.encoders.build_encoder import build_image_encoder, named_encoder
+    from pipeline.encoders.named_encoder import named_encoder
     from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.encode_missing import extract_objects
     from pipeline.extract.inputs import objects_of_phrases
@@ -156,18 +160,20 @@ def objects(
         copy_from,
         threads,
         worker,
-        inputs=_inputs(encoder, weights, phrases, images_manifest, root),
+        inputs=_inputs(config, phrases, images_manifest, root),
         workers=workers,
         max_failed=max_failed,
     )
-    model = build_image_encoder(config, where, precision)
+    model = config.build_image(where, precision)
     _print(extract_objects(entries, model, rules, out, settings), out, as_json)
 
 
 @app.command()
 def text(
     texts: _TEXTS,
-    encoder: Annotated[str, typer.Option(help="An open_clip model, or its config (JSON).")],
+    encoder: Annotated[
+        str, typer.Option(help="An open_clip model, its config (JSON) or FAMILY:MODEL.")
+    ],
     weights: _WEIGHTS,
     out: OUT,
     device: DEVICE = "auto",
@@ -185,7 +191,7 @@ def text(
     Example: sightline extract text --texts captions.txt --encoder ViT-B-32 --weights random:0
     --out features/clip-text
     """
-    from pipeline.encoders.build_encoder import build_text_encoder, named_encoder
+    from pipeline.encoders.named_encoder import named_encoder
     from pipeline.extract.encode_missing import extract_texts
     from pipeline.extract.inputs import texts_in
 
@@ -199,24 +205,29 @@ def text(
         copy_from,
         threads,
         worker,
-        inputs=_inputs(encoder, weights, texts),
+        inputs=_inputs(config, texts),
     )
     entries = texts_in(texts)
-    model = build_text_encoder(config, where, precision)
+    model = config.build_text(where, precision)
     _print(extract_texts(entries, model, out, settings, "text"), out, as_json)
 
 
 @app.command()
 def teacher(
     texts: _TEXTS,
-    encoder: Annotated[str, typer.Option(help="Folder of a Hugging Face encoder, or a hub name.")],
+    encoder: Annotated[
+        str, typer.Option(help="Folder of a Hugging Face encoder, a hub name or FAMILY:MODEL.")
+    ],
     out: OUT,
     weights: Annotated[
         str, typer.Option(help="pretrained[:REVISION], file:PATH or random:SEED.")
     ] = "pretrained",
     pooling: Annotated[
-        str, typer.Option(help="cls (raw last layer), pooler, mean or first_last_mean.")
-    ] = "cls",
+        str | None,
+        typer.Option(
+            help="cls (raw last layer), pooler, mean or first_last_mean.", show_default="cls"
+        ),
+    ] = None,
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Tokens at most; default: the encoder's own.")
     ] = None,
@@ -235,7 +246,7 @@ def teacher(
     Example: sightline extract teacher --texts captions.txt --encoder princeton-nlp/sup-simcse-bert
     --out features/simcse
     """
-    from pipeline.encoders.build_encoder import build_text_encoder, named_encoder
+    from pipeline.encoders.named_encoder import named_encoder
     from pipeline.extract.encode_missing import extract_texts
     from pipeline.extract.inputs import texts_in
 
@@ -249,16 +260,16 @@ def teacher(
         copy_from,
         threads,
         worker,
-        inputs=_inputs(encoder, weights, texts),
+        inputs=_inputs(config, texts),
     )
     entries = texts_in(texts)
-    model = build_text_encoder(config, where, precision)
+    model = config.build_text(where, precision)
     _print(extract_texts(entries, model, out, settings, "teacher"), out, as_json)
 
 
-def _inputs(encoder: str, weights: str, *paths: Path | None) -> list[Path]:
+def _inputs(config: EncoderConfig, *paths: Path | None) -> list[Path]:
     """The files and folders of a command, those that encoder and weights may name among them."""
-    return [Path(encoder), Path(weights.removeprefix("file:")), *filter(None, paths)]
+    return [Path(config.model), Path(config.weights.removeprefix("file:")), *filter(None, paths)]
 
 
 def _settings(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +17,8 @@ from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Sour
 
 class SentencesSource(Source):
     """A UTF-8 text file, one sentence a line."""
+
+    has_pairs: ClassVar[bool] = False
 
     path: Path = Path()
 

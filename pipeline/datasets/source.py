@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -30,9 +30,18 @@ class DatasetError(SightlineError):
 
 
 class Source(BaseModel):
-    """Where a data set comes from: the base of every source's parameters."""
+    """Where a data set comes from: the base of every source's parameters.
+
+    A field ``images`` is the folder that the paths of its images are relative to; a source without
+    one puts its images into the folder ``images`` beside the manifests.
+
+    Attributes:
+        has_pairs: whether it has images with captions; a source of plain sentences has none.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    has_pairs: ClassVar[bool] = True
 
     def inputs(self) -> list[Path]:
         """The files and folders that the data set is made from."""
@@ -71,7 +80,7 @@ class PrepareReport:
     """What `prepare` found and wrote; ``dataset.json`` holds the same.
 
     Attributes:
-        kind: the kind of source, as in the registry.
+        kind: of the data set, as in `pipeline.datasets.kinds`.
         counts: what was read and what was kept, by name.
         problems: for each sort of problem, what it concerns (names, at most `MOST_LISTED`).
         problem_counts: for each sort of problem, how many there are.

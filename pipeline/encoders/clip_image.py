@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.encoders.clip_model import ClipModel, load_clip
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.own_families import OpenClipConfig
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
 from sightline.devices import check_precision, computing
@@ -39,7 +39,7 @@ class ClipImageEncoder:
             return self._model.encode_image(batch, normalize=False).float().cpu()
 
 
-def build_image(config: EncoderConfig, device: torch.device, precision: str) -> ClipImageEncoder:
+def build_image(config: OpenClipConfig, device: torch.device, precision: str) -> ClipImageEncoder:
     """The image tower that `config` names, on `device`."""
     return ClipImageEncoder(load_clip(config), device, check_precision(precision))
 

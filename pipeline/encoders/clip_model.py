@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.encoders.libraries import require
+from pipeline.encoders.own_families import OpenClipConfig
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import (
     describe_source,
@@ -53,7 +53,7 @@ class ClipModel:
         return int(self.architecture["embed_dim"])
 
 
-def load_clip(config: EncoderConfig) -> ClipModel:
+def load_clip(config: OpenClipConfig) -> ClipModel:
     """Build what `config` names and load its weights.
 
     Raises:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pipeline.encoders.clip_model import ClipModel, load_clip
-from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.encoders.libraries import require
+from pipeline.encoders.own_families import OpenClipConfig
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision, computing
@@ -64,7 +64,7 @@ class ClipTextEncoder:
             return self._model.encode_text(batch, normalize=False).float().cpu()
 
 
-def build_text(config: EncoderConfig, device: torch.device, precision: str) -> ClipTextEncoder:
+def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> ClipTextEncoder:
     """The text tower that `config` names, on `device`."""
     return ClipTextEncoder(load_clip(config), device, check_precision(precision))
 

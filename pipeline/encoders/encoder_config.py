@@ -1,29 +1,28 @@
-"""What a user writes to name an encoder: family, model, weights and the few things to override."""
+"""What a user writes to name an encoder: family, model, weights and what the family takes."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-Family = Literal["torchvision", "open_clip", "transformers"]
+from sightline.errors import SightlineError
+from sightline.family_settings import FamilySettings
+from sightline.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.encoders.protocols import ImageEncoder, TextEncoder
+
 WeightsKind = Literal["pretrained", "file", "random"]
 
 WEIGHTS_FORMS = (
     "pretrained:TAG (published weights), file:PATH (safetensors, or a state dict that "
     "torch.save wrote) or random:SEED"
 )
-_Pixels = Annotated[int, Field(ge=1, le=4096)]
-_Triple = tuple[float, float, float]
-
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "torchvision": ("resize", "crop", "interpolation", "mean", "std"),
-    "open_clip": ("interpolation", "mean", "std"),
-    "transformers": ("pooling", "max_length"),
-}
-"""The optional fields that mean something to each family."""
 
 
 @dataclass(frozen=True)
@@ -59,35 +58,29 @@ def parse_weights(weights: str) -> WeightsSpec:
     raise ValueError(f"{weights!r} are no weights; write {WEIGHTS_FORMS}")
 
 
-class EncoderConfig(BaseModel):
-    """One frozen encoder.
+class EncoderConfig(FamilySettings):
+    """One frozen encoder; a family is a subclass with the parameters that it takes.
+
+    A subclass overrides `build_image`, `build_text` or both, and imports there what is heavy: a
+    configuration is checked without torch.
 
     Attributes:
-        family: ``torchvision`` (ResNets, images), ``open_clip`` (images and texts) or
-            ``transformers`` (texts: a teacher).
-        model: name within the family; for open_clip also the path of a model config (JSON); for
-            transformers a folder or a hub name.
-        weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``. For transformers
-            ``pretrained`` alone means what the folder or the hub's main branch holds, and
-            ``pretrained:REVISION`` one revision of a hub name.
-        pooling: transformers only. ``cls`` is the raw last layer at [CLS].
-        max_length: transformers only, in tokens; default: the encoder's own.
-        resize, crop: torchvision only, in pixels: shorter side, and side of the centre crop.
-        interpolation, mean, std: in place of those the model was published with.
+        model: name within the family.
+        weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    families: ClassVar[Registry] = Registry(
+        "encoder family",
+        "sightline.encoders",
+        {
+            "torchvision": "pipeline.encoders.own_families:TorchvisionConfig",
+            "open_clip": "pipeline.encoders.own_families:OpenClipConfig",
+            "transformers": "pipeline.encoders.own_families:TransformersConfig",
+        },
+    )
 
-    family: Family
     model: str = Field(min_length=1)
     weights: str
-    pooling: Literal["cls", "pooler", "mean", "first_last_mean"] | None = None
-    max_length: Annotated[int, Field(ge=2)] | None = None
-    resize: _Pixels | None = None
-    crop: _Pixels | None = None
-    interpolation: Literal["bilinear", "bicubic"] | None = None
-    mean: _Triple | None = None
-    std: _Triple | None = None
 
     @field_validator("weights")
     @classmethod
@@ -95,20 +88,39 @@ class EncoderConfig(BaseModel):
         parse_weights(weights)
         return weights
 
-    @model_validator(mode="after")
-    def _fields_belong_to_the_family(self) -> EncoderConfig:
-        optional = {name for names in _FIELDS.values() for name in names}
-        given = {name for name in optional if getattr(self, name) is not None}
-        foreign = sorted(given - set(_FIELDS[self.family]))
-        if foreign:
-            allowed = ", ".join(_FIELDS[self.family])
-            raise ValueError(
-                f"{', '.join(foreign)} mean nothing to family {self.family!r}; "
-                f"besides model and weights it takes {allowed}"
-            )
-        return self
-
     @property
     def weights_spec(self) -> WeightsSpec:
         """`weights`, taken apart."""
         return parse_weights(self.weights)
+
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        """The frozen image encoder that this describes, ready on `device`.
+
+        Raises:
+            SightlineError: whatever keeps it from being built, in one message.
+        """
+        raise self._does_not_encode("images", "build_image")
+
+    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
+        """The frozen text encoder that this describes, ready on `device`.
+
+        Raises:
+            SightlineError: whatever keeps it from being built, in one message.
+        """
+        raise self._does_not_encode("texts", "build_text")
+
+    def _does_not_encode(self, what: str, method: str) -> SightlineError:
+        others = [name for name in self.families if _overrides(name, method)]
+        return SightlineError(
+            f"family {self.family!r} ({self.model}) does not encode {what}; "
+            f"families that do: {', '.join(others)}"
+        )
+
+
+def _overrides(family: str, method: str) -> bool:
+    """Whether a family has a method of its own; one that cannot be imported is not proposed."""
+    try:
+        chosen = EncoderConfig.of_family(family)
+    except SightlineError:
+        return False
+    return getattr(chosen, method) is not getattr(EncoderConfig, method)

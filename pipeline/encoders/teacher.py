@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.own_families import TransformersConfig
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.teacher_model import load_teacher
 from pipeline.encoders.tokenizers import tokenizer_sha256
@@ -100,7 +100,7 @@ class TeacherEncoder:
         )["input_ids"]
 
 
-def build_text(config: EncoderConfig, device: torch.device, precision: str) -> TeacherEncoder:
+def build_text(config: TransformersConfig, device: torch.device, precision: str) -> TeacherEncoder:
     """The teacher that `config` names, on `device`. Its pooling is ``cls`` unless said otherwise.
 
     Raises:
@@ -131,7 +131,7 @@ def bucket(tokens: int, max_length: int) -> int:
     return min(length, max_length)
 
 
-def _max_length(config: EncoderConfig, positions: int | None, tokenizer: Any, own: int) -> int:
+def _max_length(config: TransformersConfig, positions: int | None, tokenizer: Any, own: int) -> int:
     """What the user says, else what the sentence encoder says, else what the positions allow."""
     if config.max_length is not None:
         if positions is not None and config.max_length > positions:

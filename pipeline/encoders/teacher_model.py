@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.own_families import TransformersConfig
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import (
     describe_source,
@@ -46,7 +46,7 @@ class TeacherModel:
     sentence_length: int
 
 
-def load_teacher(config: EncoderConfig, pooling: Pooling) -> TeacherModel:
+def load_teacher(config: TransformersConfig, pooling: Pooling) -> TeacherModel:
     """Load configuration, tokenizer and weights; nothing that a repository ships as code is run.
 
     Raises:

@@ -11,8 +11,8 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.encoders.libraries import require
+from pipeline.encoders.own_families import TorchvisionConfig
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import (
@@ -60,7 +60,7 @@ class ResNetEncoder:
             return features.float().cpu()
 
 
-def build_image(config: EncoderConfig, device: torch.device, precision: str) -> ResNetEncoder:
+def build_image(config: TorchvisionConfig, device: torch.device, precision: str) -> ResNetEncoder:
     """The ResNet that `config` names, on `device`.
 
     Only the trunk is loaded: the classifier of a checkpoint, of however many classes, is left out.
@@ -118,7 +118,7 @@ def _published(models: Any, model: str, tag: str) -> tuple[str, str, dict[str, T
     return weights.name, PurePosixPath(urlparse(weights.url).path).stem, state
 
 
-def _preprocessing(config: EncoderConfig) -> ImagePreprocessing:
+def _preprocessing(config: TorchvisionConfig) -> ImagePreprocessing:
     """METHODS §7: shorter side 256, centre crop 224, ImageNet's mean and deviation, bilinear."""
     # One of the two given alone stands for both: 64 means small pictures, not a patch of 256.
     resize = config.resize or config.crop or 256

@@ -55,12 +55,10 @@ class FeatureInputs:
         Raises:
             SightlineError: the encoder cannot be built; or as `extract_images`.
         """
-        from pipeline.encoders.build_encoder import build_image_encoder, build_text_encoder
-
         if self.kind in ("text", "teacher"):
-            texts = build_text_encoder(self.config, device, settings.precision)
+            texts = self.config.build_text(device, settings.precision)
             return extract_texts(self.entries, texts, out, settings, self.kind)
-        images = build_image_encoder(self.config, device, settings.precision)
+        images = self.config.build_image(device, settings.precision)
         if self.rules is None:
             return extract_images(self.entries, images, out, settings)
         return extract_objects(self.entries, images, self.rules, out, settings)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipeline.encoders.encoder_config import parse_weights
 from pipeline.grounding.segmenters.segmenter_config import Sam2Settings, SegmenterSettings
+from sightline.family_settings import FamilySettings
+from sightline.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.grounding.protocols import Grounder
 
 CaptionChoice = Literal["longest", "all"]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -38,15 +46,35 @@ class Rules(BaseModel):
     max_pairs: Annotated[int, Field(ge=1)] | None = None
 
 
-class _Model(BaseModel):
+class GrounderSettings(FamilySettings):
+    """One grounder; a family is a subclass with its parameters."""
+
+    families: ClassVar[Registry] = Registry(
+        "grounder",
+        "sightline.grounders",
+        {
+            "florence2": "pipeline.grounding.grounder_config:Florence2Settings",
+            "grounding-dino": "pipeline.grounding.grounder_config:GroundingDinoSettings",
+            "annotations": "pipeline.grounding.grounder_config:AnnotationSettings",
+        },
+    )
+
+    @abstractmethod
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        """The grounder that this describes, ready on ``device``.
+
+        Raises:
+            SightlineError: whatever keeps it from being built, in one message.
+        """
+
+
+class _Model(GrounderSettings):
     """A model from a folder or the hub.
 
     Attributes:
         model: folder, or hub name.
         weights: ``pretrained``, ``pretrained:REVISION`` or ``random:SEED``.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = Field(min_length=1)
     weights: str = "pretrained"
@@ -71,6 +99,11 @@ class Florence2Settings(_Model):
     beams: int = Field(default=3, ge=1, le=64)
     max_length: int = Field(default=1024, ge=8)
 
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        from pipeline.grounding import florence2
+
+        return florence2.build(self, device, precision)
+
 
 class GroundingDinoSettings(_Model):
     """Grounding DINO; the thresholds are those of its authors' demonstration.
@@ -84,24 +117,26 @@ class GroundingDinoSettings(_Model):
     box_threshold: _Share = 0.35
     text_threshold: _Share = 0.25
 
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        from pipeline.grounding import grounding_dino
 
-class AnnotationSettings(BaseModel):
+        return grounding_dino.build(self, device, precision)
+
+
+class AnnotationSettings(GrounderSettings):
     """Boxes that people drew.
 
     Attributes:
         path: a phrases manifest (Parquet), or the folder of Flickr30k Entities.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     family: Literal["annotations"]
     path: Path
 
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        from pipeline.grounding.annotations import open_annotations
 
-GrounderSettings = Annotated[
-    Florence2Settings | GroundingDinoSettings | AnnotationSettings, Field(discriminator="family")
-]
-"""One grounder."""
+        return open_annotations(self.path)
 
 
 class GroundingSettings(BaseModel):

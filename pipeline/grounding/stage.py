@@ -8,12 +8,10 @@ from pathlib import Path
 from pipeline.extract.account import SetSummary
 from pipeline.extract.runner import Invocation, RunSettings
 from pipeline.grounding.block_grounder import GroundSettings
-from pipeline.grounding.build_grounder import build_grounder
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import GroundingSettings
-from pipeline.grounding.segmenters.build_segmenter import build_segmenter
 from sightline.errors import SightlineError
 from sightline.overlap import check_apart
 
@@ -68,8 +66,8 @@ def ground_dataset(
             )
     units = units_of(paths.images, paths.captions, paths.root, settings.captions)
     where = pick_device(device)
-    grounder = build_grounder(settings.grounder, where, precision)
-    segmenter = build_segmenter(settings.segmenter, where, precision)
+    grounder = settings.grounder.build(where, precision)
+    segmenter = settings.segmenter.build(where, precision)
     shared = RunSettings(
         **vars(invocation), max_failed=max_failed, device=str(where), inputs=inputs
     )

@@ -13,6 +13,7 @@ from pipeline.datasets.flickr30k import Flickr30kSource
 from pipeline.datasets.kinds import KINDS, prepare, source_type
 from pipeline.datasets.sentences import SentencesSource
 from pipeline.datasets.source import DatasetError
+from sightline.errors import SightlineError
 
 TOKENS = "".join(f"{n}.jpg#{k}\tcaption {n} {k}\n" for n in (11, 22, 33) for k in range(5))
 
@@ -157,5 +158,5 @@ def test_every_kind_has_parameters_and_refuses_unknown_ones():
 
 
 def test_an_unknown_kind_lists_what_there_is():
-    with pytest.raises(DatasetError, match=r"did you mean 'coco'\?\); there are scenes, pairs"):
+    with pytest.raises(SightlineError, match=r"did you mean 'coco'\? \(there are: coco, flickr"):
         source_type("cocoo")

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import CLIP, clip_config
 
-from pipeline.encoders.build_encoder import build_image_encoder, build_text_encoder
 from pipeline.encoders.encoder_config import EncoderConfig
 from sightline.errors import SightlineError
 
@@ -45,8 +44,8 @@ def images() -> torch.Tensor:
 
 def test_the_towers_give_what_open_clip_gives(trained, images: torch.Tensor) -> None:
     path, weights, model = trained
-    image = build_image_encoder(config(path, f"file:{weights}"), CPU, "fp32")
-    text = build_text_encoder(config(path, f"file:{weights}"), CPU, "fp32")
+    image = config(path, f"file:{weights}").build_image(CPU, "fp32")
+    text = config(path, f"file:{weights}").build_text(CPU, "fp32")
     tokens = open_clip.SimpleTokenizer(context_length=12)(TEXTS)
     with torch.inference_mode():
         torch.testing.assert_close(image.encode(images), model.encode_image(images))
@@ -61,8 +60,8 @@ def test_the_towers_give_what_open_clip_gives(trained, images: torch.Tensor) -> 
 
 def test_both_towers_have_one_identity_and_its_preprocessing(trained) -> None:
     path, weights, _ = trained
-    image = build_image_encoder(config(path, f"file:{weights}"), CPU, "fp32")
-    text = build_text_encoder(config(path, f"file:{weights}"), CPU, "fp32")
+    image = config(path, f"file:{weights}").build_image(CPU, "fp32")
+    text = config(path, f"file:{weights}").build_text(CPU, "fp32")
     assert image.identity == text.identity
     assert image.identity.name.startswith("open_clip/clip@")
     assert image.identity.source == "file:c.safetensors"
@@ -73,16 +72,14 @@ def test_both_towers_have_one_identity_and_its_preprocessing(trained) -> None:
     described = text.preprocessing
     assert json.loads(json.dumps(described)) == described
     assert described["context_length"] == 12
-    other = build_image_encoder(
-        config(path, f"file:{weights}", interpolation="bicubic"), CPU, "fp32"
-    )
+    other = config(path, f"file:{weights}", interpolation="bicubic").build_image(CPU, "fp32")
     assert other.preprocessing.interpolation == "bicubic"
 
 
 def test_a_row_depends_on_its_own_content_alone(trained, images: torch.Tensor) -> None:
     path, weights, _ = trained
-    image = build_image_encoder(config(path, f"file:{weights}"), CPU, "fp32")
-    text = build_text_encoder(config(path, f"file:{weights}"), CPU, "fp32")
+    image = config(path, f"file:{weights}").build_image(CPU, "fp32")
+    text = config(path, f"file:{weights}").build_text(CPU, "fp32")
     order = [2, 0, 3, 1]
     assert torch.equal(image.encode(images[order]), image.encode(images)[order])
     rows = text.encode(TEXTS, 12)
@@ -92,8 +89,8 @@ def test_a_row_depends_on_its_own_content_alone(trained, images: torch.Tensor) -
 
 def test_only_the_tower_in_use_is_kept(tmp_path: Path) -> None:
     path = clip_config(tmp_path)
-    text = build_text_encoder(config(path, "random:0"), CPU, "fp32")
-    image = build_image_encoder(config(path, "random:0"), CPU, "fp32")
+    text = config(path, "random:0").build_text(CPU, "fp32")
+    image = config(path, "random:0").build_image(CPU, "fp32")
     assert not any(name.startswith("visual") for name, _ in text._model.named_parameters())
     assert not any(name.startswith("token_") for name, _ in image._model.named_parameters())
 
@@ -104,10 +101,10 @@ def test_random_weights_are_silent_and_repeatable(tmp_path: Path, monkeypatch, c
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        first = build_image_encoder(config(path, "random:3"), CPU, "fp32").identity
+        first = config(path, "random:3").build_image(CPU, "fp32").identity
     assert first.untrained
-    assert first == build_image_encoder(config(path, "random:3"), CPU, "fp32").identity
-    other = build_image_encoder(config(path, "random:4"), CPU, "fp32").identity
+    assert first == config(path, "random:3").build_image(CPU, "fp32").identity
+    other = config(path, "random:4").build_image(CPU, "fp32").identity
     assert first.weights_sha256 != other.weights_sha256
     assert capfd.readouterr().err == ""
     assert logging.getLogger().handlers == []
@@ -115,16 +112,16 @@ def test_random_weights_are_silent_and_repeatable(tmp_path: Path, monkeypatch, c
 
 
 def test_another_architecture_is_another_name(tmp_path: Path) -> None:
-    first = build_image_encoder(config(clip_config(tmp_path), "random:3"), CPU, "fp32").identity
+    first = config(clip_config(tmp_path), "random:3").build_image(CPU, "fp32").identity
     heads = {**CLIP["vision_cfg"], "head_width": 8}  # the same weights, other features
     path = clip_config(tmp_path, vision_cfg=heads)
-    second = build_image_encoder(config(path, "random:3"), CPU, "fp32").identity
+    second = config(path, "random:3").build_image(CPU, "fp32").identity
     assert first.weights_sha256 == second.weights_sha256
     assert first.name != second.name
 
 
 def test_vit_b_32_by_name() -> None:
-    encoder = build_image_encoder(config("ViT-B-32", "random:0"), CPU, "fp32")
+    encoder = config("ViT-B-32", "random:0").build_image(CPU, "fp32")
     assert encoder.identity.name == "open_clip/ViT-B-32"
     assert encoder.dim == 512
     preprocessing = encoder.preprocessing
@@ -156,13 +153,13 @@ def test_mistakes_are_one_error_each(tmp_path: Path, trained) -> None:
     ]
     for model, spec, words in cases:
         with pytest.raises(SightlineError, match=words):
-            build_text_encoder(config(model, spec), CPU, "fp32")
+            config(model, spec).build_text(CPU, "fp32")
 
 
 def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(SightlineError) as caught:
-        build_image_encoder(config("ViT-B-32", "pretrained:laion2b_s34b_b79k"), CPU, "fp32")
+        config("ViT-B-32", "pretrained:laion2b_s34b_b79k").build_image(CPU, "fp32")
     message = str(caught.value)
     assert message.startswith("ViT-B-32: its weights 'laion2b_s34b_b79k' cannot be had")
     assert "Nothing was put in its place" in message

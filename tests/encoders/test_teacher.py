@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from tiny_models import bert_folder
 from transformers import AutoModel, AutoTokenizer
 
-from pipeline.encoders.build_encoder import build_text_encoder
 from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.encoders.teacher import bucket
 from sightline.errors import SightlineError
@@ -25,7 +24,7 @@ def build(folder: Path | str, weights: str = "pretrained", **fields: object):
     config = EncoderConfig.model_validate(
         {"family": "transformers", "model": str(folder), "weights": weights, **fields}
     )
-    return build_text_encoder(config, CPU, "fp32")
+    return config.build_text(CPU, "fp32")
 
 
 class Evil:

@@ -9,7 +9,6 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from pipeline.encoders.build_encoder import build_image_encoder
 from pipeline.encoders.encoder_config import EncoderConfig
 from sightline.errors import SightlineError
 
@@ -20,7 +19,7 @@ def build(weights: str, precision: str = "fp32", **fields: object):
     config = EncoderConfig.model_validate(
         {"family": "torchvision", "model": "resnet18", "weights": weights, **fields}
     )
-    return build_image_encoder(config, CPU, precision)
+    return config.build_image(CPU, precision)
 
 
 @pytest.fixture(scope="module")

@@ -71,8 +71,28 @@ def test_the_command_writes_records_and_cutouts(data, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"grounder": {"family": "florence"}}, "grounder"),
-        ({"segmenter": {"family": "annotations", "x": 1}}, "x"),
+        (
+            {"grounder": {"family": "florence"}},
+            "grounder.family: unknown grounder 'florence'; did you mean 'florence2'",
+        ),
+        (
+            {"grounder": {"path": "x"}},
+            "grounder.family: is missing; there are florence2, grounding-dino, annotations",
+        ),
+        (
+            {"grounder": {"family": "florence2", "model": "x", "beam": 2}},
+            "grounder: unknown key 'beam'; did you mean 'beams'",
+        ),
+        (
+            {"grounder": {"family": "florence2", "model": "x", "beams": 0}},
+            "grounder.beams: input should be greater than or equal to 1; found 0",
+        ),
+        ({"grounder": "florence2"}, "grounder: found str, expected a mapping with a `family`"),
+        (
+            {"segmenter": {"family": "annotations", "x": 1}},
+            r"segmenter: unknown key 'x' \(there are: family\)",
+        ),
+        ({"segmenter": {"family": "sam3"}}, "segmenter.family: unknown segmenter 'sam3'; did you"),
         ({"rules": {"min_score": 2}}, "min_score"),
         ({"captions": "some"}, "captions"),
     ],

@@ -16,13 +16,11 @@ from pipeline.cache.tables import read_phrases
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
 from pipeline.grounding.block_grounder import GroundSettings
-from pipeline.grounding.build_grounder import build_grounder
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.chunker import FunctionWordChunker
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Florence2Settings, GroundingDinoSettings, Rules
 from pipeline.grounding.protocols import Answer, Caption, Grounded
-from pipeline.grounding.segmenters.build_segmenter import build_segmenter
 from pipeline.grounding.segmenters.segmenter_config import Sam2HfSettings, Sam2Settings
 
 
@@ -47,7 +45,7 @@ def grounder(request, tmp_path):
         settings = GroundingDinoSettings(
             family="grounding-dino", model=model, box_threshold=0, text_threshold=0
         )
-    return build_grounder(settings, torch.device("cpu"), "fp32")
+    return settings.build(torch.device("cpu"), "fp32")
 
 
 class PhraseGrounder:
@@ -87,7 +85,7 @@ def test_masks_of_photographs_without_a_failure(photographs, family, tmp_path, c
         hf_config().save_pretrained(tmp_path / "model")
         model = str(tmp_path / "model")
         settings = Sam2HfSettings(family="sam2-hf", model=model, weights="random:0")
-    segmenter = build_segmenter(settings, torch.device("cpu"), "fp32")
+    segmenter = settings.build(torch.device("cpu"), "fp32")
     units = units_of(folder / "images.parquet", folder / "captions.parquet", images, "longest")
     units = units[:count]
     rules, how = Rules(boxes="union", duplicate_iou=None), GroundSettings(max_failed=0)

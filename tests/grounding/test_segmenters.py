@@ -15,7 +15,6 @@ from tiny_sam2 import SIZE, as_transformers, configuration, hf_config
 from torch import Tensor
 
 from pipeline.grounding.segmenters.box import BoxSegmenter
-from pipeline.grounding.segmenters.build_segmenter import build_segmenter
 from pipeline.grounding.segmenters.prompted import BOXES, PromptedSegmenter
 from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from sightline.errors import SightlineError
@@ -28,7 +27,7 @@ def settings(**given: object) -> Any:
 
 
 def build(**given: object) -> PromptedSegmenter:
-    segmenter = build_segmenter(settings(**given), CPU, "fp32")
+    segmenter = settings(**given).build(CPU, "fp32")
     assert isinstance(segmenter, PromptedSegmenter)
     return segmenter
 
@@ -106,7 +105,7 @@ def test_a_box_covers_the_pixels_whose_centres_it_holds():
 
 
 def test_masks_of_annotations_are_not_computed():
-    assert build_segmenter(settings(family="annotations"), CPU, "fp32") is None
+    assert settings(family="annotations").build(CPU, "fp32") is None
 
 
 @pytest.mark.parametrize("family", ["sam2", "sam2_hf"])

@@ -120,13 +120,13 @@ def test_each_object_is_one_row_however_often_it_is_named(monkeypatch, capsys, p
 def test_a_row_is_the_encoding_of_its_own_cut_out(monkeypatch, photos):
     import torch
 
-    from pipeline.encoders.build_encoder import build_image_encoder, named_encoder
+    from pipeline.encoders.named_encoder import named_encoder
     from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
     from pipeline.extract.inputs import objects_of_phrases
 
     assert photos.extract(monkeypatch, dtype="float32") == 0
     config = named_encoder(str(photos.folder / "clip.json"), "random:0", "image")
-    encoder = build_image_encoder(config, torch.device("cpu"), "fp32")
+    encoder = config.build_image(torch.device("cpu"), "fp32")
     read = objects.ObjectReader(CutoutPreprocessing(encoder.preprocessing, CutoutRules()))
     features = FeatureSet.open(photos.folder / "out")
     manifests = photos.folder / "phrases.parquet", photos.folder / "images.parquet"

@@ -36,7 +36,21 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         ("trian", {}, "unknown key 'trian'; did you mean 'train'"),
         ("train.batchsize", 3, "train: unknown key 'batchsize'; did you mean 'batch_size'"),
         ("extract.percision", "fp32", "did you mean 'precision'"),
-        ("encoders.image.clip.modle", "x", "did you mean 'model'"),
+        (
+            "encoders.image.clip.modle",
+            "x",
+            "encoders.image.clip: unknown key 'modle'; did you mean 'model'? (there are: family, ",
+        ),
+        (
+            "encoders.image.resnet.resize",
+            0,
+            "encoders.image.resnet.resize: input should be greater than or equal to 1; found 0",
+        ),
+        (
+            "encoders.text.clip.family",
+            "openclip",
+            "encoders.text.clip.family: unknown encoder family 'openclip'; did you mean 'open_c",
+        ),
         ("datasets.scenes.kind", "scense", "scenes.kind: unknown kind of data set 'scense'; did"),
         ("datasets.scenes.kind", None, "scenes.kind: is missing; there are scenes, pairs"),
         ("datasets.scenes.source", None, "scenes.source: found None, expected the folder"),
@@ -53,7 +67,11 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         ),
         ("joined.scenes", {"first": "scenes", "second": "scenes"}, "is a name under `datasets`"),
         ("grounding.captoins", "all", "grounding: unknown key 'captoins'; did you mean 'captions'"),
-        ("grounding.grounder.pth", "x", "unknown key 'pth'; did you mean 'path'"),
+        (
+            "grounding.grounder.pth",
+            "x",
+            "grounding.grounder: unknown key 'pth'; did you mean 'path'",
+        ),
         ("graph.image_encoders", ["clp"], "unknown name 'clp'; did you mean 'clip'"),
         ("graph.object_encoders", ["clp"], "graph.object_encoders: unknown name 'clp'"),
         (

@@ -23,9 +23,6 @@ from sightline.errors import SightlineError
 from train.batch import Batch
 from train.objectives.objective import FeatureNeed, Heads, Objective, ObjectiveParams, Views
 
-_PROJECTS = {"image": ("image", "object"), "teacher_text": ("text",)}
-"""Head → slots of one encoder's features that it projects; the other heads project sentences."""
-
 _OF_A_PART = "temperature"
 """The one common parameter that every part has a value of its own for."""
 
@@ -136,7 +133,8 @@ class Combined(Objective[CombinedParams]):
             own = part.heads(hidden, _widths_of(part, dims))
             self._heads[name] = {}
             for kind, module in own.items():
-                of_head = [needs[s].encoder for s in _PROJECTS.get(kind, ()) if s in needs]
+                slots = part.projected_slots.get(kind, ())
+                of_head = [needs[slot].encoder for slot in slots if slot in needs]
                 encoder = of_head[0] if of_head else None
                 shape = tuple(tuple(weight.shape) for weight in module.parameters())
                 key = owners.setdefault((kind, encoder, shape), f"{name}-{kind}")

@@ -144,6 +144,10 @@ class DALR(GroundedObjective[DALRParams]):
                 f"({found}); take teachers of one width, or set {_weights_of(terms)} to 0"
             )
 
+    @property
+    def projected_slots(self) -> dict[str, tuple[str, ...]]:
+        return {"image": ("image",)}
+
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         projected = {"image": dims["image"]} if self.params.on(_NEEDS_IMAGES) else {}
         return self.make_heads(hidden, projected, text=bool(self.params.on(_NEEDS_TEXT_HEAD)))

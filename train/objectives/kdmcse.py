@@ -148,6 +148,10 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
                 "wide; both must come from one model, such as CLIP"
             )
 
+    @property
+    def projected_slots(self) -> dict[str, tuple[str, ...]]:
+        return {term: (slot,) for term, slot in _SLOT.items()}
+
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         projected = {term: dims[_SLOT[term]] for term in self.params.terms}
         return self.make_heads(hidden, projected, text="text" in self.weights)

@@ -17,9 +17,9 @@ def objective_class(name: str) -> type[Objective[Any]]:
     """The objective called ``name``.
 
     Raises:
-        SightlineError: there is none; lists those there are.
+        SightlineError: there is none (lists those there are), or another package's cannot be used.
     """
-    return OBJECTIVES.load(name)
+    return OBJECTIVES.subclass(name, Objective)
 
 
 def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective[Any]:

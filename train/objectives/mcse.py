@@ -56,6 +56,10 @@ class MCSE(GroundedObjective[MCSEParams]):
             return {}
         return {"image": FeatureNeed("image", str(params.image), ("image",))}
 
+    @property
+    def projected_slots(self) -> dict[str, tuple[str, ...]]:
+        return {"image": ("image",)}
+
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         return self.make_heads(hidden, dims, text="text" in self.weights)
 

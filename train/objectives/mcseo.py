@@ -68,6 +68,10 @@ class MCSEO(GroundedObjective[MCSEOParams]):
                 f"both must come from one encoder ({self.params.image}), for one head projects them"
             )
 
+    @property
+    def projected_slots(self) -> dict[str, tuple[str, ...]]:
+        return {"image": ("image", "object")}
+
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         projected = {"image": max(dims.values())} if dims else {}
         return self.make_heads(hidden, projected, text="text" in self.weights)

@@ -106,7 +106,7 @@ P = TypeVar("P", bound=ObjectiveParams)
 class Objective(ABC, Generic[P]):
     """A loss over batches of the two streams, made of named terms and their weights.
 
-    A new objective is one file with one subclass, and one line in `registry.py`.
+    A new objective is one file with one subclass, and one line in `known_objectives.py`.
 
     Attributes:
         name: what parameters and folders call it.
@@ -145,6 +145,15 @@ class Objective(ABC, Generic[P]):
             hidden: width of the student's embedding.
             dims: slot → width of its feature set.
         """
+
+    @property
+    def projected_slots(self) -> dict[str, tuple[str, ...]]:
+        """Head → the slots whose features it projects, all of one encoder; {} by default.
+
+        Heads that are not named here project sentences. A combination shares a head between its
+        parts where name, shape and encoder are the same.
+        """
+        return {}
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
 """Segmenters: one module each, behind `pipeline.grounding.protocols.Segmenter`.
 
-Nothing is imported here; start at `registry.build_segmenter`.
+Nothing is imported here; start at `segmenter_config`.
 """

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from pipeline.encoders.encoder_config import WeightsSpec, parse_weights
+from sightline.family_settings import FamilySettings
+from sightline.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.grounding.protocols import Segmenter
 
 
-class _Segmenter(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+class SegmenterSettings(FamilySettings):
+    """One segmenter; a family is a subclass with its parameters."""
+
+    families: ClassVar[Registry] = Registry(
+        "segmenter",
+        "sightline.segmenters",
+        {
+            "box": "pipeline.grounding.segmenters.segmenter_config:BoxSettings",
+            "annotations": "pipeline.grounding.segmenters.segmenter_config:DrawnSettings",
+            "sam2": "pipeline.grounding.segmenters.segmenter_config:Sam2Settings",
+            "sam2-hf": "pipeline.grounding.segmenters.segmenter_config:Sam2HfSettings",
+        },
+    )
+
+    @abstractmethod
+    def build(self, device: torch.device, precision: str) -> Segmenter | None:
+        """The segmenter that this describes, ready on ``device``.
+
+        Returns:
+            None where masks come with the grounder's boxes, and nothing is computed.
+
+        Raises:
+            SightlineError: whatever keeps it from being built, in one message.
+        """
 
 
-class _Model(_Segmenter):
+class _Model(SegmenterSettings):
     weights: str = "pretrained"
 
     @field_validator("weights")
@@ -28,16 +58,24 @@ class _Model(_Segmenter):
         return parse_weights(self.weights)
 
 
-class BoxSettings(_Segmenter):
+class BoxSettings(SegmenterSettings):
     """The rectangle itself."""
 
     family: Literal["box"]
 
+    def build(self, device: torch.device, precision: str) -> Segmenter:
+        from pipeline.grounding.segmenters.box import BoxSegmenter
 
-class DrawnSettings(_Segmenter):
+        return BoxSegmenter()
+
+
+class DrawnSettings(SegmenterSettings):
     """The masks that came with the grounder's boxes."""
 
     family: Literal["annotations"]
+
+    def build(self, device: torch.device, precision: str) -> None:
+        return None
 
 
 class Sam2Settings(_Model):
@@ -53,6 +91,11 @@ class Sam2Settings(_Model):
     family: Literal["sam2"] = "sam2"
     model: str = Field(default="sam2.1-hiera-large", min_length=1)
 
+    def build(self, device: torch.device, precision: str) -> Segmenter:
+        from pipeline.grounding.segmenters import sam2
+
+        return sam2.build(self, device, precision)
+
 
 class Sam2HfSettings(_Model):
     """SAM 2 by transformers' Sam2Model.
@@ -66,8 +109,7 @@ class Sam2HfSettings(_Model):
     family: Literal["sam2-hf"]
     model: str = Field(default="facebook/sam2.1-hiera-large", min_length=1)
 
+    def build(self, device: torch.device, precision: str) -> Segmenter:
+        from pipeline.grounding.segmenters import sam2_hf
 
-SegmenterSettings = Annotated[
-    BoxSettings | DrawnSettings | Sam2Settings | Sam2HfSettings, Field(discriminator="family")
-]
-"""One segmenter."""
+        return sam2_hf.build(self, device, precision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -10,15 +11,8 @@ import torch
 from pydantic import ValidationError
 from tiny_models import clip_config
 
-from pipeline.encoders.build_encoder import (
-    IMAGE_FAMILIES,
-    RESNETS,
-    TEXT_FAMILIES,
-    build_image_encoder,
-    build_text_encoder,
-    named_encoder,
-)
 from pipeline.encoders.encoder_config import EncoderConfig, parse_weights
+from pipeline.encoders.named_encoder import RESNETS, named_encoder
 from pipeline.encoders.torchvision_resnet import DIMS
 from sightline.devices import computing
 from sightline.errors import SightlineError
@@ -32,7 +26,9 @@ def test_names_find_their_family(tmp_path) -> None:
     teacher = named_encoder("org/bert", "pretrained", "teacher", pooling="mean", max_length=64)
     assert (teacher.family, teacher.pooling, teacher.max_length) == ("transformers", "mean", 64)
     assert tuple(DIMS) == RESNETS
-    assert {*IMAGE_FAMILIES, *TEXT_FAMILIES} == {"torchvision", "open_clip", "transformers"}
+    for named in ("open_clip:resnet50", "torchvision:resnet18", "transformers:a/b"):
+        config = named_encoder(named, "random:0")
+        assert f"{config.family}:{config.model}" == named
 
 
 @pytest.mark.parametrize(
@@ -52,12 +48,12 @@ def test_an_unknown_name_lists_what_there_is(name: str, kind, nearest: str) -> N
 def test_a_resnet_encodes_no_texts() -> None:
     with pytest.raises(SightlineError, match="unknown text encoder 'resnet50'"):
         named_encoder("resnet50", "random:0", "text")
-    config = EncoderConfig(family="torchvision", model="resnet18", weights="random:0")
+    config = named_encoder("resnet18", "random:0")
     with pytest.raises(SightlineError, match="does not encode texts; families that do: open_clip"):
-        build_text_encoder(config, torch.device("cpu"), "fp32")
-    config = EncoderConfig(family="transformers", model="x", weights="pretrained")
+        config.build_text(torch.device("cpu"), "fp32")
+    config = named_encoder("x", "pretrained", "teacher")
     with pytest.raises(SightlineError, match="does not encode images"):
-        build_image_encoder(config, torch.device("cpu"), "fp32")
+        config.build_image(torch.device("cpu"), "fp32")
 
 
 def test_forms_of_weights() -> None:
@@ -72,16 +68,19 @@ def test_forms_of_weights() -> None:
 
 
 def test_options_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(SightlineError, match="pooling mean nothing to family 'torchvision'"):
+    with pytest.raises(SightlineError, match=r"unknown key 'pooling'.*there are: crop, family"):
         named_encoder("resnet18", "random:0", pooling="mean")
-    for fields in (
-        {"family": "open_clip", "model": "ViT-B-32", "crop": 64},
-        {"family": "transformers", "model": "x", "resize": 64},
-        {"family": "torchvision", "model": "resnet18", "croop": 64},
-        {"family": "keras", "model": "x"},
+    for fields, message in (
+        ({"family": "open_clip", "model": "ViT-B-32", "crop": 64}, "unknown key 'crop'"),
+        ({"family": "transformers", "model": "x", "resize": 64}, "unknown key 'resize'"),
+        ({"family": "torchvision", "model": "resnet18", "croop": 64}, "did you mean 'crop'"),
+        ({"family": "torchvsion", "model": "x"}, "encoder family 'torchvsion'; did you mean 'torc"),
+        ({"model": "x"}, "is missing; there are torchvision, open_clip, transformers"),
     ):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ValidationError, match=re.escape(message)):
             EncoderConfig.model_validate({"weights": "random:0", **fields})
+    with pytest.raises(ValidationError, match="found str, expected a mapping with a `family`"):
+        EncoderConfig.model_validate("ViT-B-32")
 
 
 def test_fp32_on_cuda_means_no_tf32_and_flags_are_put_back() -> None:
@@ -103,7 +102,7 @@ def test_fp32_on_cuda_means_no_tf32_and_flags_are_put_back() -> None:
 
 def test_configurations_import_nothing_heavy() -> None:
     code = (
-        "import sys, pipeline.encoders.encoder_config, pipeline.encoders.build_encoder; "
+        "import sys, pipeline.encoders.named_encoder, pipeline.encoders.own_families; "
         "print([m for m in ('torch', 'torchvision', 'open_clip', 'transformers') "
         "if m in sys.modules])"
     )

@@ -1,0 +1,85 @@
+"""The families of encoders that Sightline has, with their parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.encoders.encoder_config import EncoderConfig
+from sightline.pooling_names import Pooling
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.encoders.protocols import ImageEncoder, TextEncoder
+
+_Pixels = Annotated[int, Field(ge=1, le=4096)]
+_Triple = tuple[float, float, float]
+_Interpolation = Literal["bilinear", "bicubic"]
+
+
+class TorchvisionConfig(EncoderConfig):
+    """ResNets: images.
+
+    Attributes:
+        resize, crop: in pixels: shorter side, and side of the centre crop.
+        interpolation, mean, std: in place of those the model was published with.
+    """
+
+    family: Literal["torchvision"]
+    resize: _Pixels | None = None
+    crop: _Pixels | None = None
+    interpolation: _Interpolation | None = None
+    mean: _Triple | None = None
+    std: _Triple | None = None
+
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        from pipeline.encoders import torchvision_resnet
+
+        return torchvision_resnet.build_image(self, device, precision)
+
+
+class OpenClipConfig(EncoderConfig):
+    """Both towers of a CLIP: images and texts.
+
+    Attributes:
+        model: a name of open_clip, or the path of a model config (JSON).
+        interpolation, mean, std: in place of those the model was published with.
+    """
+
+    family: Literal["open_clip"]
+    interpolation: _Interpolation | None = None
+    mean: _Triple | None = None
+    std: _Triple | None = None
+
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        from pipeline.encoders import clip_image
+
+        return clip_image.build_image(self, device, precision)
+
+    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
+        from pipeline.encoders import clip_text
+
+        return clip_text.build_text(self, device, precision)
+
+
+class TransformersConfig(EncoderConfig):
+    """A teacher: texts.
+
+    Attributes:
+        model: a folder or a hub name.
+        weights: ``pretrained`` alone means what the folder or the hub's main branch holds, and
+            ``pretrained:REVISION`` one revision of a hub name.
+        pooling: ``cls``, the default, is the raw last layer at [CLS].
+        max_length: in tokens; default: the encoder's own.
+    """
+
+    family: Literal["transformers"]
+    pooling: Pooling | None = None
+    max_length: Annotated[int, Field(ge=2)] | None = None
+
+    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
+        from pipeline.encoders import teacher
+
+        return teacher.build_text(self, device, precision)

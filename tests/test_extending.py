@@ -1,0 +1,365 @@
+"""docs/extending.md is a package of its own: written from the page, found, and run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from shown_commands import ROOT, shown_commands
+from tiny_encoder import make_encoder
+
+from pipeline import graph
+from pipeline.cache import FeatureSet, key_of_file, verify
+from pipeline.cache.rle import decode_mask
+from pipeline.cache.tables import read_phrases
+from pipeline.cli import main
+from pipeline.datasets.kinds import KINDS
+from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.grounding.grounder_config import GrounderSettings
+from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
+from pipeline.params import load_params
+from sightline.errors import SightlineError
+from sightline.registry import Registry
+from train.objectives import OBJECTIVES, make_objective
+
+PAGE = ROOT / "docs/extending.md"
+BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.M | re.S)
+COMMANDS = [command for command in shown_commands(PAGE) if command.startswith("sightline")]
+REGISTRIES = {
+    registry.group: registry
+    for registry in (
+        KINDS,
+        EncoderConfig.families,
+        GrounderSettings.families,
+        SegmenterSettings.families,
+        OBJECTIVES,
+    )
+}
+COLOURS = ("red", "blue", "green", "round")
+
+
+def blocks(name: str) -> list[str]:
+    """The examples of the page that are parts of the file ``name``."""
+    return [text for file, text in BLOCK.findall(PAGE.read_text()) if file == name]
+
+
+def merged(base: Any, more: Any) -> Any:
+    if not (isinstance(base, Mapping) and isinstance(more, Mapping)):
+        return more
+    return {**base, **{key: merged(base.get(key), value) for key, value in more.items()}}
+
+
+def install(site: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> None:
+    """Write the metadata that an installed package has."""
+    folder = site / f"{name}-0.1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    lines = []
+    for group, of_group in points.items():
+        lines += [f"[{group}]", *(f"{key} = {place}" for key, place in of_group.items())]
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def forget(registries: Mapping[str, Registry]) -> None:
+    for registry in registries.values():
+        vars(registry).pop("places", None)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A folder of installed packages, empty at first."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    forget(REGISTRIES)
+    yield folder
+    forget(REGISTRIES)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lamplight"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def lamplight(site) -> Path:
+    """The package of the page, installed."""
+    (about,) = blocks("pyproject.toml")
+    project = tomllib.loads(about)["project"]
+    install(site, project["name"], project["entry-points"])
+    assert project["entry-points"].keys() == REGISTRIES.keys()
+    for points in project["entry-points"].values():
+        for place in points.values():
+            file = place.partition(":")[0].replace(".", "/") + ".py"
+            (source,) = blocks(file)
+            (site / file).parent.mkdir(exist_ok=True)
+            (site / file).write_text(source)
+    return site
+
+
+@pytest.fixture
+def clone(tmp_path, lamplight, monkeypatch) -> Path:
+    """The root of a repository with four pictures, their captions and the page's settings."""
+    root = tmp_path / "clone"
+    pictures = root / "data/raw/album/pictures"
+    pictures.mkdir(parents=True)
+    (root / ".dvc").mkdir()
+    rng = np.random.default_rng(0)
+    for i, colour in enumerate(COLOURS):
+        Image.fromarray(rng.integers(0, 256, (20 + i, 30, 3), np.uint8)).save(pictures / f"{i}.png")
+        captions = f"a {colour} dog sits near the tree\n\nthe big {colour} house\n"
+        (pictures / f"{i}.txt").write_text(captions)
+    for part in make_encoder():
+        part.save_pretrained(root / "bert-base-uncased")
+    (root / "dev.tsv").write_text(
+        "score\tsentence1\tsentence2\n5\ta dog\tthe dog\n1\ta dog\ta tree\n3\tred\tblue\n"
+    )
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    for text in blocks("params.yaml"):
+        params = merged(params, yaml.safe_load(text))
+    (settings,) = blocks("grounding.yaml")
+    params["graph"] |= {"pairs": "album", "text": "album", "image_encoders": ["thumbnail"]}
+    params["graph"] |= {"grounded": ["album"], "object_encoders": ["thumbnail"]}
+    params["grounding"] = yaml.safe_load(settings)
+    params["student"] |= {"name": "tiny", "model": "bert-base-uncased"}
+    params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1, "device": "cpu"}
+    params["train"]["logging_steps"] = 1
+    params["evaluation"]["dev"] = "dev.tsv"
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    (root / "grounding.yaml").write_text(settings)
+    monkeypatch.chdir(root)
+    return root
+
+
+def sightline(monkeypatch, *words: object) -> int:
+    """Run the command in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def ran(monkeypatch, capsys, *words: object) -> str:
+    """Run a command that succeeds; what it says."""
+    code = sightline(monkeypatch, *words)
+    said = capsys.readouterr()
+    assert code == 0, f"{' '.join(map(str, words))}\n{said.err}"
+    return said.out
+
+
+def refused(monkeypatch, capsys, *words: object) -> str:
+    """Run a command that ends in one error; that error."""
+    assert sightline(monkeypatch, *words) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return " ".join(said.split())
+
+
+def test_the_commands_of_the_page_run_one_after_the_other(clone, monkeypatch, capsys):
+    done = []
+    for command in COMMANDS:
+        words = command.split()[1:]
+        ran(monkeypatch, capsys, *words, *(["--workers", "1"] if words[0] == "extract" else []))
+        done.append(" ".join(words[:2]))
+    assert done == [
+        "stage prepare",
+        "extract image",
+        "stage image-features",
+        "ground run",
+        "tokens --texts",
+        "train --objective",
+    ]
+
+    album = json.loads((clone / "data/datasets/album/dataset.json").read_text())
+    assert (album["kind"], album["counts"]["images"], album["counts"]["captions"]) == (
+        "sidecar",
+        4,
+        8,
+    )
+    on_paths = FeatureSet.open(clone / "features/thumbnail")
+    in_graph = FeatureSet.open(clone / "data/features/album/image/thumbnail")
+    assert (len(on_paths), on_paths.dim, in_graph.dim) == (4, 16, 16)
+    assert on_paths.record.spec.encoder.name == "thumbnail/small"
+    assert on_paths.record.spec.preprocessing["resize"] == [8, 8]
+    assert in_graph.record.spec.preprocessing["resize"] == [4, 4]
+    assert verify(clone / "features/thumbnail") == []
+    config = EncoderConfig.model_validate(
+        {"family": "thumbnail", "model": "small", "weights": "random:0"}
+    )
+    encoder = config.build_image(torch.device("cpu"), "fp32")
+    assert on_paths.record.spec.encoder.weights_sha256 == encoder.identity.weights_sha256
+    picture = clone / "data/raw/album/pictures/2.png"
+    pixels = torch.from_numpy(np.array(Image.open(picture))).permute(2, 0, 1)
+    expected = encoder.encode(encoder.preprocessing(pixels)[None])[0].numpy()
+    np.testing.assert_allclose(on_paths.take([key_of_file(picture)])[0], expected, atol=2e-3)
+    again = ["--inputs", "data/raw/album/pictures", "--recompute", "3"]
+    assert "3 rows" in ran(monkeypatch, capsys, "cache", "verify", "features/thumbnail", *again)
+
+    phrases = read_phrases(clone / "objects/album").to_pylist()
+    assert sorted(row["phrase"] for row in phrases) == ["dog"] * 4 + ["tree"] * 4
+    heights = {key_of_file(path): Image.open(path).height for path in clone.rglob("*.png")}
+    for row in phrases:
+        height = heights[row["image_key"]]
+        assert list(row["box"]) == [0, 0, 30, height]
+        # half the axes are a quarter of the area
+        assert decode_mask(**row["mask"]).sum() == pytest.approx(
+            math.pi * 30 * height / 16, rel=0.1
+        )
+
+    summary = json.loads((clone / "runs/hardest/run.json").read_text())
+    assert summary["objective"] == "hardest"
+    assert summary["parameters"]["margin"] == 0.2
+    assert "VSE++" in (clone / "runs/hardest/model/README.md").read_text()
+
+    # the same objective as a system of the graph, with the features of the stage
+    ran(monkeypatch, capsys, "stage", "tokens")
+    ran(monkeypatch, capsys, "stage", "train", "hardest-margin", 0)
+    run = clone / "runs/hardest-margin/seed-0"
+    assert {"loss_text", "loss_hinge"} <= {path.stem for path in run.rglob("dvclive/**/*.tsv")}
+    assert json.loads((run / "run.json").read_text())["parameters"]["margin"] == 0.5
+
+
+def test_its_objective_is_a_part_of_a_combination(lamplight):
+    def heads_with(image: str) -> set[str]:
+        parts = {
+            "hardest": {"parameters": {"image": "thumbnail"}},
+            "mcse": {"parameters": {"image": image, "text_weight": 0}},
+        }
+        objective = make_objective("combined", {"parts": parts})
+        return set(objective.heads(8, dict.fromkeys(objective.features(objective.params), 5)))
+
+    shared = {"hardest-text", "hardest-grounding", "hardest-image"}
+    assert heads_with("thumbnail") == shared
+    assert heads_with("resnet") == {*shared, "mcse-image"}
+
+
+def test_its_loss_is_that_of_its_equation(lamplight):
+    from lamplight.hardest import hardest_negative_hinge  # pyright: ignore[reportMissingImports]
+
+    rng = np.random.default_rng(0)
+    texts, images = rng.normal(size=(2, 5, 3))
+    cosine = [[float(t @ v / np.linalg.norm(t) / np.linalg.norm(v)) for v in images] for t in texts]
+    expected = 0.0
+    for i in range(5):
+        wrong = [j for j in range(5) if j != i]
+        expected += max(0.0, 0.2 + max(cosine[i][j] for j in wrong) - cosine[i][i])
+        expected += max(0.0, 0.2 + max(cosine[j][i] for j in wrong) - cosine[i][i])
+    found = hardest_negative_hinge(torch.from_numpy(texts), torch.from_numpy(images), 0.2)
+    assert float(found) == pytest.approx(expected / 5)
+    one = hardest_negative_hinge(torch.ones(1, 3), torch.ones(1, 3))
+    assert float(one) == 0
+
+
+def test_the_stage_of_the_page_is_what_the_run_reads(clone):
+    (text,) = blocks("dvc.yaml")
+    stage = yaml.safe_load(text)["stages"]["train-hardest"]
+    ours = (ROOT / "dvc.yaml").read_text().replace("mcse-clip", "hardest")
+    assert stage == yaml.safe_load(ours)["stages"]["train-hardest"]
+    params = load_params()
+    assert {run for run, made in params.runs.items() if made.system == "hardest"} == {
+        "hardest",
+        "hardest-margin",
+    }
+    spec = graph.run_spec(params, "hardest-margin", 0)
+    assert spec.features == {"image": Path("data/features/album/image/thumbnail")}
+    assert spec.parameters == {"image": "thumbnail", "margin": 0.5}
+
+
+def test_what_only_the_package_knows_is_checked_like_ours(clone, monkeypatch, capsys):
+    params = (clone / "params.yaml").read_text()
+    for wrong, message in [
+        (
+            ("side: 4", "sied: 4"),
+            "encoders.image.thumbnail: unknown key 'sied'; did you mean 'side",
+        ),
+        (("side: 4", "side: 99"), "encoders.image.thumbnail.side: input should be less than or eq"),
+        (("family: thumbnail", "family: thumbnial"), "'thumbnial'; did you mean 'thumbnail'?"),
+        (("kind: sidecar", "kind: sidecars"), "album.kind: unknown kind of data set 'sidecars'; d"),
+        (("scale: 0.5", "scale: 2"), "grounding.segmenter.scale: input should be less than or eq"),
+        (("words:", "wrods:"), "grounding.grounder: unknown key 'wrods'; did you mean 'words'?"),
+        (("family: glossary", "family: glosary"), "grounding.grounder.family: unknown grounder"),
+    ]:
+        (clone / "params.yaml").write_text(params.replace(*wrong))
+        assert wrong[0] in params
+        assert message in refused(monkeypatch, capsys, "stage", "prepare", "album")
+    (clone / "params.yaml").write_text(params)
+    image = ["extract", "image", "--images", "data/raw/album/pictures", "--out", "out"]
+    for encoder, weights, message in [
+        ("thumbnail:huge", "random:0", "unknown thumbnail model 'huge'; there are small, large"),
+        ("thumbnail:small", "pretrained:x", "thumbnail: has no published weights"),
+        ("thumbnial:small", "random:0", "or FAMILY:MODEL with a family of torchvision, open_clip,"),
+    ]:
+        said = refused(monkeypatch, capsys, *image, "--encoder", encoder, "--weights", weights)
+        assert message in said
+    said = refused(
+        monkeypatch, capsys, "extract", "text", "--texts", "dev.tsv", "--out", "out",
+        "--encoder", "thumbnail:small", "--weights", "random:0",
+    )  # fmt: skip
+    assert "'thumbnail' (small) does not encode texts; families that do: open_clip, tr" in said
+
+
+@pytest.mark.parametrize("group", REGISTRIES)
+def test_two_packages_with_one_name_are_one_error(site, monkeypatch, group):
+    registry = REGISTRIES[group]
+    install(site, "first", {group: {"mine": "first.a:A"}})
+    assert registry.places["mine"] == "first.a:A"
+    forget(REGISTRIES)
+    install(site, "second", {group: {"mine": "second.b:B"}})
+    with pytest.raises(SightlineError, match="has the name of another") as caught:
+        list(registry)
+    for part in ("first", "second", f"{group}:mine", "first.a:A", "second.b:B", "rename it"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("group", REGISTRIES)
+def test_a_name_of_ours_cannot_be_taken(site, group):
+    ours = next(iter(REGISTRIES[group].places))
+    forget(REGISTRIES)
+    install(site, "thief", {group: {ours: "thief:Thing"}})
+    with pytest.raises(SightlineError, match=f"thief: its entry point {group}:{ours}.*Sightline"):
+        list(REGISTRIES[group])
+
+
+BROKEN = {
+    "gone": ("gone_package:X", "gone_package cannot be imported: ModuleNotFoundError"),
+    "raises": ("broken:X", "broken cannot be imported: RuntimeError: out of order"),
+    "lacks": ("plain:X", "its module plain has no 'X'; add it"),
+    "other": ("plain:Y", "expected a subclass of"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_entry_point_that_cannot_be_used_is_one_error(site, clone, monkeypatch, capsys, name):
+    place, message = BROKEN[name]
+    (site / "broken.py").write_text("raise RuntimeError('out of order')\n")
+    (site / "plain.py").write_text("Y = 3\n")
+    install(site, "other", {group: {name: place} for group in REGISTRIES})
+    forget(REGISTRIES)
+    params = (clone / "params.yaml").read_text()
+    for wrong in (
+        ("kind: sidecar", f"kind: {name}"),
+        ("family: thumbnail", f"family: {name}"),
+        ("family: glossary", f"family: {name}"),
+        ("family: ellipse", f"family: {name}"),
+    ):
+        assert wrong[0] in params
+        (clone / "params.yaml").write_text(params.replace(*wrong))
+        said = refused(monkeypatch, capsys, "stage", "prepare", "album")
+        assert message in said
+        assert place in said
+    (clone / "params.yaml").write_text(params)
+    said = refused(
+        monkeypatch, capsys, "train", "--objective", name, "--out", "runs/x",
+        "--student", "bert-base-uncased", "--tokens", "tokens", "--sentences", "nothing",
+    )  # fmt: skip
+    assert message in said
+    # what nobody asks for is not imported, and disturbs nothing
+    assert "4 images" in ran(monkeypatch, capsys, "stage", "prepare", "album")
