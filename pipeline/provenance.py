@@ -7,14 +7,9 @@ from pathlib import Path
 
 from pipeline import graph
 from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord, shown
-
-LICENCES = {
-    "scenes": "drawn by Sightline itself; no rights of others",
-    "flickr30k": "Flickr30k: photographs under the terms of Flickr and their authors, for "
-    "non-commercial research and education only; do not pass on the photographs",
-    "coco": "MS COCO: annotations under CC BY 4.0; photographs under the terms of Flickr",
-}
-UNKNOWN = "not known here; the terms of the data set that it was computed from apply"
+from pipeline.datasets.kinds import source_type
+from pipeline.datasets.source import Source
+from sightline.errors import SightlineError
 
 
 def licence_note(folder: Path) -> str:
@@ -22,10 +17,9 @@ def licence_note(folder: Path) -> str:
     try:
         dataset = graph.below_features(folder)[0]
         record = graph.dataset_folder(dataset) / "dataset.json"
-        kind = json.loads(record.read_text(encoding="utf-8"))["kind"]
-    except (ValueError, IndexError, OSError, KeyError, TypeError):
-        return UNKNOWN
-    return LICENCES.get(kind, UNKNOWN)
+        return source_type(json.loads(record.read_text(encoding="utf-8"))["kind"]).licence
+    except (ValueError, IndexError, OSError, KeyError, TypeError, SightlineError):
+        return Source.licence
 
 
 def paragraph(folder: Path, record: SetRecord, licence: str) -> str:

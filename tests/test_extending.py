@@ -202,6 +202,8 @@ def test_the_commands_of_the_page_run_one_after_the_other(clone, monkeypatch, ca
     np.testing.assert_allclose(on_paths.take([key_of_file(picture)])[0], expected, atol=2e-3)
     again = ["--inputs", "data/raw/album/pictures", "--recompute", "3"]
     assert "3 rows" in ran(monkeypatch, capsys, "cache", "verify", "features/thumbnail", *again)
+    graph_set = "data/features/album/image/thumbnail"
+    assert "the album's owner has all" in ran(monkeypatch, capsys, "cache", "info", graph_set)
 
     phrases = read_phrases(clone / "objects/album").to_pylist()
     assert sorted(row["phrase"] for row in phrases) == ["dog"] * 4 + ["tree"] * 4

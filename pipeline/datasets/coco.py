@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import field_validator
 
@@ -31,6 +31,10 @@ class CocoSource(Source):
         captions: for each split its file, ``{train: captions_train2017.json, val: …}``.
         strict: treat captions without image, images without caption and the like as errors.
     """
+
+    licence: ClassVar[str] = (
+        "MS COCO: annotations under CC BY 4.0; photographs under the terms of Flickr"
+    )
 
     images: ImageFolder
     captions: dict[str, Path]

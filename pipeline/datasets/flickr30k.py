@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
@@ -33,6 +33,11 @@ class Flickr30kSource(Source):
         karpathy: ``dataset_flickr30k.json``; instead of ``splits``.
         strict: treat captions without image, images without caption and the like as errors.
     """
+
+    licence: ClassVar[str] = (
+        "Flickr30k: photographs under the terms of Flickr and their authors, for "
+        "non-commercial research and education only; do not pass on the photographs"
+    )
 
     images: ImageFolder
     captions: Path | None = None

@@ -37,11 +37,15 @@ class Source(BaseModel):
 
     Attributes:
         has_pairs: whether it has images with captions; a source of plain sentences has none.
+        licence: what is known of the rights in the data; `sightline cache info` says it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     has_pairs: ClassVar[bool] = True
+    licence: ClassVar[str] = (
+        "not known here; the terms of the data set that it was computed from apply"
+    )
 
     def inputs(self) -> list[Path]:
         """The files and folders that the data set is made from."""
