@@ -104,6 +104,11 @@ def phrase_tokens_folder(dataset: str, student: str) -> Path:
     return Path("data/phrase-tokens") / dataset / student
 
 
+def code_file(system: str) -> Path:
+    """What trains a system, as source code."""
+    return Path("data/code") / f"{system}.json"
+
+
 def runs_folder() -> Path:
     """Every training run, one folder each."""
     return Path("runs")

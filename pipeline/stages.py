@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.runner import Invocation
 from pipeline.params import Dataset, Params, ParamsError
+from sightline.output_file import write_file
 from sightline.progress import PhaseProgress
 
 if TYPE_CHECKING:
@@ -99,6 +101,50 @@ def phrase_tokens(params: Params, dataset: str) -> str:
         out,
     )
     return f"{out}: {summary(header)}"
+
+
+def code(params: Params) -> Iterator[str]:
+    """What trains each system, as digests of source files; yields a line for each."""
+    from train.code_digest import CODE_SCHEMA, code_of
+    from train.objective_registry import modules_of
+
+    for name, system in params.systems.items():
+        if not system.runs or system.objective is None:
+            continue
+        runs = [params.run(run) for run in system.runs]
+        modules = {each for run in runs for each in modules_of(run.objective, run.parameters)}
+        found = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(modules)}
+        out = graph.code_file(name)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_file(out, (json.dumps(found, indent=1) + "\n").encode(), CODE_SCHEMA.encode())
+        yield f"{out}: {len(found['modules'])} modules"
+
+
+def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
+    """Keep finished runs after an edit that moves no number; yields a line for each.
+
+    Args:
+        names: of the runs; all of params.yaml without any.
+
+    Raises:
+        SightlineError: there is no such run.
+    """
+    from train.code_digest import code_of
+    from train.objective_registry import modules_of
+    from train.run_folder import RunFolder
+    from train.run_summary import RunSummary
+
+    for name in names or params.runs:
+        run = params.run(name)
+        current = code_of(modules_of(run.objective, run.parameters))
+        for seed in params.graph.seeds:
+            folder = graph.run_folder(name, seed)
+            if RunSummary.load(folder) is None:
+                yield f"{folder}: not trained yet"
+            elif RunFolder(folder).accept(current):
+                yield f"{folder}: accepted"
+            else:
+                yield f"{folder}: the code that trained it has not changed"
 
 
 def train(params: Params, run: str, seed: int) -> str:

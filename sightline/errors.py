@@ -13,3 +13,10 @@ class SightlineError(Exception):
 
 class BusyError(SightlineError):
     """Another process is writing to the same output."""
+
+
+class SaidElsewhere(SightlineError):
+    """Why this process ends, which another process of the same run tells the user.
+
+    The command line exits with 1 and prints nothing.
+    """

@@ -70,6 +70,8 @@ class Output:
         listed: which names a record lists.
         inputs: files and folders that the command reads; those that do not exist are passed over.
         worker: ``worker 0/2``, of one that shares the output with others, or empty.
+        patience: seconds to wait for another run to end; a worker waits two for those that are
+            just leaving.
 
     Attributes:
         folder: the output folder, absolute, links followed.
@@ -92,6 +94,7 @@ class Output:
         listed: Listed,
         inputs: Iterable[Path] = (),
         worker: str = "",
+        patience: float = 0.0,
     ) -> None:
         self.given = folder
         self.folder = Path(os.path.realpath(folder))
@@ -102,6 +105,7 @@ class Output:
         self._listed = listed
         self._inputs = [Path(path) for path in inputs]
         self._worker = worker
+        self._patience = 2.0 if worker else patience
         self._stack = ExitStack()
 
     def __enter__(self) -> Output:
@@ -118,11 +122,6 @@ class Output:
         self._begin(lock)
         with self._stack:
             yield lock
-
-    @property
-    def _patience(self) -> float:
-        """Seconds to wait for the other workers, of which some may just be leaving."""
-        return 2.0 if self._worker else 0.0
 
     def _begin(self, lock: WriterLock) -> None:
         self.check_place()

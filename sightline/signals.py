@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from threading import Timer
 from types import FrameType
 
@@ -32,7 +33,7 @@ class Stopped(BaseException):
         return f"stopped by {signal.Signals(self.number).name}: {' '.join(notes)}"
 
 
-def stop_on_signals() -> None:
+def stop_on_signals() -> Callable[[], None]:
     """Let the first SIGINT or SIGTERM raise `Stopped` in the main thread.
 
     Later ones change nothing: `timeout` and container runtimes signal a process and then its whole
@@ -41,6 +42,9 @@ def stop_on_signals() -> None:
 
     Where Python drops whatever is raised (finalizers, callbacks of weak references, of which every
     import has some), the signal is sent once more a moment later.
+
+    Returns:
+        What lets signals change nothing from now on: the command has failed, and says why.
     """
     process = os.getpid()
     asked = False
@@ -65,3 +69,9 @@ def stop_on_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT in background
             signal.signal(number, stop)
+
+    def end() -> None:
+        nonlocal asked
+        asked = True
+
+    return end

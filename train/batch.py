@@ -16,10 +16,10 @@ from train.schedule import Stream
 
 @dataclass(frozen=True)
 class Phrases:
-    """The phrases of a batch, P in all, those of one caption one after the other.
+    """The phrases of a batch, P in all, in the order of their captions.
 
     Attributes:
-        owners: int64 [P], row of the caption that a phrase stands in.
+        owners: int64 [P], row of the caption that a phrase stands in, ascending.
         starts, ends: int64 [P], the phrase's tokens are starts … ends − 1 of that row.
     """
 
@@ -33,6 +33,35 @@ class Phrases:
     def map(self, change: Callable[[Tensor], Tensor]) -> Phrases:
         """The same phrases with every tensor changed."""
         return Phrases(change(self.owners), change(self.starts), change(self.ends))
+
+    def range_of(self, rows: range) -> range:
+        """Which phrases stand in ``rows``, consecutive captions of the batch."""
+        ends = torch.searchsorted(self.owners, torch.tensor([rows.start, rows.stop]))
+        return range(*ends.tolist())
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Rows of a batch as the encoder reads them.
+
+    Attributes:
+        input_ids: int64 [n, L], padded to the longest of them.
+        lengths: int64 [n], tokens of each row.
+        phrases: those that stand in these rows, with owners 0 … n − 1; None where the objective
+            reads no objects.
+    """
+
+    input_ids: Tensor
+    lengths: Tensor
+    phrases: Phrases | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def to(self, device: torch.device | str) -> Sentences:
+        """The same sentences on ``device``."""
+        phrases = None if self.phrases is None else self.phrases.map(lambda each: each.to(device))
+        return Sentences(self.input_ids.to(device), self.lengths.to(device), phrases)
 
 
 @dataclass(frozen=True)
@@ -73,6 +102,24 @@ class Batch:
         ids, lengths = move(self.input_ids), move(self.lengths)
         phrases = None if self.phrases is None else self.phrases.map(move)
         return replace(self, input_ids=ids, lengths=lengths, features=features, phrases=phrases)
+
+    @property
+    def sentences(self) -> Sentences:
+        """All rows, as the encoder reads them."""
+        return Sentences(self.input_ids, self.lengths, self.phrases)
+
+    def part(self, rows: range) -> Sentences:
+        """Consecutive ``rows``, as the encoder reads them; of a batch on the CPU."""
+        if len(rows) == len(self):
+            return self.sentences
+        lengths = self.lengths[rows.start : rows.stop]
+        longest = int(lengths.max()) if rows else 0
+        ids = self.input_ids[rows.start : rows.stop, :longest]
+        if self.phrases is None:
+            return Sentences(ids, lengths)
+        found = self.phrases.range_of(rows)
+        phrases = self.phrases.map(lambda each: each[found.start : found.stop])
+        return Sentences(ids, lengths, replace(phrases, owners=phrases.owners - rows.start))
 
     def generator(self) -> torch.Generator:
         """A CPU generator fixed by (seed, k): the same draw again after a resume."""

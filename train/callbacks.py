@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from train.loop import DEV, Callback, LoopState
+from train.log_names import DEV
+from train.loop import Callback, LoopState
 from train.model import GroundedModel
 
 Say = Callable[[str], None]

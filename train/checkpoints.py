@@ -21,6 +21,7 @@ _MARK = "sightline.txt"
 _PREFIX = "checkpoint-"
 _NAME = re.compile(rf"{_PREFIX}(\d+)(?:-(\d+))?")
 CHECKPOINTS_FOLDER = "checkpoints"
+FAILURE_FILE = "failure.json"
 
 
 @dataclass
@@ -29,20 +30,28 @@ class Progress:
 
     Attributes:
         digest: of the run specification (see `train.train_run.spec_digest`).
+        code: digest of the code that trains it (see `train.code_digest`).
         seconds: spent in training steps so far, dev scores and checkpoints left out.
         sentences: rows trained on so far.
         stopped_early: the early stop ended the run here.
         peak_memory: bytes needed at most, see `sightline.devices.peak_memory`.
+        processes: how many trained it, one number for each part of a run that was resumed with
+            another.
+        optimizer: `train.optimizer` of the run; empty in a checkpoint older than this field.
     """
 
     digest: str
+    code: str = ""
     seconds: float = 0.0
     sentences: int = 0
     stopped_early: bool = False
     peak_memory: dict[str, int] = field(default_factory=dict)
+    processes: list[int] = field(default_factory=lambda: [1])
+    optimizer: str = ""
 
 
 _FIELDS = fields(Progress)
+_NEWER = {"code", "processes", "optimizer"}  # which older checkpoints lack
 
 
 class Checkpoints:
@@ -127,7 +136,9 @@ class Checkpoints:
         """
         try:
             body = json.loads((path / PROGRESS_FILE).read_bytes())
-            progress = Progress(**{each.name: body["progress"][each.name] for each in _FIELDS})
+            found = body["progress"]
+            names = [each.name for each in _FIELDS if each.name in found or each.name not in _NEWER]
+            progress = Progress(**{name: found[name] for name in names})
             files = dict(body["blake3"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._damaged(path / PROGRESS_FILE) from error

@@ -25,6 +25,7 @@ ROOTS = (
 )
 """What trains every system. The last two are the arithmetic that lies outside of `train`."""
 
+CODE_SCHEMA = "sightline.code/1"
 _FOLLOWED = "train"  # imports are followed within this package and the objective's own
 
 

@@ -1,8 +1,12 @@
 """The training loop. What happens in a step is `Loop._step`; the rest is when to say and keep what.
 
 Nothing in a step depends on what happened before it but the weights, the optimiser and the number
-of the step: batch k is a function of k, dropout is seeded by the run's seed and k, the learning
-rate follows from the step. So a resumed run is an unbroken one, bit for bit on a CPU.
+of the step: batch k is a function of k, dropout is seeded by the run's seed, k and the process, the
+learning rate follows from the step. So a resumed run is an unbroken one, bit for bit on a CPU.
+
+Several processes, and chunks of a batch, are the same step: a process encodes its share of the
+batch, takes the graph off, gathers the embeddings of all, computes the loss of the whole batch, and
+carries the gradient of its own embeddings back into the encoder.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
@@ -24,18 +28,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sightline.devices import peak_memory
-from sightline.errors import SightlineError
+from sightline.errors import SaidElsewhere, SightlineError
 from sightline.files import write_bytes
-from train.batch import Batch
-from train.checkpoints import Best, Checkpoints, Progress
+from train.batch import Batch, Sentences
+from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress, step_of
 from train.data import TrainingData
+from train.gradient_cache import CachedEmbeddings, chunks_of
+from train.log_names import DEV
 from train.model import TOTAL, GroundedModel
+from train.objectives.objective import Views
 from train.optimizer import learning_rate, make_optimizer
-from train.run_folder import FAILURE_FILE
+from train.processes import Processes
 from train.run_spec import TrainConfig
-
-DEV = "dev"
-"""Name of the dev score in a log entry (Spearman's ρ × 100)."""
 
 _MODEL_FILE, _OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"
 
@@ -53,7 +57,8 @@ class LoopState:
         steps: of the whole run.
         log: entries so far, each with its ``step``.
         best: dev score of the best weights, or None.
-        should_stop: end after this step, with a checkpoint; a callback may set it.
+        should_stop: end after this step, with a checkpoint; a callback may set it, in any process.
+        signal: number of the signal that asked for it, or 0; the same in all processes then.
     """
 
     steps: int
@@ -61,6 +66,7 @@ class LoopState:
     log: list[dict[str, float]] = field(default_factory=list)
     best: float | None = None
     should_stop: bool = False
+    signal: int = 0
 
 
 class Callback:
@@ -84,8 +90,9 @@ class Loop:
 
     Args:
         seed: of the run.
-        checkpoints, best, progress: of its folder.
-        dev_score: scores the model as it is; None trains without selection.
+        processes: that train together; each has a loop, model and data of its own.
+        checkpoints, best, progress: of its folder, which process 0 writes to.
+        dev_score: scores the model as it is, in process 0; None trains without selection.
 
     Attributes:
         state: how far it is.
@@ -102,6 +109,7 @@ class Loop:
         *,
         seed: int,
         device: torch.device,
+        processes: Processes,
         checkpoints: Checkpoints,
         best: Best,
         progress: Progress,
@@ -115,17 +123,11 @@ class Loop:
             cpu=device.type == "cpu",
             mixed_precision="no" if config.precision == "fp32" else config.precision,
         )
-        if self._accelerator.num_processes > 1:
-            raise SightlineError(
-                f"training was started on {self._accelerator.num_processes} processes; it runs on "
-                "one, because in-batch negatives are not gathered across processes"
-            )
         self._data, self._config, self._seed = data, config, seed
-        self._device = device
+        self._device, self._processes = device, processes
         self._model = model.to(device)
-        self._forward, self._optimizer = self._accelerator.prepare(
-            model, make_optimizer(model, config)
-        )
+        # no DistributedDataParallel: what is exchanged is embeddings, and gradients once a step
+        self._optimizer: Any = self._accelerator.prepare(make_optimizer(model, config))
         self._micro_batches = micro_batches(config, data)
         self._checkpoints, self._best, self.progress = checkpoints, best, progress
         self._dev_score = dev_score
@@ -141,12 +143,16 @@ class Loop:
 
         Raises:
             NonFiniteLoss: a loss or gradient became NaN or infinite; that step is undone.
+            LostProcess: another process ended; see `keep`.
         """
         state, config = self.state, self._config
         if resume is not None:
             self._load(resume)
+        self._processes.follow_main(self._model.state_dict().values())
         for callback in self._callbacks:
             callback.begin(state, self._model)
+        if state.step and self._score_is_due():  # process 0 was lost before it had scored the step
+            self._select()
         while state.step < state.steps and not self.progress.stopped_early:
             self._step()
             for callback in self._callbacks:
@@ -155,11 +161,12 @@ class Loop:
             if state.step % config.logging_steps == 0:
                 self._log(self._window.means(learning_rate(config, state.step - 1, state.steps)))
                 self._window = _Window()
-            if self._dev_score is not None and (last or state.step % config.eval_steps == 0):
-                self._select(self._dev_score)
+            self._agree_to_stop()
+            if self._score_is_due():
+                self._select()
             every = config.save_steps or config.eval_steps
             if last or state.should_stop or state.step % every == 0:
-                self._save()
+                self._processes.together(self._save)
             if state.should_stop:
                 break
         for callback in self._callbacks:
@@ -172,19 +179,17 @@ class Loop:
         first = state.step * config.gradient_accumulation
         batches = range(first, min(first + config.gradient_accumulation, self._micro_batches))
         started = time.perf_counter()
-        self._forward.train()
+        self._model.train()
         self._optimizer.zero_grad()
         sentences = 0
         for k in batches:
-            batch = self._data[k].to(self._device)
-            torch.manual_seed(_dropout_seed(self._seed, k))
-            terms: dict[str, Tensor] = self._forward(batch)
-            total = terms[TOTAL]
-            if not torch.isfinite(total):
-                self._stop_non_finite(batch, {name: term.item() for name, term in terms.items()})
-            self._accelerator.backward(total / len(batches))
-            self._window.add(terms, self._model.objective.statistics(batch), len(batches))
+            batch = self._data[k]
+            self._micro_batch(batch, len(batches))
             sentences += len(batch)
+        self._processes.add_gradients(self._model.encoder)
+        # every process has the whole gradient of the heads
+        of_heads = (weight.grad for weight in self._model.heads.parameters())
+        self._processes.follow_main([each for each in of_heads if each is not None])
         norm = self._accelerator.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)
         assert norm is not None
         # under fp16 the loss scaler skips such a step and halves the scale
@@ -200,22 +205,90 @@ class Loop:
         self.progress.sentences += sentences
         self.progress.seconds += seconds
 
+    def _micro_batch(self, batch: Batch, parts: int) -> None:
+        """Gradients of one of ``parts`` micro-batches: embed, gather, terms, and back.
+
+        Those of the heads are of the whole batch, those of the encoder of this process's rows.
+        """
+        processes, rank = self._processes, self._processes.rank
+        torch.manual_seed(_dropout_seed(self._seed, batch.k, rank))
+        shares = processes.shares(len(batch))
+        chunks = [batch.part(rows) for rows in chunks_of(shares[rank], self._config.chunk)]
+        own = CachedEmbeddings(
+            self._encode, [each.to(self._device) for each in chunks], self._device
+        )
+        sentences = _leaf(processes.gathered(own.sentences, [len(rows) for rows in shares]))
+        phrases, of_shares = None, [range(0)] * len(shares)
+        if own.phrases is not None:
+            assert batch.phrases is not None
+            of_shares = [batch.phrases.range_of(rows) for rows in shares]
+            phrases = _leaf(processes.gathered(own.phrases, [len(each) for each in of_shares]))
+        batch = batch.to(self._device)
+        with self._accelerator.autocast():
+            terms = self._model.terms(batch, Views(sentences[0], sentences[1], phrases))
+        total = terms[TOTAL]
+        if not torch.isfinite(total):
+            self._stop_non_finite(batch, {name: term.item() for name, term in terms.items()})
+        self._accelerator.backward(total / parts)
+        own.backward(_rows(sentences, shares[rank]), _rows(phrases, of_shares[rank]))
+        self._window.add(terms, self._model.objective.statistics(batch), parts)
+
+    def _encode(self, sentences: Sentences) -> tuple[Tensor, Tensor | None]:
+        with self._accelerator.autocast():
+            return self._model.encode(sentences)
+
+    def keep(self) -> int:
+        """Write the checkpoint of the last step that was finished, unless it is there.
+
+        For the process that holds the run's folder after another one was lost: nothing that all
+        take part in stands between the optimiser's step and the step being counted, so weights,
+        optimiser and `state` belong together whenever `LostProcess` was raised.
+
+        Returns:
+            The step that is kept, 0 for none.
+        """
+        newest = self._checkpoints.newest()
+        kept = 0 if newest is None else step_of(newest)
+        if kept >= self.state.step:
+            return kept
+        self._write_checkpoint()
+        return self.state.step
+
     def _log(self, entry: dict[str, float]) -> None:
         self.state.log.append({**entry, "step": self.state.step})
         for callback in self._callbacks:
             callback.log(self.state, entry)
 
-    def _select(self, dev_score: Callable[[], float]) -> None:
+    def _agree_to_stop(self) -> None:
+        """Stop in all processes after this step where a callback in one of them wants that."""
+        state = self.state
+        wish = self._processes.most(1 + state.signal if state.should_stop else 0)
+        if wish:
+            state.should_stop, state.signal = True, wish - 1
+
+    def _score_is_due(self) -> bool:
+        """Whether the weights are to be scored after this step, and are not yet."""
+        state = self.state
+        if self._dev_score is None:
+            return False
+        due = state.step == state.steps or state.step % self._config.eval_steps == 0
+        return due and not any(DEV in entry and entry["step"] == state.step for entry in state.log)
+
+    def _select(self) -> None:
         """Score the weights, keep them when they are a new best, and stop early if none came."""
-        state, score = self.state, dev_score()
+        assert self._dev_score is not None
+        state, dev_score = self.state, self._dev_score
+        score = float(self._processes.from_main(lambda: repr(float(dev_score()))))
         if not math.isfinite(score):
-            raise SightlineError(
-                f"the dev score of step {state.step} is {score}: all embeddings are alike or not "
-                "finite; lower the learning rate"
+            self._fail(
+                SightlineError(
+                    f"the dev score of step {state.step} is {score}: all embeddings are alike or "
+                    "not finite; lower the learning rate"
+                )
             )
         if state.best is None or score > state.best:
+            self._processes.together(lambda: self._keep_best(score))
             state.best = score
-            self._best.keep(self._model.state_dict(), state.step, score)
         self._log({DEV: score})
         patience = self._config.early_stopping_patience
         scores = [entry[DEV] for entry in state.log if DEV in entry]
@@ -224,8 +297,24 @@ class Loop:
             self.progress.stopped_early = state.step < state.steps
             state.should_stop = True
 
+    def _keep_best(self, score: float) -> None:
+        if self._processes.main:
+            self._best.keep(self._model.state_dict(), self.state.step, score)
+
+    def _fail(self, error: SightlineError) -> None:
+        """End all processes by an error that each of them has found; process 0 says it."""
+
+        def fail() -> NoReturn:
+            raise error
+
+        self._processes.together(fail)
+
     def _save(self) -> None:
-        """Write the checkpoint of this step."""
+        """Write the checkpoint of this step, in process 0."""
+        if self._processes.main:
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
         for name, peak in peak_memory(self._device).items():
             self.progress.peak_memory[name] = max(peak, self.progress.peak_memory.get(name, 0))
         made = self._checkpoints.made(self.state.step)
@@ -252,6 +341,13 @@ class Loop:
 
     def _stop_non_finite(self, batch: Batch, values: dict[str, float]) -> None:
         """Keep the state before this step as a checkpoint, write down the batch, and stop."""
+
+        def stop() -> NoReturn:
+            raise self._non_finite(batch, values) if self._processes.main else SaidElsewhere()
+
+        self._processes.together(stop)
+
+    def _non_finite(self, batch: Batch, values: dict[str, float]) -> NonFiniteLoss:
         step = self.state.step
         names = [name for name, value in values.items() if not math.isfinite(value)]
         culprits = [name for name in names if name != TOTAL] or names
@@ -262,7 +358,7 @@ class Loop:
                 f"the last checkpoint is {before}" if before else "there is no checkpoint before"
             )
         elif step:  # a run that has done no step starts over by itself
-            self._save()
+            self._write_checkpoint()
             kept = f"the weights of step {step} are kept in {self._checkpoints.folder}"
         keys = [key.tobytes().hex() for key in batch.keys]
         path = self._checkpoints.folder.parent / FAILURE_FILE
@@ -274,7 +370,7 @@ class Loop:
             "keys": keys,
         }
         write_bytes(path, (json.dumps(report, indent=1) + "\n").encode())
-        raise NonFiniteLoss(
+        return NonFiniteLoss(
             f"step {step + 1} (micro-batch {batch.k}, {batch.stream}): "
             f"{', '.join(f'{name} is {values[name]}' for name in culprits)}. {kept}, and "
             f"{path} lists the {len(keys)} texts of the batch by key ({keys[0][:16]} …). "
@@ -338,7 +434,20 @@ def micro_batches(config: TrainConfig, data: TrainingData) -> int:
     return config.epochs * len(data)
 
 
-def _dropout_seed(seed: int, k: int) -> int:
-    """What dropout is drawn from in micro-batch ``k``."""
-    digest = hashlib.sha256(f"dropout {seed} {k}".encode()).digest()
+def _dropout_seed(seed: int, k: int, rank: int) -> int:
+    """What dropout is drawn from in micro-batch ``k``, by process ``rank``."""
+    words = f"dropout {seed} {k}" + (f" {rank}" if rank else "")
+    digest = hashlib.sha256(words.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _leaf(embeddings: Tensor) -> Tensor:
+    """The same numbers, with a gradient of their own."""
+    return embeddings.detach().requires_grad_()
+
+
+def _rows(embeddings: Tensor | None, rows: range) -> Tensor | None:
+    """The gradient of some ``rows`` of [2, n, d]; None where no term depends on them."""
+    if embeddings is None or embeddings.grad is None:
+        return None
+    return embeddings.grad[:, rows.start : rows.stop]

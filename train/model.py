@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from sightline.encoder_folder import (
 from sightline.errors import SightlineError
 from sightline.pooling import needs_hidden_states, pool
 from sightline.pooling_names import Pooling
-from train.batch import Batch
+from train.batch import Batch, Sentences
 from train.length_groups import group_overhead, length_groups
 from train.objectives.objective import Objective, Views
+from train.phrase_embeddings import phrase_embeddings
 from train.run_spec import StudentConfig
 
 TOTAL = "total"
@@ -48,50 +50,66 @@ class GroundedModel(nn.Module):
         """
         super().__init__()
         self.encoder = encoder
-        self.heads = objective.heads(int(encoder.config.hidden_size), dims)
+        self.width = int(encoder.config.hidden_size)
+        self.heads = objective.heads(self.width, dims)
         self.objective = objective
         self.pooling: Pooling = pooling
         self.group_overhead = group_overhead
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`."""
-        views = self.views(batch)
+        (first, second), phrases = self.encode(batch.sentences)
+        return self.terms(batch, Views(first, second, phrases))
+
+    def terms(self, batch: Batch, views: Views) -> dict[str, Tensor]:
+        """What the forward pass gives, from the two views of ``batch``."""
         terms = self.objective.terms(batch, views, self.heads)
         return {**terms, TOTAL: self.objective.total(terms)}
 
-    def views(self, batch: Batch) -> Views:
-        """Two dropout views of every row of ``batch``, in its order.
+    def encode(self, sentences: Sentences) -> tuple[Tensor, Tensor | None]:
+        """Two dropout views of every row of ``sentences``, in their order.
 
         Each length group holds both views of its rows, so one pass draws independent dropout for
         them. A row's embedding does not depend on which rows it is padded with, so the grouping
         changes the time and nothing else.
+
+        Returns:
+            Sentence embeddings [2, n, d] in the dtype of the encoder's weights, and those of the
+            phrases [2, p, d] (None without phrases, or where the objective does not read them).
         """
+        if not len(sentences):
+            nothing = next(self.encoder.parameters()).new_zeros(2, 0, self.width)
+            return nothing, None if sentences.phrases is None else nothing
         overhead = self.group_overhead
         if overhead is None:
-            width = int(self.encoder.config.hidden_size)
-            overhead = group_overhead(batch.input_ids.device.type, width)
-        total, widest = batch.input_ids.shape
+            overhead = group_overhead(sentences.input_ids.device.type, self.width)
+        total, widest = sentences.input_ids.shape
         # one group needs no lengths on the host, and so no wait for the accelerator
-        lengths = [widest] * total if overhead is None else batch.lengths.tolist()
+        lengths = [widest] * total if overhead is None else sentences.lengths.tolist()
         groups = length_groups(lengths, overhead)
-        pooled, tokens = [], []
+        pooled, of_phrases, order = [], [], []
         for rows in groups:
             longest = max(lengths[row] for row in rows)
-            whole = len(groups) == 1
-            ids = batch.input_ids if whole else batch.input_ids[rows, :longest]
-            row_lengths = batch.lengths if whole else batch.lengths[rows]
-            mask = torch.arange(longest, device=ids.device) < row_lengths[:, None]  # (n, L)
+            part, numbers = (sentences, None) if len(groups) == 1 else _group(sentences, rows)
+            ids = part.input_ids[:, :longest]
+            mask = torch.arange(longest, device=ids.device) < part.lengths[:, None]  # (n, L)
             vectors, states = self._encode(torch.cat([ids, ids]), torch.cat([mask, mask]))
             pooled.append(vectors.unflatten(0, (2, len(rows))))  # (2, n, d)
-            if self.objective.needs_tokens:
-                states = states.masked_fill(~torch.cat([mask, mask])[..., None], 0.0)
-                states = nn.functional.pad(states, (0, 0, 0, widest - longest))
-                tokens.append(states.unflatten(0, (2, len(rows))))
-        order = torch.tensor([row for rows in groups for row in rows], device=batch.lengths.device)
-        back = torch.argsort(order)
-        first, second = torch.cat(pooled, dim=1)[:, back]
-        joined = torch.cat(tokens, dim=1)[:, back] if tokens else None
-        return Views(first, second, batch.lengths, joined)
+            if self.objective.needs_phrases and part.phrases is not None:
+                views = states.unflatten(0, (2, len(rows)))
+                of_phrases.append(
+                    torch.stack([phrase_embeddings(each, part.phrases) for each in views])
+                )
+                order.append(numbers)
+        dtype = self.encoder.dtype
+        whole = torch.tensor([row for rows in groups for row in rows], device=mask.device)
+        embeddings = torch.cat(pooled, dim=1)[:, torch.argsort(whole)].to(dtype)
+        if not of_phrases:
+            return embeddings, None
+        phrases = torch.cat(of_phrases, dim=1)  # (2, p, d)
+        if len(groups) > 1:
+            phrases = phrases[:, torch.argsort(torch.cat(order))]
+        return embeddings, phrases.to(dtype)
 
     def _encode(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Sentence embeddings [n, d] and last hidden states [n, L, d] of one padded group."""
@@ -109,6 +127,19 @@ class GroundedModel(nn.Module):
             pooler_output=output.get("pooler_output"),
         )
         return vectors, last
+
+
+def _group(sentences: Sentences, rows: list[int]) -> tuple[Sentences, Tensor | None]:
+    """Some ``rows``, in that order, and the numbers of their phrases."""
+    ids, lengths = sentences.input_ids[rows], sentences.lengths[rows]
+    if sentences.phrases is None:
+        return Sentences(ids, lengths), None
+    place = torch.full((len(sentences),), -1, device=ids.device)
+    place[rows] = torch.arange(len(rows), device=ids.device)
+    owners = place[sentences.phrases.owners]
+    numbers = torch.nonzero(owners >= 0).ravel()
+    phrases = sentences.phrases.map(lambda each: each[numbers])
+    return Sentences(ids, lengths, replace(phrases, owners=owners[numbers])), numbers
 
 
 def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

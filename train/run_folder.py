@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.files import remove_leftovers
 from sightline.output import Output, json_record
-from train.checkpoints import CHECKPOINTS_FOLDER, Best, Checkpoints
+from train.checkpoints import CHECKPOINTS_FOLDER, FAILURE_FILE, Best, Checkpoints
 from train.export import EXPORTED_FILES, HEADS_FILE, LAST_FILE, MODEL_FOLDER
 from train.run_summary import FILE_NAME, SCHEMA, RunSummary
 
 LIVE_FOLDER = "dvclive"
-FAILURE_FILE = "failure.json"
 _BEST_FILE = "best.safetensors"
 _OF_AN_EXPORT = ("modules.json", "config.json", "model.safetensors", "tokenizer_config.json")
 _WHILE_IT_RUNS = (_BEST_FILE, FAILURE_FILE)
@@ -28,11 +28,12 @@ class RunFolder:
 
     Args:
         inputs: files and folders that the run reads.
+        patience: seconds to wait for another process to let go of the folder.
     """
 
-    def __init__(self, path: Path, inputs: Iterable[Path] = ()) -> None:
+    def __init__(self, path: Path, inputs: Iterable[Path] = (), patience: float = 0.0) -> None:
         self.path = path
-        self.output = Output(path, FILE_NAME, json_record(SCHEMA), inputs)
+        self.output = Output(path, FILE_NAME, json_record(SCHEMA), inputs, patience=patience)
         self.checkpoints = Checkpoints(self.output)
         self.best = Best(path / _BEST_FILE)
 
@@ -62,14 +63,39 @@ class RunFolder:
                 self.checkpoints.part = made / CHECKPOINTS_FOLDER
                 yield made
 
-    def finished(self, digest: str) -> RunSummary | None:
-        """The finished run of this specification, or None; one without its model is none."""
+    def finished(self, digest: str, code: Mapping[str, str]) -> RunSummary | None:
+        """The finished run of this specification and code, or None without one."""
         found = RunSummary.load(self.path)
-        if found is None or found.spec_digest != digest:
-            return None
+        return found if found and not self.outdated(found, digest, code) else None
+
+    def outdated(self, found: RunSummary, digest: str, code: Mapping[str, str]) -> str:
+        """Why a finished run has to be trained again; empty if it has not."""
+        if found.spec_digest != digest:
+            return "its parameters or inputs changed"
+        if not found.is_of(code):
+            changed = [name for name in code if found.code.get(name) != code[name]]
+            gone = [name for name in found.code if name not in code]
+            return f"its code changed: {', '.join(changed or gone)}"
         model = self.path / MODEL_FOLDER
         files = [self.path / HEADS_FILE, *(model / name for name in _OF_AN_EXPORT)]
-        return found if all(file.is_file() for file in files) else None
+        missing = [file.name for file in files if not file.is_file()]
+        return f"its model is incomplete: {missing[0]} is missing" if missing else ""
+
+    def accept(self, code: Mapping[str, str]) -> bool:
+        """Record that ``code`` moves no number of the finished run; False if it is recorded.
+
+        Raises:
+            BusyError: a training run writes to the folder.
+            SightlineError: there is no finished run.
+        """
+        with self.output:
+            found = RunSummary.read(self.path)
+            if found.is_of(code):
+                return False
+            accepted = (*found.accepted_code, digest(dict(code)))
+            summary = found.model_copy(update={"accepted_code": accepted})
+            self.output.replace_record(summary.to_bytes(), list(found.files))
+            return True
 
     def begin(self) -> bool:
         """Take away what another run left, so that nothing stale can be read beside the new.

@@ -45,6 +45,8 @@ class TrainConfig(_Strict):
 
     Attributes:
         batch_size: rows of a micro-batch, and so of one set of in-batch negatives.
+        chunk: rows that a process encodes at once (see `train.gradient_cache`), so that memory for
+            activations does not grow with the batch; None encodes all at once.
         learning_rate: AdamW's peak; it decays linearly to 0.
         epochs: passes; one has as many steps as both streams have batches. Or `max_steps`.
         max_steps: optimiser steps. Exactly one of the two is given.
@@ -67,6 +69,7 @@ class TrainConfig(_Strict):
     """
 
     batch_size: int = Field(default=64, ge=2)
+    chunk: int | None = Field(default=None, ge=2)
     learning_rate: float = Field(default=3e-5, gt=0, allow_inf_nan=False)
     epochs: int | None = Field(default=None, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
@@ -85,6 +88,15 @@ class TrainConfig(_Strict):
     keep_last: bool = True
     text_stream: bool = True
     device: Device = "auto"
+
+    @model_validator(mode="after")
+    def _chunk_is_of_a_batch(self) -> TrainConfig:
+        if self.chunk is not None and self.chunk > self.batch_size:
+            raise ValueError(
+                f"chunk is {self.chunk}, but a batch has {self.batch_size} rows (batch_size); give "
+                "a smaller chunk, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sightline.digest import digest
 from sightline.errors import SightlineError
 from train.feature_use import FeatureUse
+from train.log_names import DEV
 
 FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"
@@ -19,10 +22,14 @@ class RunSummary(BaseModel):
 
     Attributes:
         spec_digest: SHA-256 over the specification and the content of every input.
+        code: module → digest of its syntax tree, of all that trained it (`train.code_digest`).
+        accepted_code: digests of later states of that code, for which somebody said that they move
+            no number (`sightline runs accept`).
         data: stream → where it was read from.
         dropped_pairs: pairs left out because their image could not be extracted.
         dev: name of the dev set, or None.
-        dev_history: (step, Spearman × 100).
+        log: entries of the training loop, each with its ``step``: means since the last one, or the
+            dev score.
         best_step: step whose weights were exported; None without a dev set (the last ones).
         steps: optimiser steps done; fewer than planned after an early stop.
         sentences, seconds: rows trained on, and the time of the training steps alone.
@@ -30,6 +37,8 @@ class RunSummary(BaseModel):
         peak_memory: bytes needed at most, by ``host`` and ``device``.
         trained_parameters: of encoder and heads.
         negatives_per_anchor: other sentences of a full batch.
+        processes: how many processes trained it; more than one number where it was resumed with
+            another.
         device, precision: that the run was trained on and in.
         files: what the run left beside this file, by name.
     """
@@ -48,7 +57,7 @@ class RunSummary(BaseModel):
     dropped_pairs: int
     features: dict[str, FeatureUse]
     dev: str | None
-    dev_history: list[tuple[int, float]]
+    log: list[dict[str, float]]
     best_step: int | None
     steps: int
     stopped_early: bool
@@ -58,10 +67,22 @@ class RunSummary(BaseModel):
     peak_memory: dict[str, int] = {}
     trained_parameters: int = 0
     negatives_per_anchor: int = 0
+    processes: tuple[int, ...] = (1,)
     device: str = ""
     precision: str = ""
     spec_digest: str
+    code: dict[str, str]
+    accepted_code: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+
+    @property
+    def dev_history(self) -> list[tuple[int, float]]:
+        """(step, Spearman × 100) of every dev score."""
+        return [(int(entry["step"]), entry[DEV]) for entry in self.log if DEV in entry]
+
+    def is_of(self, code: Mapping[str, str]) -> bool:
+        """Whether ``code`` trained it, or is accepted as what would have."""
+        return self.code == dict(code) or digest(dict(code)) in self.accepted_code
 
     def to_bytes(self) -> bytes:
         """The content of ``run.json``."""

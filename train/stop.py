@@ -25,6 +25,7 @@ class StopAtStep(Callback):
     ```
     Inside the block signals are only remembered. When it ends they get the handlers that they had
     before, and the signal is delivered to these: whoever runs the training decides what it means.
+    Of several processes all end after one and the same step, by the signal that one of them got.
 
     Attributes:
         asked: number of the signal that came, or None.
@@ -34,6 +35,7 @@ class StopAtStep(Callback):
         self.asked: int | None = None
         self._asked_at = 0.0
         self._before: dict[int, Any] = {}
+        self._held = False
 
     def __enter__(self) -> StopAtStep:
         if threading.current_thread() is threading.main_thread():
@@ -50,22 +52,36 @@ class StopAtStep(Callback):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._restore()
+        if not self._held:
+            self.restore()
         if self.asked is not None and error is None:
             signal.raise_signal(self.asked)
 
     def step(self, state: LoopState) -> None:
         if self.asked is not None:
-            state.should_stop = True
+            state.should_stop, state.signal = True, self.asked
+
+    def end(self, state: LoopState) -> None:
+        if state.signal:  # which another process may have got
+            self.asked = state.signal
+
+    def hold(self) -> None:
+        """Go on after the block as inside it, until `restore`.
+
+        A launcher that has seen one process end sends SIGTERM to the others, which are about to say
+        the same by themselves.
+        """
+        self._held = True
+
+    def restore(self) -> None:
+        """Give the signals the handlers back that they had before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked is None:
             self.asked, self._asked_at = number, time.monotonic()
         elif time.monotonic() - self._asked_at > PATIENCE:
-            self._restore()
+            self.restore()
             signal.raise_signal(number)
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}

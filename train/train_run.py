@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.cache.keys import key_of_file
-from sightline.devices import device_name, pick_device
+from sightline.devices import device_name
 from sightline.digest import digest
 from sightline.encoder_folder import files_of
-from sightline.errors import SightlineError
+from sightline.errors import BusyError, SaidElsewhere, SightlineError
 from sightline.silenced_libraries import quiet
 from train.callbacks import DVCLiveCallback, ProgressReport, Say, to_stderr
 from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress, step_of
+from train.code_digest import code_of
 from train.data import TrainingData, first_paired
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs
@@ -30,9 +33,11 @@ from train.export import (
     export_model,
 )
 from train.feature_use import FeatureUse
-from train.loop import DEV, Callback, Loop, LoopState, micro_batches, read_state
+from train.loop import Callback, Loop, LoopState, micro_batches, read_state
 from train.model import GroundedModel, check_tokenizer, load_student
+from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
+from train.processes import ARRIVAL_LIMIT, LostProcess, Processes
 from train.run_folder import LIVE_FOLDER, RunFolder
 from train.run_spec import RunSpec
 from train.run_summary import RunSummary
@@ -54,120 +59,235 @@ def train_run(
     have (bit for bit on a CPU). A finished run of the same specification and inputs is returned as
     it is; one of another is replaced, once everything that the new one needs is loaded.
 
+    Started in several processes by `torchrun` or `accelerate launch`, they train one run together
+    (`train.processes`), and each is given its summary. Process 0 alone writes and says something.
+
     Args:
         say: takes lines of progress; without it they go to stderr, or a bar on a terminal.
-        callbacks: further callbacks of the loop.
+        callbacks: further callbacks of the loop, in every process.
 
     Raises:
         SightlineError: an input is missing or does not fit, said before the model is loaded; the
-            folder is not a run's, or its checkpoint is damaged.
+            folder is not a run's, or its checkpoint is damaged or of another optimiser.
         BusyError: another run writes to the same folder.
         NonFiniteLoss: a loss or gradient became NaN or infinite.
+        LostProcess: another process of the run ended; the last step is kept.
+        SaidElsewhere: in the other processes, whatever one of them raises.
     """
-    inputs = _Inputs.open(spec)
-    folder = RunFolder(spec.out, _paths(spec))
-    with folder.claimed() as made:
-        finished = folder.finished(inputs.digest)
-        if finished is None:
-            return _run(spec, inputs, folder, made, say, callbacks or [])
-        folder.tidy(finished)
-        (say or to_stderr)(f"{spec.run}: already trained, nothing to do ({spec.out})")
-        return finished
+    stop = StopAtStep()
+    try:
+        with Processes.joined(spec.train.device, ARRIVAL_LIMIT) as processes:
+            inputs = processes.together(lambda: _Inputs.open(spec, processes))
+            _require_one_run(processes, digest([inputs.digest, inputs.code]))
+            folder = RunFolder(spec.out, _paths(spec), 0.0 if processes.main else _PATIENCE)
+            tell = (say or to_stderr) if processes.main else _nobody
+            with ExitStack() as stack:
+                made = processes.together(lambda: _claimed(stack, folder, processes))
+                text = processes.from_main(lambda: _finished(folder, inputs, tell))
+                if not text:
+                    text = _run(spec, inputs, folder, made, processes, stop, say, callbacks or [])
+                return RunSummary.model_validate_json(text)
+    finally:
+        stop.restore()
+
+
+_PATIENCE = 2.0
+"""Seconds in which the system takes the lock from a process 0 that was killed."""
+
+
+def _nobody(line: str) -> None:
+    """Takes what another process says."""
+
+
+def _claimed(stack: ExitStack, folder: RunFolder, processes: Processes) -> Path | None:
+    return stack.enter_context(folder.claimed()) if processes.main else None
+
+
+def _finished(folder: RunFolder, inputs: _Inputs, tell: Say) -> str:
+    """The summary of the finished run of these inputs, as JSON, or nothing."""
+    finished = folder.finished(inputs.digest, inputs.code)
+    if finished is None:
+        return ""
+    folder.tidy(finished)
+    tell(f"{finished.run}: already trained, nothing to do ({folder.path})")
+    return finished.model_dump_json(by_alias=True)
+
+
+def _require_one_run(processes: Processes, digest: str) -> None:
+    """Refuse processes that were told or read different things."""
+    found = processes.exchange(digest)
+
+    def check() -> None:
+        for rank, other in enumerate(found):
+            if other != found[0]:
+                raise SightlineError(
+                    f"process {rank} was started with other parameters or inputs than process 0; "
+                    "start all with the same command, where they see the same files"
+                )
+
+    processes.together(check)
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a run reads, checked against each other, and the digest of all of it."""
+    """What a run reads, checked against each other, its digest, and that of the code."""
 
     objective: Objective
     device: torch.device
     data: TrainingData
     dev: GradedPairs | None
     digest: str
+    code: dict[str, str]
 
     @classmethod
-    def open(cls, spec: RunSpec) -> _Inputs:
+    def open(cls, spec: RunSpec, processes: Processes) -> _Inputs:
+        size = spec.train.batch_size
+        if size % processes.count:
+            raise SightlineError(
+                f"batch_size is {size}, which {processes.count} processes cannot share evenly; "
+                f"give a multiple of {processes.count}, or start another number of processes"
+            )
         objective = make_objective(spec.objective, spec.parameters)
         check_exportable(spec.student.pooling)
-        device = pick_device(spec.train.device)
+        device = processes.device(spec.train.device)
         if spec.train.precision == "fp16" and device.type == "cpu":
             raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_dev_set(spec.dev)
-        return cls(objective, device, data, dev, spec_digest(spec, objective, data, dev))
+        code = code_of(modules_of(spec.objective, spec.parameters))
+        return cls(objective, device, data, dev, spec_digest(spec, objective, data, dev), code)
 
 
 def _run(
     spec: RunSpec,
     inputs: _Inputs,
     folder: RunFolder,
-    made: Path,
+    made: Path | None,
+    processes: Processes,
+    stop: StopAtStep,
     say: Say | None,
     callbacks: list[Callback],
-) -> RunSummary:
-    tell = say or to_stderr
-    objective, data, dev, digest = inputs.objective, inputs.data, inputs.dev, inputs.digest
-    checkpoints, best = folder.checkpoints, folder.best
-    resume, progress = _checkpoint_to_resume(checkpoints, digest, spec.run, tell)
-    if resume is not None and dev is not None:
-        _require_best(resume, best)
-    if data.dropped_pairs:
-        tell(f"{spec.run}: {data.dropped_pairs} pairs left out: their images were not extracted")
-    for line in objective.warnings(first_paired(data, micro_batches(spec.train, data))):
-        tell(f"{spec.run}: warning: {line}")
+) -> str:
+    """Train and export; the summary as JSON, in every process.
+
+    Args:
+        made: folder for what is being made, of process 0.
+        stop: keeps signals from whatever they would interrupt.
+    """
+    tell = (say or to_stderr) if processes.main else _nobody
+    objective, data, dev = inputs.objective, inputs.data, inputs.dev
+    found = processes.from_main(lambda: _checkpoint_to_resume(spec, inputs, folder, tell))
+    resume, progress = processes.together(lambda: _progress(spec, inputs, folder, found))
+    if progress.processes[-1:] != [processes.count]:
+        progress.processes.append(processes.count)
+    processes.from_main(lambda: _warn(spec, objective, data, tell))
 
     torch.manual_seed(spec.seed)  # before the heads are drawn
-    encoder, tokenizer = load_student(spec.student)
-    check_tokenizer(tokenizer, encoder, data.samples, spec.student.max_length, data.vocabulary_size)
+    encoder, tokenizer = processes.together(lambda: _student(spec, data))
     model = GroundedModel(encoder, objective, spec.student.pooling, data.dims)
     embedder = Embedder(encoder, tokenizer, spec.student.pooling)
-    if resume is None and folder.begin():
-        why = "it is of other parameters or inputs, or lost its model"
-        tell(f"{spec.run}: the finished run in {spec.out} is replaced ({why})")
+    processes.from_main(lambda: _begin(spec, inputs, folder, resume, tell))
     size = spec.train.eval_batch_size
-    folder.drop_curves()
-    report, live = (
-        ProgressReport(spec.run, say),
-        DVCLiveCallback(spec.out / LIVE_FOLDER, folder.claim),
-    )
-    stop = StopAtStep()
+    shown: list[ProgressReport | DVCLiveCallback] = []
+    if processes.main:
+        live = DVCLiveCallback(spec.out / LIVE_FOLDER, folder.claim)
+        shown = [live, ProgressReport(spec.run, say)]
     loop = Loop(
         model,
         data,
         spec.train,
         seed=spec.seed,
         device=inputs.device,
-        checkpoints=checkpoints,
-        best=best,
+        processes=processes,
+        checkpoints=folder.checkpoints,
+        best=folder.best,
         progress=progress,
         dev_score=None if dev is None else lambda: dev_score(embedder, dev, size),
-        callbacks=[live, report, stop, *callbacks],
+        callbacks=[*shown, stop, *callbacks],
     )
     try:
         with stop:
-            state = loop.run(resume)
+            try:
+                state = loop.run(resume)
+            except LostProcess as error:
+                stop.hold()
+                processes.leave()
+                raise _lost(spec, folder, loop, processes, error) from error
     except BaseException as error:
         if stop.asked is not None and not isinstance(error, Exception):
-            error.add_note(_kept(spec.run, checkpoints, loop.state.steps))
+            error.add_note(_kept(spec.run, folder.checkpoints, loop.state.steps))
         raise
     finally:
-        report.close()
-        live.close()
-    results = made / "results"
-    results.mkdir()
-    best_step = None
-    if dev is not None:
-        if spec.train.keep_last and best.step != state.step:
-            export_last(results / LAST_FILE, encoder)
-        best_step = _load_best(model, best)
-    summary = _summarise(
-        spec, inputs, state, progress, best_step, sum(each.numel() for each in model.parameters())
-    )
-    card = model_card(summary, objective.source, spec.student.pooling)
-    with quiet():
-        export_model(results / MODEL_FOLDER, encoder, tokenizer, spec.student.pooling, card)
-    export_heads(results / HEADS_FILE, model.heads)
-    return folder.finish(summary, results)
+        for each in shown:
+            each.close()
+
+    def finish() -> str:
+        assert made is not None
+        results = made / "results"
+        results.mkdir()
+        best_step = None
+        if dev is not None:
+            if spec.train.keep_last and folder.best.step != state.step:
+                export_last(results / LAST_FILE, encoder)
+            best_step = _load_best(model, folder.best)
+        trained = sum(each.numel() for each in model.parameters())
+        summary = _summarise(spec, inputs, state, progress, best_step, trained)
+        card = model_card(summary, objective.source, spec.student.pooling)
+        with quiet():
+            export_model(results / MODEL_FOLDER, encoder, tokenizer, spec.student.pooling, card)
+        export_heads(results / HEADS_FILE, model.heads)
+        return folder.finish(summary, results).model_dump_json(by_alias=True)
+
+    return processes.from_main(finish)
+
+
+def _warn(spec: RunSpec, objective: Objective, data: TrainingData, tell: Say) -> str:
+    if data.dropped_pairs:
+        tell(f"{spec.run}: {data.dropped_pairs} pairs left out: their images were not extracted")
+    for line in objective.warnings(first_paired(data, micro_batches(spec.train, data))):
+        tell(f"{spec.run}: warning: {line}")
+    return ""
+
+
+def _student(spec: RunSpec, data: TrainingData) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    encoder, tokenizer = load_student(spec.student)
+    check_tokenizer(tokenizer, encoder, data.samples, spec.student.max_length, data.vocabulary_size)
+    return encoder, tokenizer
+
+
+def _begin(
+    spec: RunSpec, inputs: _Inputs, folder: RunFolder, resume: Path | None, tell: Say
+) -> str:
+    """Take away what is not of this run."""
+    before = RunSummary.load(folder.path)
+    if resume is None and folder.begin():
+        why = "this version cannot read it"
+        if before is not None:
+            why = folder.outdated(before, inputs.digest, inputs.code)
+        tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
+    folder.drop_curves()
+    return ""
+
+
+def _lost(
+    spec: RunSpec, folder: RunFolder, loop: Loop, processes: Processes, error: LostProcess
+) -> SightlineError:
+    """What to raise after another process was lost, when the last step is kept.
+
+    The lock of the folder is process 0's as long as it lives: so it keeps the step and says so, or
+    else the first of the others that gets the lock, which still names the killed one.
+    """
+    with ExitStack() as stack:
+        if not processes.main:
+            try:
+                stack.enter_context(folder.claimed())
+            except BusyError:
+                return SaidElsewhere(str(error))
+            if not folder.output.abandoned:
+                return SaidElsewhere(str(error))
+        step = loop.keep()
+    kept = f"step {step:,} of {loop.state.steps:,} is kept" if step else "no step was finished"
+    return LostProcess(f"{spec.run}: {error}. {kept[0].upper()}{kept[1:]}")
 
 
 def _paths(spec: RunSpec) -> list[Path]:
@@ -193,6 +313,8 @@ def spec_digest(
     body["parameters"] = objective.describe()
     for name in ("logging_steps", "save_steps"):
         body["train"].pop(name)
+    if spec.train.chunk is None:  # as before there were chunks
+        body["train"].pop("chunk")
     files: dict[str, Path] = {}
     if spec.pairs is not None:
         files |= {"captions": spec.pairs.captions, "images": spec.pairs.images}
@@ -213,17 +335,49 @@ def spec_digest(
     return digest(body, spaced=True, escaped=True)
 
 
-def _checkpoint_to_resume(
-    checkpoints: Checkpoints, digest: str, run: str, tell: Say
-) -> tuple[Path | None, Progress]:
-    path = checkpoints.newest()
+def _checkpoint_to_resume(spec: RunSpec, inputs: _Inputs, folder: RunFolder, tell: Say) -> str:
+    """Name of the checkpoint to go on from, or nothing.
+
+    Raises:
+        SightlineError: it is damaged, was made by another optimiser, or lacks the best weights.
+    """
+    path = folder.checkpoints.newest()
     if path is None:
-        return None, Progress(digest)
-    progress = checkpoints.read(path)
-    if progress.digest != digest:
-        tell(f"{run}: {path} is of other parameters or inputs; starting over")
-        return None, Progress(digest)
-    tell(f"{run}: going on from {path.name}")
+        return ""
+    progress = folder.checkpoints.read(path)
+    code = digest(inputs.code)
+    if (progress.digest, progress.code) == (inputs.digest, code):
+        if inputs.dev is not None:
+            _require_best(path, folder.best)
+        tell(f"{spec.run}: going on from {path.name}")
+        return path.name
+    if progress.optimizer not in ("", spec.train.optimizer):
+        raise SightlineError(
+            f"{path}: was made with train.optimizer {progress.optimizer}, and this run has "
+            f"{spec.train.optimizer}; give {progress.optimizer} to go on, or delete "
+            f"{folder.checkpoints.folder} to start over"
+        )
+    changed = "code" if progress.digest == inputs.digest else "parameters or inputs"
+    tell(f"{spec.run}: the {changed} changed since {path}; starting over")
+    return ""
+
+
+def _progress(
+    spec: RunSpec, inputs: _Inputs, folder: RunFolder, checkpoint: str
+) -> tuple[Path | None, Progress]:
+    """The checkpoint that process 0 has found, and how far the run is; a new run without one."""
+    if not checkpoint:
+        return None, Progress(
+            inputs.digest, digest(inputs.code), processes=[], optimizer=spec.train.optimizer
+        )
+    path = folder.checkpoints.folder / checkpoint
+    if not path.is_dir():
+        raise SightlineError(
+            f"{path}: process 0 goes on from this checkpoint, and this process does not see it; "
+            "put the run's folder where all processes see it"
+        )
+    progress = folder.checkpoints.read(path)
+    progress.optimizer = spec.train.optimizer
     return path, progress
 
 
@@ -261,7 +415,6 @@ def _summarise(
     parameters: int,
 ) -> RunSummary:
     data = inputs.data
-    history = [(int(entry["step"]), entry[DEV]) for entry in state.log if DEV in entry]
     seconds = progress.seconds
     return RunSummary(
         run=spec.run,
@@ -274,7 +427,7 @@ def _summarise(
         dropped_pairs=data.dropped_pairs,
         features={slot: FeatureUse.of_set(used) for slot, used in data.feature_sets.items()},
         dev=None if inputs.dev is None else inputs.dev.name,
-        dev_history=history,
+        log=state.log,
         best_step=best_step,
         steps=state.step,
         stopped_early=progress.stopped_early,
@@ -284,7 +437,9 @@ def _summarise(
         peak_memory=progress.peak_memory,
         trained_parameters=parameters,
         negatives_per_anchor=spec.train.batch_size - 1,
+        processes=tuple(progress.processes),
         device=device_name(inputs.device),
         precision=spec.train.precision,
         spec_digest=inputs.digest,
+        code=inputs.code,
     )

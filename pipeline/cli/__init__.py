@@ -21,15 +21,18 @@ from pipeline.cli import (
     ground,
     phrase_tokens,
     prepare,
+    runs,
     stage,
     text_tokens,
     train,
 )
+from sightline.errors import SaidElsewhere, SightlineError
+from sightline.launched import is_first_process
 from sightline.signals import Stopped, stop_on_signals
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
-    *("compare", "gallery", "configure", "stage", "cache", "doctor"),
+    *("compare", "gallery", "runs", "configure", "stage", "cache", "doctor"),
 )
 
 
@@ -55,6 +58,7 @@ app.command("tokens")(text_tokens.tokens)
 app.command("phrase-tokens")(phrase_tokens.phrase_tokens)
 app.command("train")(train.train)
 app.add_typer(evaluate.app, name="evaluate")
+app.add_typer(runs.app, name="runs")
 app.command("compare")(compare.compare)
 app.command("gallery")(gallery.gallery)
 app.command("configure")(configure.configure)
@@ -71,12 +75,16 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
     # importing torch and transformers makes millions of objects, and none of them is garbage
     gc.set_threshold(100_000, 20, 50)
-    stop_on_signals()
+    hear_no_more = stop_on_signals()
     try:
         app()
     except Stopped as stop:
-        _fail(str(stop), 128 + stop.number, stop)
+        _fail(str(stop) if is_first_process() else "", 128 + stop.number, stop)
+    except SaidElsewhere as error:
+        hear_no_more()
+        _fail("", 1, error)
     except Exception as error:
+        hear_no_more()  # a launcher ends the other processes of a run that fail by themselves
         message = _message(error)
         if message is None:
             raise  # our own mistake: the traceback is what a report of it needs
@@ -85,8 +93,6 @@ def main() -> None:
 
 def _message(error: Exception) -> str | None:
     """What a user is told about an error of theirs or of the system; None for any other."""
-    from sightline.errors import SightlineError
-
     if isinstance(error, SightlineError):
         return str(error)
     if isinstance(error, OSError):
@@ -97,7 +103,8 @@ def _message(error: Exception) -> str | None:
 
 
 def _fail(message: str, code: int, error: BaseException | None) -> None:
-    print(message, file=sys.stderr, flush=True)
+    if message:
+        print(message, file=sys.stderr, flush=True)
     while error is not None:
         # Its frames hold whatever was open. Decode workers have to end now: Python ends them with
         # a signal as it exits, and their owner takes that for a crash and says so.

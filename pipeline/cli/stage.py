@@ -31,7 +31,7 @@ def prepare(dataset: _DATASET, params: PARAMS = _FILE) -> None:
     """
     from pipeline import stages
 
-    print(stages.prepare(_load(params), dataset))
+    print(stages.prepare(load_here(params), dataset))
 
 
 @app.command("image-features")
@@ -65,7 +65,7 @@ def ground(
     from pipeline import stages
 
     how = _invocation(retry, threads, worker)
-    print(f"{dataset}: {stages.ground(_load(params), dataset, how)}")
+    print(f"{dataset}: {stages.ground(load_here(params), dataset, how)}")
 
 
 @app.command("ground-stats")
@@ -135,7 +135,7 @@ def tokens(params: PARAMS = _FILE) -> None:
     """
     from pipeline import stages
 
-    print(stages.tokens(_load(params)))
+    print(stages.tokens(load_here(params)))
 
 
 @app.command("phrase-tokens")
@@ -146,7 +146,19 @@ def phrase_tokens(dataset: _DATASET, params: PARAMS = _FILE) -> None:
     """
     from pipeline import stages
 
-    print(stages.phrase_tokens(_load(params), dataset))
+    print(stages.phrase_tokens(load_here(params), dataset))
+
+
+@app.command()
+def code(params: PARAMS = _FILE) -> None:
+    """What trains each system, as digests of source files, in data/code.
+
+    Example: sightline stage code
+    """
+    from pipeline import stages
+
+    for line in stages.code(load_here(params)):
+        print(line)
 
 
 @app.command()
@@ -156,8 +168,11 @@ def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
     Example: sightline stage train mcse-clip 0
     """
     from pipeline import stages
+    from sightline.launched import is_first_process
 
-    print(stages.train(_load(params), run, seed))
+    summary = stages.train(load_here(params), run, seed)
+    if is_first_process():
+        print(summary)
 
 
 @app.command()
@@ -168,7 +183,7 @@ def evaluate(params: PARAMS = _FILE) -> None:
     """
     from pipeline import stages
 
-    for line in stages.evaluate(_load(params)):
+    for line in stages.evaluate(load_here(params)):
         print(line, flush=True)
 
 
@@ -183,15 +198,14 @@ def report(
     """
     from pipeline import stages
 
-    print(stages.report(_load(params), out))
+    print(stages.report(load_here(params), out))
 
 
 def _features(path: Path, dataset: str, kind: Kind, encoder: str, how: Invocation) -> None:
     from pipeline import stages
 
-    print(
-        f"{dataset}/{kind}/{encoder}: {stages.features(_load(path), dataset, kind, encoder, how)}"
-    )
+    found = stages.features(load_here(path), dataset, kind, encoder, how)
+    print(f"{dataset}/{kind}/{encoder}: {found}")
 
 
 def _invocation(retry: Retry | None, threads: int | None, worker: str | None) -> Invocation:
@@ -200,7 +214,7 @@ def _invocation(retry: Retry | None, threads: int | None, worker: str | None) ->
     return Invocation(retry is not None, threads, worker_of(worker))
 
 
-def _load(path: Path) -> Params:
+def load_here(path: Path) -> Params:
     """The parameters, once it is clear that this is the root of a DVC repository."""
     from pipeline.params import ParamsError, load_params
 

@@ -37,6 +37,9 @@ def train(
     max_length: Annotated[int, typer.Option(min=3, help="Tokens of a training text.")] = 32,
     layers: Annotated[int | None, typer.Option(min=1, help="Keep the first N layers.")] = None,
     batch_size: Annotated[int, typer.Option(min=2, help="Rows that are compared.")] = 64,
+    chunk: Annotated[
+        int | None, typer.Option(min=2, help="Rows encoded at once, for less memory.")
+    ] = None,
     learning_rate: Annotated[float, typer.Option(help="AdamW's, at its peak.")] = 3e-5,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes; default: 3, unless --max-steps is given.")
@@ -56,6 +59,7 @@ def train(
     from pydantic import ValidationError
 
     from sightline.errors import SightlineError
+    from sightline.launched import is_first_process
     from train.run_spec import PairSource, RunSpec, StudentConfig, TextSource, TrainConfig
     from train.train_run import train_run
 
@@ -63,6 +67,7 @@ def train(
         raise typer.BadParameter("--captions and --images go together", param_hint="--captions")
     optimisation: dict[str, Any] = {
         "batch_size": batch_size,
+        "chunk": chunk,
         "learning_rate": learning_rate,
         "max_steps": max_steps,
         "epochs": epochs if epochs or max_steps else 3,
@@ -97,6 +102,8 @@ def train(
     except ValidationError as error:
         raise SightlineError(first_mistake(error)) from error
     summary = train_run(spec)
+    if not is_first_process():
+        return
     if as_json:
         print_json(summary.model_dump(mode="json", by_alias=True))
     else:

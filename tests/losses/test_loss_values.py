@@ -172,6 +172,15 @@ def test_list_mle_keeps_its_digits_when_the_order_is_right(precision, gap):
     assert_value(found, oracles.list_mle(student, teacher), precision)
 
 
+@pytest.mark.parametrize("gap", [19.0, 21.0, 25.0, 30.0])
+def test_list_mle_keeps_its_digits_when_the_order_is_wrong(gap):
+    student = torch.tensor([[0.0, gap]], dtype=torch.float64, requires_grad=True)
+    found = list_mle(student, torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    assert float(found) == pytest.approx(gap + math.log1p(math.exp(-gap)), rel=0, abs=1e-14)
+    (gradient,) = torch.autograd.grad(found, student)
+    assert float(gradient[0, 1]) == pytest.approx(1 / (1 + math.exp(-gap)), rel=0, abs=1e-14)
+
+
 @every_precision
 def test_list_mle_of_equal_scores_is_the_logarithm_of_the_number_of_orders(precision):
     scores = torch.full((3, 6), 20.0, dtype=PRECISIONS[precision][0])

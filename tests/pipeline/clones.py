@@ -100,6 +100,11 @@ def repository(folder: Path, path: str, params: dict | None = None) -> Clone:
     shutil.copy(ROOT / "dvc.yaml", folder)
     given = yaml.safe_load((ROOT / "params.yaml").read_text()) if params is None else params
     (folder / "params.yaml").write_text(yaml.safe_dump(given))
+    shutil.copy(ROOT / ".dvcignore", folder)
+    code = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["code"]["deps"]
+    for source in code:
+        (folder / source).parent.mkdir(parents=True, exist_ok=True)
+        (folder / source).write_text("code")
     for dataset in given["datasets"].values():
         source = folder / dataset["source"]
         source.parent.mkdir(parents=True, exist_ok=True)

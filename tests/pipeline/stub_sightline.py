@@ -53,6 +53,13 @@ def tokens() -> None:
     (folder / "tokens.parquet").write_text("tokens")
 
 
+def code() -> None:
+    folder = Path("data/code")
+    folder.mkdir(parents=True, exist_ok=True)
+    for system in yaml.safe_load(Path("params.yaml").read_text())["systems"]:
+        (folder / f"{system}.json").write_text(Path("train").read_text())
+
+
 def train(run: str, seed: str) -> None:
     params = yaml.safe_load(Path("params.yaml").read_text())
     systems = params["systems"].values()
@@ -80,6 +87,7 @@ def main() -> None:
     stages = {
         "prepare": prepare,
         "image-features": image_features,
+        "code": code,
         "tokens": tokens,
         "train": train,
     }

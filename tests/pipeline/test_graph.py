@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from dvc.repo import Repo
 from pipeline import graph
 from pipeline.configure import configuration, origin, to_yaml
 from pipeline.params import Params, ParamsError, validate_params
+from train.report.results import RunResult, TrainingSummary
+from train.report.write import write_report
 
 ROOT = Path(__file__).parents[2]
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
@@ -59,7 +63,7 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
             assert {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens} < reads
             reads |= {spec.pairs.phrases} - {None}
         assert (spec.text is not None) == spec.train.text_stream
-        reads |= {spec.dev, *spec.features.values()}
+        reads |= {spec.dev, *spec.features.values(), graph.code_file(config.system)}
         stage = f"train-{config.system}"
         assert of(stage, "deps", raw) == {Path(str(path)).as_posix() for path in reads}
         assert of(stage, "outs", raw, run) == {spec.out.as_posix()}
@@ -149,3 +153,57 @@ def test_dvc_reads_the_graph_with_every_configuration(tmp_path):
         }
         assert {stage for stage in listed if stage.startswith("train-")} == cells
         assert {"tokens", "evaluate", "report"} <= listed
+
+
+def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(tmp_path):
+    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    log = ({"loss_text": 1.5, "step": 25}, {"dev": 40.0, "step": 50})
+    results = [
+        RunResult(
+            run=run,
+            objective="simcse",
+            seed=seed,
+            scores={"similarity": 1.0 + seed},
+            training=TrainingSummary(steps=50, log=log),
+        )
+        for run in ("SimCSE", "MCSE (CLIP)")
+        for seed in (0, 1)
+    ]
+    write_report(results, tmp_path / "report", "Two runs")
+    dvc = [Path(sys.executable).with_name("dvc"), "plots", "show"]
+    drawn = subprocess.run(
+        [*dvc, "--show-vega", "report/curves.json"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert drawn.returncode == 0, drawn.stderr
+    plot = json.loads(drawn.stdout)
+    assert plot["facet"]["field"] == "metric"
+    encoding = plot["spec"]["encoding"]
+    assert [encoding[channel]["field"] for channel in ("x", "y", "color")] == [
+        "step",
+        "value",
+        "run",
+    ]
+    kept = ("run", "seed", "step", "metric", "value")
+    rows = [tuple(row[name] for name in kept) for row in plot["data"]["values"]]
+    assert len(rows) == 8
+    assert ("MCSE (CLIP)", 1, 25, "loss text", 1.5) in rows
+    assert ("SimCSE", 0, 50, "dev score", 40.0) in rows
+    means = json.loads((tmp_path / "report/metrics.json").read_text())
+    assert means == {"SimCSE": {"similarity": 1.5}, "MCSE (CLIP)": {"similarity": 1.5}}
+
+
+def test_a_run_is_a_line_and_no_stage(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = configuration("scenes")
+    found["systems"]["mcse-clip"]["runs"]["lighter"] = {"parameters": {"weight": 0.5}}
+    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(found))
+    stages = {stage.name: stage for stage in Repo(str(tmp_path)).index.stages}
+    assert stages["train-mcse-clip@lighter-0"].cmd == "sightline stage train lighter 0"
+    assert len(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]) < 25
+    assert len((ROOT / "dvc.yaml").read_text().splitlines()) <= 300

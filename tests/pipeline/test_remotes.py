@@ -129,7 +129,7 @@ def test_a_team_mate_trains_and_nothing_is_computed_again(team):
     log_in(mate, team.remote)
     mate.run("dvc", "pull", "-q", CLIP, DATASET)
     mate.run("dvc", "repro", "-q", "--pull", "--allow-missing", "train-mcse-clip@mcse-clip-0")
-    assert mate.calls() == ["train mcse-clip 0"]
+    assert mate.calls() == ["code", "train mcse-clip 0"]
     assert not (mate.folder / RESNET).exists()
 
 

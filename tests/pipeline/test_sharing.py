@@ -51,7 +51,7 @@ def test_a_team_mate_trains_with_one_feature_set_and_nothing_is_computed_again(o
     mate.run(*pull)
     mate.run(*train)
     mate.run(*train[:-1], "train-mcse-clip@mcse-shuffled-0")  # it finds what the first has left
-    assert mate.calls() == ["train mcse-clip 0", "train mcse-shuffled 0"]
+    assert mate.calls() == ["code", "train mcse-clip 0", "train mcse-shuffled 0"]
     assert (mate.folder / "runs/mcse-clip/seed-0/model.json").read_text() == '{"rows": 2000}'
     assert verify(mate.folder / CLIP) == []
     assert not (mate.folder / RESNET).exists()
@@ -64,7 +64,7 @@ def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
     params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
     owner = repository(tmp_path / "owner", path_with(tmp_path / "bin", *REAL), params)
     compute_and_push(owner, tmp_path / "remote")
-    only_training = f'[ "$2" = train ] || exit 1; exec {shlex.join(REAL)} "$@"'
+    only_training = f'[ "$2" = train ] || [ "$2" = code ] || exit 1; exec {shlex.join(REAL)} "$@"'
     path = path_with(tmp_path / "no-gpu", "sh", "-c", only_training, "sightline")
     mate = owner.clone("mate", path)
     for command in shown("You have no GPU, and a team-mate has a cache"):
@@ -75,6 +75,7 @@ def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
         yaml.safe_load((clone.folder / "dvc.lock").read_text())["stages"] for clone in (owner, mate)
     )
     assert after.pop("train-mcse-clip@mcse-clip-0")
+    assert after.pop("code")
     assert after == before
 
 

@@ -26,6 +26,7 @@ from train.loop import Callback, LoopState
 from train.model import GroundedModel, load_student
 from train.objectives import make_objective
 from train.objectives.objective import Views
+from train.phrase_embeddings import phrase_embeddings
 from train.run_spec import RunSpec
 from train.train_run import train_run
 
@@ -232,7 +233,11 @@ def check_terms_of_two_views(case: Case, terms: Terms, weights: Mapping[str, flo
     states = torch.randn(shape, generator=torch.Generator().manual_seed(4))
     our_states = states.clone().requires_grad_()
     their_states = states.double().requires_grad_()
-    of_model = Views(ours[0], ours[1], batch.lengths, our_states)
+    phrases = None
+    if model.objective.needs_phrases:
+        assert batch.phrases is not None
+        phrases = torch.stack([phrase_embeddings(each, batch.phrases) for each in our_states])
+    of_model = Views(ours[0], ours[1], phrases)
     found = model.objective.terms(batch, of_model, model.heads)
     student = case.oracle(model.state_dict())
     tokens = list(their_states[0]), list(their_states[1])
@@ -242,7 +247,7 @@ def check_terms_of_two_views(case: Case, terms: Terms, weights: Mapping[str, flo
     model.objective.total(found).backward()
     total_of(expected, weights).backward()
     _same_gradients({"views": ours.grad}, {"views": theirs.grad})
-    if model.objective.needs_tokens:
+    if phrases is not None:
         _same_gradients({"tokens": our_states.grad}, {"tokens": their_states.grad})
     heads = {f"heads.{name}": w.grad for name, w in model.heads.named_parameters()}
     _same_gradients(heads, student.gradients())

@@ -249,7 +249,7 @@ def test_switching_one_term_off_leaves_the_others_as_they_are(
     batch = paired(data)
     without = make_objective("dalr", {"image": "resnet", "teachers": MIX, f"{term}_weight": 0})
     first, second = torch.randn(2, len(batch), 16)
-    views = Views(first, second, batch.lengths)
+    views = Views(first, second)
     every = whole.objective.terms(batch, views, whole.heads)
     rest = without.terms(batch, views, whole.heads)
     assert set(every) - set(rest) == {term}
@@ -266,7 +266,7 @@ def test_ties_and_mismatched_images_are_redrawn_in_every_batch_and_again_after_a
     model, data = dataclasses.replace(given, slots=slots).build()
     batch = paired(data)
     first, second = torch.randn(2, len(batch), 16)
-    views = Views(first, second, batch.lengths)
+    views = Views(first, second)
 
     def drawn(**changes: int) -> tuple[float, float]:
         other = dataclasses.replace(batch, **changes)

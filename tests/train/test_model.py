@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from conftest import World
 
 from sightline.errors import SightlineError
-from train.batch import Batch
+from train.batch import Batch, Phrases
 from train.data import TrainingData
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objectives import make_objective
@@ -43,21 +44,21 @@ def paired_batch(data: TrainingData) -> Batch:
 def test_length_groups_leave_embeddings_loss_and_gradients_as_they_are(
     world: World, pooling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SimCSE, "needs_tokens", True)
+    monkeypatch.setattr(SimCSE, "needs_phrases", True)
     model, data = build(world, "simcse")
     model.pooling = pooling  # pyright: ignore[reportAttributeAccessIssue]
     model.double().eval()  # without dropout both must agree
-    batch = paired_batch(data)
+    batch = with_phrases(paired_batch(data))
     found = []
     for overhead in (10_000, 0):  # one group; a group for each length
         model.group_overhead = overhead
-        views = model.views(batch)
+        views, phrases = model.encode(batch.sentences)
         model.zero_grad()
         loss = model(batch)["total"]
         loss.backward()
         gradient = model.encoder.get_input_embeddings().weight.grad
         assert gradient is not None
-        found.append((views.first, views.second, views.tokens, loss, gradient.clone()))
+        found.append((views, phrases, loss, gradient.clone()))
     assert len(set(batch.lengths.tolist())) > 1
     for one, many in zip(*found, strict=True):
         torch.testing.assert_close(one, many, rtol=1e-9, atol=1e-12)
@@ -66,27 +67,52 @@ def test_length_groups_leave_embeddings_loss_and_gradients_as_they_are(
 def test_the_views_differ_by_dropout_alone(world: World) -> None:
     model, data = build(world)
     model.train()
-    views = model.views(data[0])
-    assert not torch.allclose(views.first, views.second)
+    (first, second), _ = model.encode(data[0].sentences)
+    assert not torch.allclose(first, second)
     model.eval()
-    views = model.views(data[0])
-    assert torch.allclose(views.first, views.second, atol=1e-6)
+    (first, second), _ = model.encode(data[0].sentences)
+    assert torch.allclose(first, second, atol=1e-6)
 
 
-def test_token_states_end_where_the_sentence_does(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("overhead", [10_000, 0])
+def test_phrases_are_means_over_the_tokens_of_their_own_sentence(
+    world: World, monkeypatch: pytest.MonkeyPatch, overhead: int
 ) -> None:
-    monkeypatch.setattr(SimCSE, "needs_tokens", True)
+    monkeypatch.setattr(SimCSE, "needs_phrases", True)
     model, data = build(world, "simcse")
     model.eval()
-    model.group_overhead = 0
-    batch = paired_batch(data)
-    views = model.views(batch)
-    assert views.tokens is not None
-    assert views.tokens.shape == (2, *batch.input_ids.shape, 16)
-    beyond = torch.arange(batch.input_ids.shape[1]) >= batch.lengths[:, None]
-    assert (views.tokens[:, beyond] == 0).all()
-    torch.testing.assert_close(views.tokens[0, :, 0], views.first)
+    model.group_overhead = overhead
+    batch = with_phrases(paired_batch(data))
+    cls, phrases = model.encode(batch.sentences)
+    model.pooling = "mean"
+    means, _ = model.encode(batch.sentences)
+    assert phrases is not None
+    torch.testing.assert_close(phrases[:, 0::2], cls)
+    torch.testing.assert_close(phrases[:, 1::2], means)
+
+
+@pytest.mark.parametrize("rows", [range(3), range(2, 7), range(7, 8), range(4, 4)])
+def test_a_part_of_a_batch_is_encoded_as_within_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, rows: range
+) -> None:
+    monkeypatch.setattr(SimCSE, "needs_phrases", True)
+    model, data = build(world, "simcse")
+    model.double().eval()
+    batch = with_phrases(paired_batch(data))
+    whole, of_whole = model.encode(batch.sentences)
+    part, of_part = model.encode(batch.part(rows))
+    assert of_whole is not None
+    assert of_part is not None
+    assert len(batch.part(rows)) == len(rows)
+    torch.testing.assert_close(part, whole[:, rows.start : rows.stop])
+    torch.testing.assert_close(of_part, of_whole[:, 2 * rows.start : 2 * rows.stop])
+
+
+def with_phrases(batch: Batch) -> Batch:
+    """Two phrases in every row: [CLS], and all of it."""
+    owners = torch.arange(len(batch)).repeat_interleave(2)
+    ends = torch.stack([torch.ones_like(batch.lengths), batch.lengths], dim=1).ravel()
+    return replace(batch, phrases=Phrases(owners, torch.zeros_like(ends), ends))
 
 
 @pytest.mark.parametrize("objective", ["simcse", "mcse"])

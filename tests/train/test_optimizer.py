@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -103,6 +104,26 @@ def test_torchs_own_is_torchs_own_and_another_one() -> None:
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), parameter, rtol=0, atol=1e-12)
     assert float((plain.head.weight - other["head.weight"]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(("optimizer", "expected"), [("released", math.sqrt(33)), ("torch", 1.0)])
+def test_how_far_a_head_travels_with_one_paired_batch_in_33(
+    optimizer: Literal["released", "torch"], expected: float
+) -> None:
+    config = TrainConfig(optimizer=optimizer, learning_rate=1e-3, max_steps=1)
+    head = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    chosen = make_optimizer(head, config)
+    travelled = 0.0
+    for step in range(33 * 200):
+        chosen.zero_grad()
+        if step % 33 == 0:
+            one = torch.ones_like(head.weight)
+            head.weight.grad = one if head.weight.grad is None else head.weight.grad + one
+        before = float(head.weight.detach())
+        chosen.step()
+        if step >= 33 * 100:  # once the second moment is steady
+            travelled += abs(float(head.weight.detach()) - before)
+    assert travelled / 100 / 1e-3 == pytest.approx(expected, rel=0.01)
 
 
 def test_weight_decay_is_for_matrices_alone() -> None:

@@ -224,6 +224,23 @@ def test_a_checkpoint_of_other_parameters_is_not_resumed(world: World, tmp_path:
     assert "starting over" in lines[0]
 
 
+def test_a_checkpoint_of_another_optimiser_is_an_error_and_stays(
+    world: World, tmp_path: Path
+) -> None:
+    spec = world.spec(tmp_path)
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(5)])
+    message = (
+        "checkpoint-4: was made with train.optimizer released, and this run has torch; "
+        "give released to go on, or delete .*checkpoints to start over"
+    )
+    with pytest.raises(SightlineError, match=message):
+        train_run(world.spec(tmp_path, train={"optimizer": "torch"}), say=silent)
+    lines: list[str] = []
+    train_run(spec, say=lines.append)
+    assert "going on from checkpoint-4" in lines[0]
+
+
 def nan_loss(value: torch.Tensor) -> torch.Tensor:
     return value * float("nan")
 

@@ -125,7 +125,7 @@ def test_who_replaces_a_finished_run_is_told(world: World, tmp_path: Path) -> No
     train_run(world.spec(tmp_path), say=silent)
     lines: list[str] = []
     train_run(world.spec(tmp_path, seed=1), say=lines.append)
-    assert f"the finished run in {tmp_path} is replaced (it is of other parameters" in lines[0]
+    assert f"replacing the finished run in {tmp_path}: its parameters or inputs changed" in lines[0]
 
 
 @pytest.mark.parametrize("name", ["model/model.safetensors", "heads.safetensors"])

@@ -10,7 +10,6 @@ from train.embed import Embedder
 from train.evaluate.score import Evaluation
 from train.export import LAST_FILE, MODEL_FOLDER, load_last
 from train.report.results import (
-    DevPoint,
     RunResult,
     TrainingSummary,
     load_result,
@@ -67,6 +66,7 @@ def evaluate_run(
         reasons=found.reasons,
         evaluated_on=evaluation.evaluated_on,
         run_sha256=_sha256(folder),
+        code_accepted=bool(summary.accepted_code),
         features=tuple(summary.features.values()),
         training=TrainingSummary(
             steps=summary.steps,
@@ -78,7 +78,7 @@ def evaluate_run(
             dev_metric=summary.dev or "",
             best_step=summary.best_step,
             best_dev=history.get(summary.best_step) if summary.best_step is not None else None,
-            dev_curve=tuple(DevPoint(step=step, score=value) for step, value in history.items()),
+            log=tuple(summary.log),
         ),
     )
     save_result(result, out)

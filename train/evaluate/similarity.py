@@ -156,6 +156,22 @@ def squeeze(sentence: str) -> str:
     return " ".join(sentence.split())
 
 
+def read_data(file: Path, expected: str) -> bytes:
+    """All bytes of a file.
+
+    Raises:
+        SightlineError: missing or not readable; says what was `expected` there.
+    """
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise SightlineError(f"{file}: no such file; expected {expected}") from None
+    except OSError as error:
+        raise SightlineError(
+            f"{file}: cannot be read ({error.strerror}); expected {expected}"
+        ) from error
+
+
 def read_lines(file: Path, expected: str) -> list[str]:
     """Lines of a UTF-8 file, split at line feeds only, without the last empty one.
 
@@ -164,14 +180,7 @@ def read_lines(file: Path, expected: str) -> list[str]:
     Raises:
         SightlineError: missing (says what was `expected` there) or not UTF-8 (names the line).
     """
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError:
-        raise SightlineError(f"{file}: no such file; expected {expected}") from None
-    except OSError as error:
-        raise SightlineError(
-            f"{file}: cannot be read ({error.strerror}); expected {expected}"
-        ) from error
+    data = read_data(file, expected)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

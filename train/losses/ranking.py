@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 from train.losses.arithmetic import full_precision, without_autocast
 from train.losses.checks import check_rows, check_same_shape
@@ -23,7 +23,7 @@ def list_mle(
     seeded by the step where ties are common, or the same columns win them every time.
 
     The released code adds an epsilon inside the logarithm, which moves the value by 3e-4, and
-    sums exponentials; this is log1p of exponentials of differences, finite for any scores.
+    sums exponentials; this takes log σ of differences, finite for any scores.
 
     Args:
         student_scores: s, [N, M], already divided by their temperature.
@@ -44,7 +44,8 @@ def list_mle(
         ranked = student.gather(1, order)  # (N, M), the teacher's first choice first
         # below[k] = log Σ_{l>k} exp(s_π(l)): what position k must stand out from.
         below = ranked.flip(1).logcumsumexp(dim=1).flip(1)[:, 1:]  # (N, M − 1)
-        return softplus(below - ranked[:, :-1]).sum(dim=1).mean()
+        # torch's softplus drops what is below 2e-9; −log σ keeps it
+        return -logsigmoid(ranked[:, :-1] - below).sum(dim=1).mean()
 
 
 def _descending(scores: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Objectives: which loss terms a batch has, with which weights, heads and cached features."""
 
-from train.objectives.known_objectives import OBJECTIVES, make_objective, objective_class
+from train.objective_registry import OBJECTIVES
+from train.objectives.known_objectives import make_objective, objective_class
 from train.objectives.objective import FeatureNeed, Objective, ObjectiveParams, Views
 
 __all__ = [

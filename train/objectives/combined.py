@@ -152,8 +152,8 @@ class Combined(Objective[CombinedParams]):
         }
 
     @property
-    def needs_tokens(self) -> bool:
-        return any(part.needs_tokens for part in self.parts.values())
+    def needs_phrases(self) -> bool:
+        return any(part.needs_phrases for part in self.parts.values())
 
     @property
     def trains_on_text(self) -> bool:

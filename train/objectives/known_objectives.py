@@ -1,4 +1,4 @@
-"""The objectives there are, by name."""
+"""An objective from its name and parameters."""
 
 from __future__ import annotations
 
@@ -9,21 +9,8 @@ from pydantic import ValidationError
 
 from sightline.errors import SightlineError
 from sightline.parameter_errors import explain
-from sightline.registry import Registry
+from train.objective_registry import OBJECTIVES
 from train.objectives.objective import Objective
-
-OBJECTIVES = Registry(
-    "objective",
-    "sightline.objectives",
-    {
-        "simcse": "train.objectives.simcse:SimCSE",
-        "mcse": "train.objectives.mcse:MCSE",
-        "kdmcse": "train.objectives.kdmcse:KDMCSE",
-        "dalr": "train.objectives.dalr:DALR",
-        "mcseo": "train.objectives.mcseo:MCSEO",
-        "combined": "train.objectives.combined:Combined",
-    },
-)
 
 
 def objective_class(name: str) -> type[Objective[Any]]:

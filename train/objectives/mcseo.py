@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.cache.caption_choice import CaptionPolicy
 from sightline.errors import SightlineError
-from train.batch import Batch, Phrases
+from train.batch import Batch
 from train.losses import object_phrase_nce
 from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.objective import FeatureNeed, Heads, Views
@@ -77,7 +77,7 @@ class MCSEO(GroundedObjective[MCSEOParams]):
         return self.make_heads(hidden, projected, text="text" in self.weights)
 
     @property
-    def needs_tokens(self) -> bool:
+    def needs_phrases(self) -> bool:
         return "object" in self.weights
 
     def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
@@ -92,16 +92,16 @@ class MCSEO(GroundedObjective[MCSEOParams]):
             terms["image"] = image_term(first, second, images, params.image_temperature)
         if "object" in self.weights:
             assert batch.phrases is not None
-            assert views.tokens is not None
+            assert views.phrases is not None
             objects = heads["image"](batch.features["object"])  # (P, 256)
             one, other = (
                 object_phrase_nce(
-                    heads["grounding"](phrase_embeddings(tokens, batch.phrases)),
+                    heads["grounding"](phrases),
                     objects,
                     batch.phrases.owners,
                     params.object_temperature,
                 )
-                for tokens in views.tokens
+                for phrases in views.phrases
             )
             terms["object"] = (one + other) / 2
         return terms
@@ -128,21 +128,6 @@ class MCSEO(GroundedObjective[MCSEOParams]):
             f"no caption of the first {count} paired steps has two phrases with objects, so the "
             "object term is 0. Check the phrases, or set object_weight to 0"
         ]
-
-
-def phrase_embeddings(tokens: Tensor, phrases: Phrases) -> Tensor:
-    """The mean of each phrase's token embeddings: [N, L, d] → [P, d].
-
-    One matrix product with the P × N·L matrix of the tokens' shares: no loop over captions, and no
-    scatter whose order of addition would vary.
-    """
-    count, longest, _ = tokens.shape
-    position = torch.arange(longest, device=tokens.device)
-    inside = (position >= phrases.starts[:, None]) & (position < phrases.ends[:, None])  # (P, L)
-    shares = inside / (phrases.ends - phrases.starts)[:, None]
-    owners = nn.functional.one_hot(phrases.owners, count)  # (P, N)
-    of_tokens = owners[:, :, None] * shares[:, None, :]  # (P, N, L)
-    return of_tokens.flatten(1).to(tokens.dtype) @ tokens.flatten(0, 1)
 
 
 def contrasted(batch: Batch) -> Tensor:

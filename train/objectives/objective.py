@@ -85,15 +85,13 @@ class Views:
 
     Attributes:
         first, second: float [N, d], pooled sentence embeddings, before any head.
-        tokens: float [2, N, L, d], last hidden states of both views, 0 beyond a sentence's end;
-            only for an objective with `needs_tokens`.
-        lengths: int64 [N], tokens of each sentence.
+        phrases: float [2, P, d], the mean token embedding of each phrase of the batch in both
+            views; only for an objective with `needs_phrases`, on a batch with phrases.
     """
 
     first: Tensor
     second: Tensor
-    lengths: Tensor
-    tokens: Tensor | None = None
+    phrases: Tensor | None = None
 
 
 class Heads(Protocol):
@@ -167,8 +165,8 @@ class Objective(ABC, Generic[P]):
         """Unweighted terms of one batch, each a scalar; `batch.stream` says which ones exist."""
 
     @property
-    def needs_tokens(self) -> bool:
-        """Whether `terms` reads `Views.tokens`."""
+    def needs_phrases(self) -> bool:
+        """Whether `terms` reads `Views.phrases`."""
         return False
 
     @property

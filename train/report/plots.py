@@ -73,12 +73,12 @@ def dev_chart(results: Sequence[RunResult]) -> Figure | None:
         ends: dict[str, tuple[float, list[float]]] = {}
         for result in drawn:
             assert result.training is not None
-            points = sorted(result.training.dev_curve, key=lambda point: point.step)
-            steps, scores = [p.step for p in points], [p.score for p in points]
+            points = result.training.dev_curve
+            steps, scores = [step for step, _ in points], [score for _, score in points]
             colour = _colour(runs.index(result.run))
             axis.plot(steps, scores, color=colour, linewidth=1.6, alpha=0.9)
-            best = [p for p in points if p.step == result.training.best_step]
-            axis.plot([p.step for p in best], [p.score for p in best], "o", color=colour, ms=4.5)
+            best = [point for point in points if point[0] == result.training.best_step]
+            axis.plot(*zip(*best, strict=True), "o", color=colour, ms=4.5) if best else None
             last, values = ends.get(result.run, (0.0, []))
             ends[result.run] = (max(last, steps[-1]), [*values, scores[-1]])
         _label_ends(axis, ends, runs)

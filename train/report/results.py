@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sightline.errors import SightlineError
 from sightline.output_file import write_file
 from train.feature_use import FeatureUse
+from train.log_names import DEV
 
 FILE_NAME = "result.json"
 SCHEMA = "sightline.run_result/1"
@@ -23,15 +24,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class DevPoint(_Strict):
-    """The dev score after `step` optimiser steps."""
-
-    step: Annotated[int, Field(ge=0)]
-    score: _Finite
-
-
 class TrainingSummary(_Strict):
-    """How the training went. Times in seconds, memory in bytes; None where not measured."""
+    """How the training went. Times in seconds, memory in bytes; None where not measured.
+
+    Attributes:
+        log: entries of the training loop, each with its ``step`` (`train.loop`).
+    """
 
     steps: int
     epochs: _Finite | None = None
@@ -43,7 +41,12 @@ class TrainingSummary(_Strict):
     dev_metric: str = ""
     best_step: int | None = None
     best_dev: _Finite | None = None
-    dev_curve: tuple[DevPoint, ...] = ()
+    log: tuple[dict[str, _Finite], ...] = ()
+
+    @property
+    def dev_curve(self) -> list[tuple[int, float]]:
+        """(step, dev score), in the order of the steps."""
+        return sorted((int(entry["step"]), entry[DEV]) for entry in self.log if DEV in entry)
 
 
 class EvaluationSet(_Strict):
@@ -67,6 +70,7 @@ class RunResult(_Strict):
         evaluated_on: task → what it was scored on; files written before this was kept hold none.
         run_sha256: of the run.json that the scores belong to; files written before this was kept
             hold none.
+        code_accepted: whether code was edited since the training and accepted as moving no number.
         features: every feature set that the run learned from; empty for a text-only run.
     """
 
@@ -81,6 +85,7 @@ class RunResult(_Strict):
     reasons: dict[str, str] = {}
     evaluated_on: dict[str, EvaluationSet] = {}
     run_sha256: str = ""
+    code_accepted: bool = False
     features: tuple[FeatureUse, ...] = ()
     training: TrainingSummary | None = None
 

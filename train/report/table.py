@@ -49,6 +49,7 @@ class Row:
     cells: Mapping[str, Cell]
     untrained: tuple[str, ...] = ()
     published: str = ""
+    code_accepted: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -56,6 +57,8 @@ class Row:
         marks = []
         if self.untrained:
             marks.append("untrained weights")
+        if self.code_accepted:
+            marks.append("code edited since, accepted")
         if self.published:
             marks.append(f"published: {self.published}")
         return tuple(marks)
@@ -130,7 +133,8 @@ def _measured(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
         for task in tasks
         if any(task in result.scores for result in members)
     }
-    return Row(name, members[0].objective, seeds, cells, tuple(untrained))
+    accepted = any(result.code_accepted for result in members)
+    return Row(name, members[0].objective, seeds, cells, tuple(untrained), code_accepted=accepted)
 
 
 def _cell(task: str, members: list[RunResult]) -> Cell:

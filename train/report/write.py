@@ -1,18 +1,28 @@
-"""Write a report: report.html, .md, .txt and .json, scores.png and, with dev curves, dev.png."""
+"""Write a report: report.html, .md, .txt and .json, charts, and what DVC plots and compares."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from sightline.output import Output, json_record
+from train.log_names import DEV
 from train.report.gains import Comparison, compute_gains
 from train.report.html import Drawing, feature_uses, to_html
 from train.report.plots import dev_chart, score_chart, to_png, to_svg
 from train.report.published import PublishedRow
 from train.report.render import escape_markdown, to_json, to_markdown, to_text
 from train.report.results import RunResult
-from train.report.table import make_table
+from train.report.table import Table, make_table
+
+CURVES = {
+    DEV: "dev score",
+    "learning_rate": "learning rate",
+    "grad_norm": "gradient norm",
+    "sentences_per_second": "sentences/s",
+}
+"""What an entry of a training log is called in `curves_of`; loss terms are named after the term."""
 
 RECORD, SCHEMA = "report.json", "sightline.report/1"
 
@@ -61,13 +71,18 @@ def write_report(
             {**feature.model_dump(mode="json"), "used_by": runs}
             for feature, runs in feature_uses(results)
         ],
-        "results": [result.model_dump(mode="json", by_alias=True) for result in results],
+        "results": [
+            result.model_dump(mode="json", by_alias=True, exclude={"training": {"log"}})
+            for result in results
+        ],
     }
     images = "".join(f"\n![{_CAPTIONS[name][0]}]({name})\n" for name in charts)
     contents = {
         "report.html": to_html(title, table, results, gains, drawings).encode(),
         "report.md": f"# {escape_markdown(title)}\n\n{to_markdown(table, gains)}{images}".encode(),
         "report.txt": to_text(title, table, gains).encode(),
+        "curves.json": _json(curves_of(results)),
+        "metrics.json": _json(means_of(table)),
         **{name: to_png(figure) for name, figure in charts.items()},
     }
     target = Output(Path(out), RECORD, json_record(SCHEMA), inputs)
@@ -76,3 +91,34 @@ def write_report(
             (made / name).write_bytes(data)
         output.publish(made, body)
     return [Path(out) / name for name in (RECORD, *contents)]
+
+
+def curves_of(results: Sequence[RunResult]) -> list[dict[str, str | int | float]]:
+    """The training logs in long form: a row for each run, seed, step and metric."""
+    return [
+        {
+            "run": result.run,
+            "seed": result.seed,
+            "step": int(entry["step"]),
+            "metric": CURVES.get(name, name.replace("_", " ")),
+            "value": value,
+        }
+        for result in results
+        if result.training is not None
+        for entry in result.training.log
+        for name, value in entry.items()
+        if name != "step"
+    ]
+
+
+def means_of(table: Table) -> dict[str, dict[str, float | None]]:
+    """Run → task → mean over seeds, of the measured rows; None where a score is not defined."""
+    return {
+        row.name: {task: cell.mean for task, cell in row.cells.items()}
+        for row in table.rows
+        if not row.published
+    }
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,37 @@
+"""`sightline runs`: finished training runs of the graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import PARAMS
+from pipeline.cli.stage import load_here
+
+app = typer.Typer(help="Finished training runs of the graph.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Finished training runs of the graph."""
+
+
+@app.command()
+def accept(
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Names under `runs` of a system; default: all.")
+    ] = None,
+    params: PARAMS = Path("params.yaml"),
+) -> None:
+    """Keep finished runs after an edit of the code that moves no number.
+
+    Without this, the next `dvc repro` trains them again. Their results say that it was done.
+
+    Example: sightline runs accept mcse-clip
+    """
+    from pipeline import stages
+
+    for line in stages.accept_code(load_here(params), runs or []):
+        print(line)

@@ -1,0 +1,406 @@
+"""Transfer tasks: files read as SentEval reads them, classifiers equal to ones trained singly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import one_by_one
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from sightline.errors import SightlineError
+from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
+from train.evaluate.transfer import evaluate_transfer
+from train.evaluate.transfer_data import (
+    EXPECTED_EXAMPLES,
+    TASKS,
+    Examples,
+    TransferData,
+    TransferTask,
+    load_transfer,
+)
+from train.evaluate.transfer_folds import Fold, choose, selections
+
+SHORT = Recipe(max_epoch=24)
+
+
+@pytest.fixture
+def downstream(tmp_path: Path) -> Path:
+    """The files of all seven tasks, three to six examples each."""
+    files = {
+        "MR/rt-polarity.pos": "a  good film\nvery\xe9 good\n",
+        "MR/rt-polarity.neg": "bad .\n",
+        "CR/custrev.pos": "nice phone\n\nit works\n",
+        "CR/custrev.neg": "broken\x85cheap thing\n",
+        "SUBJ/subj.objective": "he walks home\r\nshe stays\r\n",
+        "SUBJ/subj.subjective": "a joy\n",
+        "MPQA/mpqa.pos": "hope\nfreedom\n",
+        "MPQA/mpqa.neg": "an axis of evil\n",
+        "SST/binary/sentiment-train": "a moving  film\t1\ndull\t0\nfine caf\u00e9\t1\n",
+        "SST/binary/sentiment-dev": "dull\t0\ngreat\t1\n",
+        "SST/binary/sentiment-test": "great film\t1\nboring film\t0\n",
+        "TREC/train_5500.label": "HUM:ind Who wrote\xe9 it ?\nNUM:date When ?\nDESC:def What ?\n",
+        "TREC/TREC_10.label": "ABBR:exp What is NASA ?\nLOC:city Where is Rome ?\n",
+        "MRPC/msr_paraphrase_train.txt": (
+            "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+            '1\t1\t2\ta "quoted  dog\tthe dog\n0\t3\t4\ta cat\ttwo cats sleep\n'
+            "1\t5\t6\ta cat\tone cat\n"
+        ),
+        "MRPC/msr_paraphrase_test.txt": "Quality\tA\tB\tC\tD\n0\t1\t2\tit rains\tit pours\n",
+    }
+    for name, text in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        utf8 = name.startswith(("SST", "MRPC"))
+        file.write_bytes(text.encode("utf-8" if utf8 else "latin-1"))
+    return tmp_path
+
+
+def made(protocol, sizes: dict[str, int], classes=2, name="MADE", pairs=False, seed=0):
+    """A task with sentences that are their own numbers, and embeddings that tell their classes."""
+    rng = np.random.default_rng(seed)
+    splits, rows = {}, []
+    centres = rng.standard_normal((classes, 12))
+    for split, size in sizes.items():
+        labels = rng.integers(0, classes, size)
+        sides = []
+        for _ in range(2 if pairs else 1):
+            start = len(rows)
+            rows.extend(0.7 * centres[labels] + rng.standard_normal((size, 12)))
+            sides.append(tuple(str(start + number) for number in range(size)))
+        splits[split] = Examples(labels, *sides)
+    embeddings = np.array(rows, dtype=np.float32)
+
+    def encode(sentences):
+        return embeddings[[int(sentence) for sentence in sentences]]
+
+    return TransferTask(name, protocol, classes, splits), encode
+
+
+def evaluate(task, encode, **options):
+    scores = evaluate_transfer(encode, TransferData({task.name: task}), **options)
+    return scores.tasks[task.name]
+
+
+def test_files_are_read_as_senteval_reads_them(downstream):
+    data = load_transfer(downstream)
+    assert tuple(data.tasks) == TASKS
+    train = {name: task.splits["train"] for name, task in data.tasks.items()}
+    # Fewest words first; of equally many the lower label; words joined by single spaces.
+    assert train["MR"].first == ("bad .", "veryé good", "a good film")
+    assert train["MR"].labels.tolist() == [0, 1, 1]
+    # An empty line is an example, and U+0085 ends a line.
+    assert train["CR"].first == ("", "broken", "cheap thing", "nice phone", "it works")
+    assert train["CR"].labels.tolist() == [1, 0, 0, 1, 1]
+    assert train["SUBJ"].first == ("a joy", "she stays", "he walks home")
+    assert train["SUBJ"].labels.tolist() == [0, 1, 1]
+    assert train["SST-2"].first == ("dull", "fine café", "a moving film")
+    assert [len(part) for part in data.tasks["SST-2"].splits.values()] == [3, 2, 2]
+    assert train["TREC"].first == ("What ?", "When ?", "Who wroteé it ?")
+    assert train["TREC"].labels.tolist() == [1, 5, 3]
+    assert data.tasks["TREC"].classes == 6
+    assert train["MRPC"].first == ("a cat", "a cat", 'a "quoted dog')
+    assert train["MRPC"].second == ("one cat", "two cats sleep", "the dog")
+    assert train["MRPC"].labels.tolist() == [1, 0, 1]
+
+
+def test_counts_that_differ_from_the_published_are_a_warning(downstream):
+    assert load_transfer(downstream, ["TREC"]).warnings == (
+        "TREC train: 3 examples, the published results have 5452; accuracies are not comparable "
+        "with them",
+        "TREC test: 2 examples, the published results have 500; accuracies are not comparable "
+        "with them",
+    )
+
+
+def test_the_digest_changes_with_a_label_and_with_a_sentence(downstream):
+    before = load_transfer(downstream, ["SST-2"]).tasks["SST-2"].sha256
+    assert load_transfer(downstream, ["SST-2"]).tasks["SST-2"].sha256 == before
+    file = downstream / "SST/binary/sentiment-test"
+    digests = {before}
+    for text in ("great film\t0\nboring film\t0\n", "great film\t1\nboring films\t0\n"):
+        file.write_text(text)
+        digests.add(load_transfer(downstream, ["SST-2"]).tasks["SST-2"].sha256)
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["MR/rt-polarity.neg", "SST/binary/sentiment-dev", "TREC/TREC_10.label", "CR/custrev.pos"],
+)
+def test_a_missing_file_is_named_with_where_to_get_it(downstream, missing):
+    (downstream / missing).unlink()
+    with pytest.raises(SightlineError, match=r"no such file; .*get_transfer_data\.bash") as caught:
+        load_transfer(downstream)
+    assert str(caught.value).startswith(str(downstream / missing))
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "message"),
+    [
+        ("SST/binary/sentiment-train", b"fine\t1\nfilm\n", "line 2: found 'film'"),
+        ("SST/binary/sentiment-train", b"fine\t2\n", r"line 1: found 'fine\t2'"),
+        ("SST/binary/sentiment-dev", b"caf\xe9\t1\n", "line 1: not UTF-8"),
+        ("SST/binary/sentiment-test", b"", "no examples"),
+        ("TREC/train_5500.label", b"NUM:date When ?\nWho ?\n", "line 2: found 'Who ?'"),
+        ("TREC/train_5500.label", b"WHO:ind Who ?\n", "line 1: found 'WHO:ind Who ?'"),
+        ("TREC/TREC_10.label", b"NUM:date\n", "line 1: found 'NUM:date'"),
+        ("TREC/TREC_10.label", b"", "no examples"),
+        ("MRPC/msr_paraphrase_train.txt", b"Quality\n1\t2\t3\ta\n", "line 2: found"),
+        ("MRPC/msr_paraphrase_train.txt", b"Quality\nyes\t2\t3\ta\tb\n", "line 2: found"),
+        ("MRPC/msr_paraphrase_test.txt", b"Quality\n", "no examples"),
+        ("MPQA/mpqa.neg", b"", "no examples"),
+    ],
+)
+def test_a_bad_file_is_named(downstream, file, data, message):
+    (downstream / file).write_bytes(data)
+    with pytest.raises(SightlineError) as caught:
+        load_transfer(downstream)
+    assert str(caught.value).startswith(str(downstream / file))
+    assert repr(message)[1:-1] in repr(str(caught.value)) or message in str(caught.value)
+
+
+def test_an_unknown_task_lists_those_there_are(downstream):
+    with pytest.raises(SightlineError, match="'SST-5'; use some of MR, CR"):
+        load_transfer(downstream, ["SST-5"])
+
+
+def test_nested_folds_equal_classifiers_trained_one_by_one():
+    task, encode = made("nested", {"train": 331})
+    score = evaluate(task, encode, folds=3, recipe=SHORT)
+    examples = task.splits["train"]
+    x = encode(examples.first)
+    expected = one_by_one.nested(x, examples.labels, 2, 3, max_epoch=24)
+    assert (score.accuracy, score.dev_accuracy, list(score.penalties)) == expected
+    assert score.tested == 331
+
+
+def test_six_classes_with_folds_of_the_training_set_equal_one_by_one():
+    task, encode = made("k-fold", {"train": 400, "test": 90}, classes=6)
+    score = evaluate(task, encode, folds=4, recipe=SHORT)
+    train, test = task.splits["train"], task.splits["test"]
+    expected = one_by_one.k_fold(
+        encode(train.first), train.labels, (encode(test.first), test.labels), 6, 4, max_epoch=24
+    )
+    assert (score.accuracy, score.dev_accuracy, list(score.penalties)) == expected
+    assert score.tested == 90
+
+
+def test_pairs_have_differences_and_products_as_features():
+    task, encode = made("k-fold", {"train": 210, "test": 60}, pairs=True)
+    score = evaluate(task, encode, folds=3, recipe=SHORT)
+    features = []
+    for examples in task.splits.values():
+        u, v = encode(examples.first), encode(examples.second)
+        features.append(np.c_[np.abs(u - v), u * v])
+    train, test = task.splits["train"], task.splits["test"]
+    expected = one_by_one.k_fold(
+        features[0], train.labels, (features[1], test.labels), 2, 3, max_epoch=24
+    )
+    assert (score.accuracy, score.dev_accuracy, list(score.penalties)) == expected
+
+
+def test_a_dev_set_equals_one_by_one_to_the_last_epoch():
+    """Until training stops by itself, and where it goes on to the most epochs allowed."""
+    task, encode = made("split", {"train": 300, "dev": 70, "test": 80}, seed=3)
+    train, dev, test = task.splits.values()
+    for max_epoch in (200, 8):
+        score = evaluate(task, encode, recipe=Recipe(max_epoch=max_epoch))
+        expected = one_by_one.split(
+            encode(train.first),
+            train.labels,
+            (encode(dev.first), dev.labels),
+            (encode(test.first), test.labels),
+            2,
+            max_epoch=max_epoch,
+        )
+        assert (score.accuracy, score.dev_accuracy, list(score.penalties)) == expected
+
+
+def test_every_classifier_has_the_weights_of_one_trained_alone():
+    """Folds of unequal lengths, with another number of steps, with and without dev rows."""
+    task, encode = made("split", {"train": 400})
+    examples = task.splits["train"]
+    x, y = encode(examples.first), examples.labels
+    rows = np.random.default_rng(5).permutation(400)
+    folds = [
+        Fold(rows[:130], rows[300:]),
+        Fold(rows[3:131], rows[200:260]),
+        Fold(rows[:127], rows[300:]),
+        Fold(rows[50:180]),
+    ]
+    fitted = fit_classifiers(torch.from_numpy(x), torch.from_numpy(y), 2, folds, Recipe())
+    for number, fold in enumerate(folds):
+        dev = None if fold.dev is None else (x[fold.dev], y[fold.dev])
+        for column, l2 in enumerate(one_by_one.L2):
+            alone = one_by_one.train_one(x[fold.train], y[fold.train], 2, l2, dev)
+            weights = fitted.weights[number, column]
+            torch.testing.assert_close(weights[:, :-1], alone.model.weight, atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(weights[:, -1], alone.model.bias, atol=1e-4, rtol=1e-3)
+            assert fitted.dev_accuracy[number, column] == alone.dev_accuracy
+            rows_trained = len(fold.train) - (0 if dev else int(0.05 * len(fold.train)))
+            steps = fitted.passes[number, column] * -(-rows_trained // 64)
+            assert steps == alone.steps
+
+
+def test_how_folds_are_divided_for_memory_moves_no_accuracy(monkeypatch):
+    task, encode = made("nested", {"train": 200}, seed=2)
+    together = evaluate(task, encode, folds=3, recipe=SHORT)
+    monkeypatch.setattr("train.evaluate.softmax_classifiers._BATCH_BYTES_ON_CPU", 1)
+    assert evaluate(task, encode, folds=3, recipe=SHORT) == together
+
+
+def test_the_caller_keeps_its_random_states():
+    task, encode = made("k-fold", {"train": 100, "test": 20})
+    np.random.seed(7)
+    torch.manual_seed(7)
+    expected = np.random.rand(), float(torch.rand(()))
+    np.random.seed(7)
+    torch.manual_seed(7)
+    evaluate(task, encode, folds=2, recipe=Recipe(max_epoch=3))
+    assert (np.random.rand(), float(torch.rand(()))) == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+def test_a_gpu_gives_the_accuracies_of_the_cpu():
+    task, encode = made("nested", {"train": 600})
+    on_cpu = evaluate(task, encode, folds=4)
+    on_gpu = evaluate(task, encode, folds=4, device="cuda")
+    assert on_gpu.accuracy == pytest.approx(on_cpu.accuracy, abs=0.3)
+
+
+def test_of_equal_means_the_first_penalty_is_chosen():
+    accuracies = np.array([[0.5, 0.70001, 0.7], [0.5, 0.7, 0.7]])
+    assert choose((1.0, 2.0, 3.0), accuracies) == (1, 70.0)
+
+
+def test_sklearn_is_the_exact_optimum_and_says_its_name():
+    task, encode = made("k-fold", {"train": 300, "test": 80}, classes=3)
+    scores = evaluate_transfer(encode, TransferData({"MADE": task}), "sklearn", folds=3)
+    assert scores.classifier == "sklearn"
+    assert "LogisticRegression" in scores.settings
+    score = scores.tasks["MADE"]
+    train, test = task.splits["train"], task.splits["test"]
+    x, y = encode(train.first).astype(np.float64), train.labels
+    plain = [2.0**power for power in range(-1, 6)]
+    means = []
+    for penalty in plain:
+        model = LogisticRegression(C=penalty, tol=1e-8, max_iter=10_000)
+        accuracies = [
+            model.fit(x[fold.train], y[fold.train]).score(x[fold.dev], y[fold.dev])
+            for fold in selections(task, 3, 1111)[0].inner
+        ]
+        means.append(round(100 * float(np.mean(accuracies)), 2))
+    best = plain[int(np.argmax(means))]
+    final = LogisticRegression(C=best, tol=1e-8, max_iter=10_000).fit(x, y)
+    assert score.penalties == (best,)
+    assert score.dev_accuracy == max(means)
+    assert score.accuracy == round(100 * float(final.score(encode(test.first), test.labels)), 2)
+
+
+def test_sklearn_serves_nested_folds_and_dev_sets_too():
+    for protocol, sizes in (
+        ("nested", {"train": 150}),
+        ("split", {"train": 150, "dev": 40, "test": 40}),
+    ):
+        task, encode = made(protocol, sizes)
+        score = evaluate(task, encode, classifier="sklearn", folds=3)
+        assert score.accuracy is not None
+        assert score.accuracy > 75
+        assert set(score.penalties) <= {0.25, 0.5, 1.0, 2.0, 4.0, 8.0}
+        assert len(score.penalties) == (3 if protocol == "nested" else 1)
+
+
+def test_a_fit_that_does_not_converge_is_an_error(monkeypatch):
+    monkeypatch.setattr("train.evaluate.logistic_regression._ITERATIONS", 1)
+    task, encode = made("split", {"train": 150, "dev": 40, "test": 40})
+    with pytest.raises(SightlineError, match=r"C = 0\.25 did not converge"):
+        evaluate(task, encode, classifier="sklearn")
+
+
+def test_each_distinct_sentence_is_encoded_once():
+    task, encode = made("k-fold", {"train": 60, "test": 20})
+    same = replace(task, name="SAME")
+    asked = []
+
+    def record(sentences):
+        asked.append(list(sentences))
+        return encode(sentences)
+
+    data = TransferData({"MADE": task, "SAME": same}, ("a doubt",))
+    scores = evaluate_transfer(record, data, folds=2, recipe=Recipe(max_epoch=0))
+    assert [len(sentences) for sentences in asked] == [80]
+    assert scores.average == scores.scores["MADE"] == scores.scores["SAME"]
+    written = json.loads(json.dumps(scores.to_json(), allow_nan=False))
+    assert written["classifier"] == "senteval"
+    assert written["warnings"] == ["a doubt"]
+    assert written["tasks"]["SAME"]["sha256"] == task.sha256
+
+
+def test_embeddings_that_are_not_finite_have_no_score_and_say_why():
+    task, encode = made("k-fold", {"train": 60, "test": 20})
+    broken = encode([str(number) for number in range(80)]).copy()
+    broken[3] = np.nan
+    score = evaluate(task, lambda sentences: broken[: len(sentences)], folds=2)
+    assert score.accuracy is None
+    assert score.reason == "features of 1 of 80 examples are not finite"
+
+
+def test_too_few_examples_of_a_class_are_named():
+    labels = np.array([0] * 30 + [1] * 10)
+    examples = Examples(labels, tuple(str(number) for number in range(40)))
+    for protocol in ("nested", "k-fold"):
+        task = TransferTask("MADE", protocol, 3, {"train": examples, "test": examples})
+        with pytest.raises(SightlineError, match="smallest class has 0 training examples"):
+            selections(task, 10, 1111)
+    task = TransferTask("MADE", "nested", 2, {"train": examples})
+    with pytest.raises(SightlineError, match="has 10 training examples, too few for 10"):
+        selections(task, 10, 1111)
+    assert len(selections(task, 5, 1111)) == 5
+
+
+def test_an_unknown_classifier_lists_those_there_are():
+    task, encode = made("k-fold", {"train": 60, "test": 20})
+    with pytest.raises(SightlineError, match="'svm'; use senteval or sklearn"):
+        evaluate(task, encode, classifier="svm")
+
+
+@pytest.fixture
+def senteval_files(shared_data: Path) -> Path:
+    folder = shared_data / "senteval" / "downstream"
+    if not (folder / "MR").is_dir():
+        pytest.skip("SentEval's transfer tasks are not on this machine")
+    return folder
+
+
+def test_counts_of_the_real_files(senteval_files):
+    data = load_transfer(senteval_files)
+    assert data.warnings == ()
+    found = {
+        name: {split: len(part) for split, part in task.splits.items()}
+        for name, task in data.tasks.items()
+    }
+    assert found == EXPECTED_EXAMPLES
+    positive = {name: int(data.tasks[name].splits["train"].labels.sum()) for name in TASKS[:4]}
+    assert positive == {"MR": 5331, "CR": 2407, "SUBJ": 5000, "MPQA": 3312}
+
+
+def test_real_questions_equal_one_by_one(senteval_files):
+    def letters(sentences):
+        counts = [[s.lower().count(letter) for letter in "?abcdefghwmny"] for s in sentences]
+        return np.array(counts, dtype=np.float32)
+
+    data = load_transfer(senteval_files, ["TREC"])
+    score = evaluate_transfer(letters, data, folds=2, recipe=Recipe(max_epoch=12)).tasks["TREC"]
+    train, test = data.tasks["TREC"].splits.values()
+    accuracy, dev_accuracy, penalties = one_by_one.k_fold(
+        letters(train.first), train.labels, (letters(test.first), test.labels), 6, 2, max_epoch=12
+    )
+    assert score.accuracy == pytest.approx(accuracy, abs=0.3)
+    assert score.dev_accuracy == pytest.approx(dev_accuracy, abs=0.1)
+    assert list(score.penalties) == penalties
+    assert accuracy > 30

@@ -1,0 +1,359 @@
+"""Several processes train as one does: gradients, resuming, lost processes, bad starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import World
+from feature_sets import Features
+from phrase_world import Objects
+from process_server import ProcessServer
+from step_oracle import Case
+from test_run import weights
+
+from sightline.errors import SightlineError
+from train.run_spec import RunSpec
+from train.train_run import train_run
+
+TEACHERS = [{"encoder": "first", "weight": 0.33}, {"encoder": "alike", "weight": 0.67}]
+GIVEN: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "simcse": ({}, {}),
+    "mcse": ({"image": "clip", "weight": 0.5}, {"image": "clip"}),
+    "kdmcse": (
+        {
+            "image": "clip",
+            "text": "clip-text",
+            "weight": 0.5,
+            "text_margin": 0.1,
+            "image_threshold": 0.3,
+            "teacher_text_threshold": 0.5,
+        },
+        {"image": "clip", "text": "clip-text"},
+    ),
+    "dalr": (
+        {"image": "clip", "teachers": TEACHERS, "consistency_margin": -0.5},
+        {"image": "clip", "teacher-first": "first", "teacher-alike": "alike"},
+    ),
+    "mcseo": (
+        {"image": "clip", "image_weight": 0.5, "object_weight": 0.5},
+        {"image": "clip", "object": "clip-objects"},
+    ),
+}
+"""Objective → parameters in which every term counts, and the feature sets of its slots."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ProcessServer]:
+    made = ProcessServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
+    made = Features(world, tmp_path_factory.mktemp("processes"))
+    made.add("clip", "image", dim=7)
+    made.add("clip-text", "text", dim=7)
+    made.add("first", "teacher", dim=9)
+    made.add("alike", "teacher", dim=9)
+    ties = {key: row * 0 + 1.0 for key, row in made.rows["alike"].items()}
+    made.write("ties", "teacher", ties)  # every order of its cosines is a tie
+    return made
+
+
+@pytest.fixture(scope="module")
+def objects(world: World, features: Features) -> Objects:
+    return Objects(world, features, "clip-objects", dim=7)
+
+
+@pytest.fixture(scope="module")
+def cases(world: World, features: Features, objects: Objects) -> dict[str, Case]:
+    made = {}
+    for name, (parameters, slots) in GIVEN.items():
+        pairs = {"phrases": objects.path} if name == "mcseo" else {}
+        given = {"caption": "all", **parameters}
+        made[name] = Case(world, features, name, given, slots, pairs)
+    ties = {**GIVEN["dalr"][0], "teachers": [{"encoder": "ties", "weight": 1}]}
+    slots = {"image": "clip", "teacher-ties": "ties"}
+    made["dalr with ties"] = Case(world, features, "dalr", {"caption": "all", **ties}, slots)
+    return made
+
+
+WEIGHTS_STAY = {"learning_rate": 1e-30, "max_grad_norm": 1e9}
+QUICK = {"eval_steps": 1000, "logging_steps": 1000}
+"""Writes nothing between the first step and the last."""
+
+
+def gradient_specs(
+    cases: dict[str, Case], folder: Path, pairs: int, accumulation: int, chunk: int | None = None
+) -> list[RunSpec]:
+    """A run of each objective over 16 batches of 6, in which so many ``pairs`` come round."""
+    made = []
+    told = {"gradient_accumulation": accumulation, "max_steps": 16 // accumulation}
+    for name, case in cases.items():
+        spec = case.spec(folder / name, chunk=chunk, **told, **WEIGHTS_STAY, **QUICK)
+        body = {**spec.model_dump(), "parameters": {**case.parameters, "pairs": pairs}}
+        made.append(RunSpec.model_validate(body))
+    return made
+
+
+def steps_of(specs: list[RunSpec], rank: int = 0) -> dict[str, list[dict[str, torch.Tensor]]]:
+    return {each.out.name: torch.load(f"{each.out}-{rank}.pt") for each in specs}
+
+
+@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize(("count", "pairs", "last"), [(2, 13, 7), (3, 14, 2)])
+def test_gradients_are_those_of_one_process(
+    server: ProcessServer,
+    cases: dict[str, Case],
+    tmp_path: Path,
+    double: bool,
+    count: int,
+    pairs: int,
+    last: int,
+) -> None:
+    """Batches of 6 or the ``last`` few pairs; of three processes one has no row of two pairs."""
+    asked: dict[str, Any] = {"gradients": True, "double": double}
+    accumulation = 2 if count == 3 and not double else 1
+    alone = gradient_specs(cases, tmp_path / "alone", pairs, accumulation)
+    assert server.run(alone, **asked).codes == [0]
+    assert rows_of(alone[0]) >= {("pairs", 6), ("pairs", last), ("text", 6), ("text", 4)}
+    chunk = 2 if double else None
+    specs = gradient_specs(cases, tmp_path / "shared", pairs, accumulation, chunk)
+    outcome = server.run(specs, count=count, **asked)
+    assert outcome.codes == [0] * count, outcome.said
+    expected, found = steps_of(alone), steps_of(specs)
+    for name, steps in found.items():
+        assert_alike(steps, expected[name], 1e-10 if double else 1e-5, name)
+    for rank in range(1, count):  # or weights would part
+        for name, steps in steps_of(specs, rank).items():
+            assert_alike(steps, found[name], 0.0, (rank, name))
+
+
+def rows_of(spec: RunSpec) -> set[tuple[str, int]]:
+    from train.data import TrainingData
+    from train.objectives import make_objective
+
+    data = TrainingData(spec, make_objective(spec.objective, spec.parameters))
+    return {(data[k].stream, len(data[k])) for k in range(16)}
+
+
+def assert_alike(found: Any, expected: Any, bound: float, what: Any) -> None:
+    """Every gradient of every step, to ``bound`` of the step's largest one."""
+    assert len(found) == len(expected) > 0
+    for k, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert ours.keys() == theirs.keys(), (what, k)
+        largest = max(float(each.abs().max()) for each in theirs.values())
+        assert largest > 0
+        for name, gradient in theirs.items():
+            off = float((ours[name] - gradient).abs().max())
+            assert off <= bound * largest, (what, k, name, off / largest)
+
+
+def train_config(**changes: Any) -> dict[str, Any]:
+    return {"save_steps": 100, "logging_steps": 1, **changes}
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Bit for bit: best weights, last weights, heads, dev scores and curves."""
+    ours, theirs = weights(found), weights(expected)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
+    for key in ("dev_history", "best_step", "steps", "sentences", "negatives_per_anchor"):
+        assert summary(found)[key] == summary(expected)[key], key
+    for name in ("loss", "grad_norm", "dev"):
+        curve = Path("dvclive/plots/metrics") / f"{name}.tsv"
+        assert (found / curve).read_text() == (expected / curve).read_text()
+
+
+def summary(out: Path) -> dict[str, Any]:
+    return json.loads((out / "run.json").read_text())
+
+
+def kept_step(out: Path) -> int:
+    (kept,) = (out / "checkpoints").glob("checkpoint-*")
+    return int(kept.name.split("-")[1])
+
+
+@pytest.fixture(scope="module")
+def unbroken(server: ProcessServer, world: World, tmp_path_factory: Any) -> Path:
+    """A run of two processes, with dropout, six steps and three dev scores."""
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    outcome = server.run([world.spec(out, "mcse", train=train_config())], count=2)
+    assert outcome.codes == [0, 0], outcome.said
+    assert summary(out)["processes"] == [2]
+    assert summary(out)["negatives_per_anchor"] == 7
+    assert [step for step, _ in summary(out)["dev_history"]] == [2, 4, 6]
+    assert outcome.said[1].strip() == "process 1: 6 steps, processes [2]"  # and nothing else
+    return out
+
+
+LOST = [
+    # killed process, point, whether the launcher ends the rest, step that is kept
+    (1, "terms 3", 0.05, 3),
+    (1, "gather 4", None, 4),
+    (0, "terms 3", None, 3),
+    (0, "add 5", 0.0, 5),
+    (0, "dev 1", None, 4),  # step 4 is done, and not scored yet
+    (1, "terms 0", None, 0),
+]
+
+
+@pytest.mark.parametrize(("rank", "at", "launcher", "step"), LOST)
+def test_a_killed_process_ends_all_and_the_last_step_is_kept(
+    server: ProcessServer,
+    world: World,
+    unbroken: Path,
+    tmp_path: Path,
+    rank: int,
+    at: str,
+    launcher: float | None,
+    step: int,
+) -> None:
+    out = tmp_path / "run"
+    spec = world.spec(out, "mcse", train=train_config())
+    broken = server.run([spec], count=2, act="kill", rank=rank, at=at, launcher=launcher)
+    assert broken.codes[rank] == -9
+    assert broken.codes[1 - rank] == 1, broken.said
+    assert len(broken.errors) == 1, broken
+    (error,) = broken.errors
+    assert "another process of this run has ended" in error
+    assert "run the same command again" in error
+    if step:
+        assert f"Step {step} of 6 is kept" in error
+        assert kept_step(out) == step
+    else:
+        assert "No step was finished" in error
+    resumed = server.run([spec], count=2)
+    assert resumed.codes == [0, 0], resumed.said
+    assert (f"going on from checkpoint-{step}" in resumed.said[0]) == (step > 0)
+    assert_same_run(out, unbroken)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_of_three_processes_one_survivor_says_what_is_kept(
+    server: ProcessServer, world: World, tmp_path: Path, rank: int
+) -> None:
+    out = tmp_path / "run"
+    spec = world.spec(out, "mcse", train=train_config(batch_size=6))
+    broken = server.run([spec], count=3, act="kill", rank=rank, at="terms 3", launcher=0.1)
+    assert [code for code in broken.codes if code != -9] == [1, 1], broken.said
+    assert len(broken.errors) == 1, broken
+    (error,) = broken.errors
+    assert "Step 3 of 6 is kept" in error
+    assert kept_step(out) == 3
+
+
+def test_a_run_goes_on_with_another_number_of_processes(
+    server: ProcessServer, cases: dict[str, Case], tmp_path: Path
+) -> None:
+    alone, out = tmp_path / "alone", tmp_path / "run"
+    told = {"max_steps": 6, "learning_rate": 1e-3, **QUICK}  # and no dropout
+    assert server.run([cases["mcseo"].spec(alone, **told)]).codes == [0]
+    spec = cases["mcseo"].spec(out, **told)
+    for count, at, said in ((2, "terms 2", 2), (3, "terms 2", 4)):
+        broken = server.run([spec], count=count, act="kill", rank=1, at=at)
+        assert f"Step {said} of 6 is kept" in broken.errors[0]
+    outcome = server.run([spec])
+    assert outcome.codes == [0], outcome.said
+    assert summary(out)["processes"] == [2, 3, 1]
+    assert summary(alone)["processes"] == [1]
+    assert summary(alone)["spec_digest"] == summary(out)["spec_digest"]
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(out)[name], tensor, rtol=0, atol=2e-5)
+
+
+def test_a_signal_to_one_process_stops_all_after_one_step(
+    server: ProcessServer, world: World, unbroken: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    spec = world.spec(out, "mcse", train=train_config())
+    stopped = server.run([spec], count=2, act="terminate", rank=1, at="terms 2")
+    assert stopped.codes == [143, 143], stopped.said
+    (line,) = stopped.errors
+    assert "stopped by SIGTERM: mcse: step 3 of 6 is kept" in line
+    assert kept_step(out) == 3
+    assert server.run([spec], count=2).codes == [0, 0]
+    assert_same_run(out, unbroken)
+
+
+def test_bf16_trains_in_two_processes(server: ProcessServer, world: World, tmp_path: Path) -> None:
+    train = train_config(precision="bf16", max_steps=2, chunk=2)
+    outcome = server.run([world.spec(tmp_path / "run", "mcse", train=train)], count=2)
+    assert outcome.codes == [0, 0], outcome.said
+    assert {each.dtype for each in weights(tmp_path / "run").values()} == {torch.float32}
+
+
+def test_a_finished_run_is_returned_by_every_process(
+    server: ProcessServer, world: World, unbroken: Path
+) -> None:
+    outcome = server.run([world.spec(unbroken, "mcse", train=train_config())], count=2)
+    assert outcome.codes == [0, 0]
+    assert "already trained" in outcome.said[0]
+    assert outcome.said[1].strip() == "process 1: 6 steps, processes [2]"
+
+
+@pytest.mark.parametrize(
+    ("count", "started", "limit", "message"),
+    [
+        (3, [0, 2], 2.0, "process 1 of 3 did not come within 2 s"),
+        (4, [0], 1.0, "processes 1, 2, 3 of 4 did not come within 1 s"),
+        (2, [1], 2.0, "process 0 did not come: nothing answers at 127.0.0.1:"),
+    ],
+)
+def test_processes_that_never_come_are_named(
+    server: ProcessServer,
+    world: World,
+    tmp_path: Path,
+    count: int,
+    started: list[int],
+    limit: float,
+    message: str,
+) -> None:
+    spec = world.spec(tmp_path / "run")
+    outcome = server.run([spec], count=count, started=started, limit=limit)
+    assert outcome.codes == [1] * len(started)
+    (error,) = outcome.errors
+    assert message in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_starts_have_one_error(server: ProcessServer, world: World, tmp_path: Path) -> None:
+    odd = world.spec(tmp_path / "run", train={"batch_size": 7})
+    fine = world.spec(tmp_path / "run")
+    other = world.spec(tmp_path / "run", train={"learning_rate": 2e-3})
+    missing = world.spec(tmp_path / "run", dev=tmp_path / "nowhere.tsv")
+    for specs, message in (
+        ([odd], "batch_size is 7, which 2 processes cannot share evenly; give a multiple of 2"),
+        ([[fine], [other]], "process 1 was started with other parameters or inputs than process 0"),
+        ([[fine], [missing]], "nowhere.tsv: no such dev set"),
+        ([missing], "nowhere.tsv: no such dev set"),
+    ):
+        outcome = server.run(specs, count=2)
+        assert outcome.codes == [1, 1], outcome.said
+        (error,) = outcome.errors
+        assert message in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_launcher_that_says_too_little_is_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = world.spec(tmp_path / "run")
+    told = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    for name, value, message in (
+        ("RANK", "", "WORLD_SIZE is 2, but RANK is not set; start the processes with torchrun"),
+        ("RANK", "two", "the environment variable RANK is 'two'; expected a number"),
+        ("RANK", "2", "RANK is 2, but WORLD_SIZE is 2; ranks count from 0"),
+        ("MASTER_ADDR", "", "MASTER_ADDR is not set"),
+    ):
+        for each, given in {**told, name: value}.items():
+            monkeypatch.setenv(each, given)
+        with pytest.raises(SightlineError, match=message):
+            train_run(spec)

@@ -1,0 +1,23 @@
+"""What a phrase is embedded as: the mean of its tokens' embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from train.batch import Phrases
+
+
+def phrase_embeddings(tokens: Tensor, phrases: Phrases) -> Tensor:
+    """The mean of each phrase's token embeddings: [N, L, d] → [P, d].
+
+    One matrix product with the P × N·L matrix of the tokens' shares: no loop over captions, and no
+    scatter whose order of addition would vary.
+    """
+    count, longest, _ = tokens.shape
+    position = torch.arange(longest, device=tokens.device)
+    inside = (position >= phrases.starts[:, None]) & (position < phrases.ends[:, None])  # (P, L)
+    shares = inside / (phrases.ends - phrases.starts)[:, None]
+    owners = nn.functional.one_hot(phrases.owners, count)  # (P, N)
+    of_tokens = owners[:, :, None] * shares[:, None, :]  # (P, N, L)
+    return of_tokens.flatten(1).to(tokens.dtype) @ tokens.flatten(0, 1)
