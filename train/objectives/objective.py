@@ -106,7 +106,7 @@ P = TypeVar("P", bound=ObjectiveParams)
 class Objective(ABC, Generic[P]):
     """A loss over batches of the two streams, made of named terms and their weights.
 
-    A new objective is one file with one subclass, and one line in `known_objectives.py`.
+    A new objective is one file with one subclass, and one line in `train/objective_registry.py`.
 
     Attributes:
         name: what parameters and folders call it.
