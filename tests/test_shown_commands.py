@@ -36,6 +36,9 @@ def place(tmp_path, monkeypatch) -> Path:
     for part in make_encoder():
         part.save_pretrained("student")
     write_senteval(Path("senteval/downstream"))
+    shutil.copytree(ROOT / "configs", "configs")
+    shutil.copy(ROOT / "dvc.yaml", ".")
+    Path(".dvc").mkdir()
     return tmp_path
 
 
