@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from test_run import weights
 
 from sightline.errors import SightlineError
 from train.run_spec import RunSpec
+from train.run_summary import RunSummary
 from train.train_run import train_run
 
 TEACHERS = [{"encoder": "first", "weight": 0.33}, {"encoder": "alike", "weight": 0.67}]
@@ -166,14 +166,14 @@ def assert_same_run(found: Path, expected: Path) -> None:
     for name, tensor in theirs.items():
         assert torch.equal(ours[name], tensor), name
     for key in ("dev_history", "best_step", "steps", "sentences", "negatives_per_anchor"):
-        assert summary(found)[key] == summary(expected)[key], key
+        assert getattr(summary(found), key) == getattr(summary(expected), key), key
     for name in ("loss", "grad_norm", "dev"):
         curve = Path("dvclive/plots/metrics") / f"{name}.tsv"
         assert (found / curve).read_text() == (expected / curve).read_text()
 
 
-def summary(out: Path) -> dict[str, Any]:
-    return json.loads((out / "run.json").read_text())
+def summary(out: Path) -> RunSummary:
+    return RunSummary.read(out)
 
 
 def kept_step(out: Path) -> int:
@@ -187,9 +187,9 @@ def unbroken(server: ProcessServer, world: World, tmp_path_factory: Any) -> Path
     out = tmp_path_factory.mktemp("unbroken") / "run"
     outcome = server.run([world.spec(out, "mcse", train=train_config())], count=2)
     assert outcome.codes == [0, 0], outcome.said
-    assert summary(out)["processes"] == [2]
-    assert summary(out)["negatives_per_anchor"] == 7
-    assert [step for step, _ in summary(out)["dev_history"]] == [2, 4, 6]
+    assert summary(out).processes == (2,)
+    assert summary(out).negatives_per_anchor == 7
+    assert [step for step, _ in summary(out).dev_history] == [2, 4, 6]
     assert outcome.said[1].strip() == "process 1: 6 steps, processes [2]"  # and nothing else
     return out
 
@@ -262,9 +262,9 @@ def test_a_run_goes_on_with_another_number_of_processes(
         assert f"Step {said} of 6 is kept" in broken.errors[0]
     outcome = server.run([spec])
     assert outcome.codes == [0], outcome.said
-    assert summary(out)["processes"] == [2, 3, 1]
-    assert summary(alone)["processes"] == [1]
-    assert summary(alone)["spec_digest"] == summary(out)["spec_digest"]
+    assert summary(out).processes == (2, 3, 1)
+    assert summary(alone).processes == (1,)
+    assert summary(alone).spec_digest == summary(out).spec_digest
     for name, tensor in weights(alone).items():
         torch.testing.assert_close(weights(out)[name], tensor, rtol=0, atol=2e-5)
 
