@@ -1,11 +1,11 @@
-# The tasks of this repository. `make demo` and `make test` set everything up by themselves.
+# Tasks of this repository. `make demo` and `make test` create the environment if needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export SAM2_BUILD_CUDA := 0
-# every stage is a process of its own, and importing torch without bytecode takes 15 seconds more
+# every stage is a separate process, and importing torch without bytecode takes 15 seconds longer
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo study docs test test-slow lint bench setup lock clean
@@ -23,16 +23,16 @@ $(READY): pyproject.toml requirements.lock requirements-sam2.txt
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-build-isolation --no-deps --require-hashes --requirement requirements-sam2.txt
 	@touch $(READY)
 
-demo: $(READY) ## Draw scenes, fill a cache, train on it, print what grounding was worth
+demo: $(READY) ## Draw scenes, fill a cache, train on it, print how much grounding helped
 	@$(BIN)/dvc repro report
 	@cat report/report.txt
 
-study: $(READY) ## The demo over three seeds with all its controls (resumable; writes params.yaml)
+study: $(READY) ## Run the demo with three seeds and all controls (resumable; writes params.yaml)
 	@$(BIN)/sightline configure study
 	@$(BIN)/dvc repro report
 	@cat report/report.txt
 
-# a file of tests is one process's, a process for each core and one thread in each: half the time
+# one process per core, each with one thread and whole test files: takes half the time
 PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 test: $(READY) ## Run the tests
@@ -41,19 +41,19 @@ test: $(READY) ## Run the tests
 test-slow: $(READY) ## Run the slow tests as well
 	$(PYTEST)
 
-lint: $(READY) ## ruff, pyright and import-linter
+lint: $(READY) ## Run ruff, pyright and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-bench: $(READY) ## Measure; each benchmark prints its own command and ratios
+bench: $(READY) ## Run every benchmark; each prints its ratios
 	@for b in bench/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
-docs: $(READY) ## Write docs/cli.md again
+docs: $(READY) ## Regenerate docs/cli.md
 	$(BIN)/python -m pipeline.cli.reference > docs/cli.md
 
-lock: ## Write requirements.lock again (no addresses in it)
+lock: ## Regenerate requirements.lock (without index URLs)
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --output-file requirements.lock pyproject.toml
 
 clean: ## Remove the environment

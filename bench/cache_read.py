@@ -1,10 +1,10 @@
-"""Random reads from a feature set, beside h5py's fancy indexing and NumPy in memory.
+"""Random reads from a feature set, compared with h5py's fancy indexing and NumPy in memory.
 
     python bench/cache_read.py
 
-One run writes the features that a ResNet-50 has of Flickr30k, 31,783 × 2,048 float16, in default
-shards, in one and in shards of 1 MiB, and gathers 128 random rows at a time from each in turn. It
-opens a set of 1,000,000 keys in a process of its own. Ratios are between medians of the same
+One run writes random features with the shape of ResNet-50 on Flickr30k, 31,783 × 2,048 float16, in
+default shards, in one shard and in shards of 1 MiB, and gathers 128 random rows at a time from each
+in turn. It opens a set of 1,000,000 keys in a separate process. Ratios compare medians of the same
 rounds.
 """
 
@@ -49,7 +49,7 @@ def seconds(read: Callable[[np.ndarray], object], batches: list[np.ndarray]) -> 
 
 
 def h5py_reader(folder: Path, features: FeatureSet) -> Callable[[np.ndarray], object]:
-    """Rows through h5py: per shard, sorted and distinct as h5py demands, put back in order."""
+    """Read rows through h5py: per shard, sorted and distinct as h5py requires, then reordered."""
     shards = [h5py.File(folder / shard.name)["features"] for shard in features.record.shards]
     of_row, within = features.index.shards, features.index.rows
 
@@ -65,7 +65,7 @@ def h5py_reader(folder: Path, features: FeatureSet) -> Callable[[np.ndarray], ob
 
 
 def compare(folder: Path) -> dict[str, float]:
-    """Median microseconds of a gather of `BATCH` rows, by each way of reading."""
+    """Median microseconds to gather `BATCH` rows, for each way of reading."""
     features = FeatureSet.open(folder)
     memory = features.gather(np.arange(len(features)))
     keys = features.keys
@@ -130,7 +130,7 @@ def main() -> None:
         opened = json.loads(found.stdout)
         print(
             f"\nopen {opened['keys']:,} keys: {opened['seconds']:.2f} s, "
-            f"{opened['megabytes']:.0f} MB resident at the most (imports included)"
+            f"{opened['megabytes']:.0f} MB peak resident memory (including imports)"
         )
 
 

@@ -1,11 +1,12 @@
-"""Memory and time of a step against the batch, whole and in chunks (gradient caching).
+"""Memory and time of a step by batch size, whole and in chunks (gradient caching).
 
     python bench/chunks.py                          # BERT-base's shape, this machine's device
     python bench/chunks.py --layers 4 --batches 64,128,256,512 --chunk 32
 
-Each cell is a process of its own, since one does not give back what it has needed at most. Its
-memory is that peak over what model, gradients and a step of two rows need: activations, embeddings
-and the N × N losses. Ratios are to the whole batch of the same size, and to the smallest batch.
+Each cell runs in a separate process, because a process's peak memory never decreases. Its memory
+is that peak minus the needs of the model, the gradients and a step of two rows: activations,
+embeddings and the N × N losses. Ratios are relative to the whole batch of the same size, and to the
+smallest batch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Step:
         self.model.to(self.device).train()
 
     def __call__(self, rows: int, chunk: int | None) -> float:
-        """Seconds of a step of ``rows`` rows."""
+        """Seconds for a step of ``rows`` rows."""
         start = time.perf_counter()
         ids = torch.randint(5, VOCABULARY, (rows, LENGTH), device=self.device)
         lengths = torch.full((rows,), LENGTH, device=self.device)
@@ -61,7 +62,7 @@ class Step:
 
 
 def peak(device: torch.device) -> int:
-    """Bytes that this process has needed at most, on the device or else on the host."""
+    """Peak memory of this process in bytes, on the device or else on the host."""
     found = peak_memory(device)
     return found.get("device", found["host"])
 
@@ -81,8 +82,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # pyright: ignore[reportOptionalMemberAccess]
     parser.add_argument("--layers", type=int, default=12, help="encoder layers (default: 12)")
     parser.add_argument("--batches", default="64,128,256", help="batch sizes (default: 64,128,256)")
-    parser.add_argument("--chunk", type=int, default=32, help="rows of a chunk (default: 32)")
-    parser.add_argument("--steps", type=int, default=3, help="steps of a cell, the first warms up")
+    parser.add_argument("--chunk", type=int, default=32, help="rows per chunk (default: 32)")
+    parser.add_argument("--steps", type=int, default=3, help="steps per cell; the first warms up")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -90,7 +91,7 @@ def main() -> None:
         print(json.dumps(cell(options)))
         return
     print(f"{options.device}: {torch.get_num_threads()} threads; torch {torch.__version__}")
-    print(f"BERT of {options.layers} layers, hidden 768, {LENGTH} tokens a row, float32")
+    print(f"BERT of {options.layers} layers, hidden 768, {LENGTH} tokens per row, float32")
     print(
         f"{'batch':>6} {'chunk':>6} {'MB':>8} {'of whole':>9} {'of first':>9} {'time of whole':>14}"
     )

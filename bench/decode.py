@@ -1,12 +1,12 @@
-"""Decoding: images per CPU second of our path beside Pillow's, on real photographs, in one run.
+"""Decoding: images per CPU second, ours compared with Pillow, on real photographs in one run.
 
     python bench/decode.py [--images DIR] [--repeats 5]
 
-One process, one thread, files in the page cache, CPU time (so that a busy machine shows less).
-Both sides read the bytes, check the key and bring each image to ResNet's input (resize 256, centre
-crop 224, normalised float32): ours with `pipeline.extract.batches.decode_batch`, the other one as
-torchvision's transforms do on Pillow images. "decode" is the first step alone. The two sides take
-turns, and the ratio of the medians is printed. Skips where there are no photographs.
+One process, one thread, files in the page cache, CPU time (less sensitive to a busy machine).
+Both sides read the bytes, check the key and convert each image to ResNet's input (resize 256,
+centre crop 224, normalised float32): ours with `pipeline.extract.batches.decode_batch`, the other
+with torchvision's transforms on Pillow images. "decode" is the first step alone. The two sides
+alternate, and the ratio of the medians is printed. Skipped if there are no photographs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT = Path(__file__).parents[2] / "shared" / "data" / "flickr8k" / "images_f
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description="Images per second beside Pillow.")
+    parser = argparse.ArgumentParser(description="Images per second, compared with Pillow.")
     parser.add_argument("--images", type=Path, default=DEFAULT)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -86,7 +86,7 @@ def main() -> None:
 def in_turns(
     first: Callable[[], None], second: Callable[[], None], repeats: int
 ) -> tuple[list[float], list[float]]:
-    """CPU seconds of each of `repeats` runs of both, after one run to warm up."""
+    """CPU seconds of `repeats` runs of each side, after one warm-up run."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for repeat in range(repeats + 1):
         for side, run in enumerate((first, second)):

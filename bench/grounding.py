@@ -1,18 +1,18 @@
-"""Grounding photographs: our stage beside the one-image-at-a-time loop of the public scripts.
+"""Grounding photographs: our stage and the one-image-at-a-time loop of the public scripts.
 
     python bench/grounding.py                                   # small models, any machine
     python bench/grounding.py --full --precision bf16           # full size, for a GPU
 
-Both sides run the same Florence-2 and the same SAM 2 (true classes and configurations, random
+Both sides run the same Florence-2 and the same SAM 2 (real classes and configurations, random
 weights) on the same photographs and captions and find the same boxes. The loop is that of
 Grounded-SAM-2's `grounded_sam2_florence2_image_demo.py`: open an image with Pillow, one caption
 through processor and `generate` (3 beams), `set_image`, `predict` for its boxes. It writes nothing.
 Ours is `pipeline.grounding.ground_missing.ground`: it checks every file's digest, decodes ahead,
-batches, matches spans, applies rules, and writes the records durably. The two take turns, a round
+batches, matches spans, applies rules, and writes the records durably. The two alternate, one round
 each.
 
-Random weights answer nothing that could be parsed, so each `generate` is steered to an answer of
-the true form (`models/grounding.py`): as many steps as a trained model would take.
+The output of random weights cannot be parsed, so each `generate` is steered to an answer in the
+real format (`models/grounding.py`), in as many steps as a trained model would take.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BEAMS, MAX_LENGTH = 3, 1024
 
 
 def photographs(count: int) -> list[Unit]:
-    """Images, each with its longest caption; none where they are not at hand."""
+    """Images, each with its longest caption; an empty list if they are not available."""
     folder, captions = PHOTOGRAPHS / "images_full", PHOTOGRAPHS / "Flickr8k.token.txt"
     if not captions.is_file():
         return []
@@ -68,7 +68,7 @@ def photographs(count: int) -> list[Unit]:
 def plain_loop(
     units: list[Unit], model: Any, processor: Any, predictor: Any, device: torch.device
 ) -> int:
-    """One image after the other, as the public script does; returns the number of masks."""
+    """Process one image at a time, as the public script does; return the number of masks."""
     count = 0
     for unit in units:
         image = Image.open(unit.place.path).convert("RGB")
@@ -92,7 +92,7 @@ def plain_loop(
 
 
 class Timed:
-    """A grounder or segmenter that counts the seconds of its calls and keeps what they gave."""
+    """Wrap a grounder or segmenter, time its calls and keep their results."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.name = inner, inner.name
@@ -119,7 +119,7 @@ class Timed:
 
 
 class Replayed:
-    """Gives again what a `Timed` kept, in the same order: what is left is the stage itself."""
+    """Replay the results of a `Timed` in order, so that only the stage itself takes time."""
 
     def __init__(self, timed: Timed) -> None:
         self.name, self.describe = timed.name, timed.describe
@@ -133,12 +133,12 @@ class Replayed:
 
 def main() -> None:
     """Measure and print the rates and their ratio."""
-    parser = argparse.ArgumentParser(description="Grounding, in images a second.")
+    parser = argparse.ArgumentParser(description="Grounding, in images per second.")
     parser.add_argument("--full", action="store_true", help="Florence-2-large, hiera-large")
-    parser.add_argument("--images", type=int, default=48, help="of a round")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each side")
-    parser.add_argument("--batch", type=int, default=16, help="images of a batch of ours")
-    parser.add_argument("--workers", type=int, default=2, help="decoding threads of ours")
+    parser.add_argument("--images", type=int, default=48, help="images per round")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds per side")
+    parser.add_argument("--batch", type=int, default=16, help="our images per batch")
+    parser.add_argument("--workers", type=int, default=2, help="our decoding threads")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -158,14 +158,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, computing(device, "fp32"):
         masker = segmenter(options.full, Path(scratch), device, options.precision)
         predictor = SAM2ImagePredictor(masker._backend._model)  # pyright: ignore
-        edge = predictor.model.image_size  # fixed for 1,024 there
+        edge = predictor.model.image_size  # the package assumes 1,024
         predictor._bb_feat_sizes = [(edge // n, edge // n) for n in (4, 8, 16)]
         timed = Timed(masker)
         how = GroundSettings(
             max_failed=0, device=str(device), batch_size=options.batch, workers=options.workers
         )
         rules = Rules(duplicate_iou=None)
-        for turn in range(options.rounds + 1):  # the first warms up
+        for turn in range(options.rounds + 1):  # the first round warms up
             start = time.perf_counter()
             with computing(device, options.precision):
                 masks = plain_loop(units, model, processor, predictor, device)
@@ -192,7 +192,7 @@ def main() -> None:
         print(f"{side:<8}{rate:>9.2f} images/s")
     print(f"ratio   {rates['ours'] / rates['plain']:>9.2f}   (target on a GPU: {TARGET:g})")
     share = [each.seconds / seconds["ours"][-1] for each in (grounder, timed)]
-    print(f"of our wall time, grounder {share[0]:.0%}, segmenter {share[1]:.0%} (they overlap)")
+    print(f"our wall time: grounder {share[0]:.0%}, segmenter {share[1]:.0%} (they overlap)")
     print(f"without the models {len(units) / alone:.0f} images/s: decoding, rules, masks, writing")
 
 

@@ -1,13 +1,13 @@
-"""One paired step of each system beside SimCSE's, with cached features and with online teachers.
+"""One paired step of each system relative to SimCSE, with cached features and online teachers.
 
     python bench/objectives.py                        # BERT-base's shape, this machine's device
     python bench/objectives.py --layers 4 --steps 3
 
-Every system trains the same model on the same captions, read from a cache on disk as a run reads
-them: token ids, image features (2048 wide for MCSE, 512 for the others), CLIP text features, two
-teachers (768 wide) and about four objects a caption. `dalr, teachers online` is the same step with
-two frozen BERTs of the student's shape run on the batch's own ids, once each, as DALR's released
-code does. The systems take turns, a step each, and ratios come from the medians.
+Every system trains the same model on the same captions, read from a cache on disk as in a real
+run: token ids, image features (2048 wide for MCSE, 512 for the others), CLIP text features, two
+teachers (768 wide) and about four objects per caption. `dalr, teachers online` is the same step
+with two frozen BERTs of the student's shape run on the batch's own ids, once each, as in DALR's
+released code. The systems alternate, one step each, and ratios compare medians.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Cache:
             writer.publish()
 
     def data(self, system: str, batch_size: int) -> TrainingData:
-        """What a run of ``system`` reads, without plain sentences: every step is a paired one."""
+        """The inputs of a run of ``system``, without plain sentences: every step is paired."""
         objective, parameters, slots = SYSTEMS[system]
         spec = RunSpec.model_validate(
             {
@@ -173,12 +173,12 @@ class Step:
         self.optimizer.zero_grad()
 
     def prepared(self, batch: Batch) -> Batch:
-        """The batch as the model gets it."""
+        """The batch as passed to the model."""
         return batch
 
 
 class OnlineTeachers(Step):
-    """DALR's step with its teachers' features computed in the step and not read."""
+    """DALR's step with its teachers' features computed within the step instead of read."""
 
     def __init__(self, system: str, cache: Cache, encoder: Any, options: Any) -> None:
         super().__init__(system, cache, encoder, options)
@@ -197,7 +197,7 @@ class OnlineTeachers(Step):
 
 
 def batch_slots(data: TrainingData) -> list[str]:
-    """The slots of teachers."""
+    """The slots of the teachers."""
     return [slot for slot in data.feature_sets if slot.startswith("teacher-")]
 
 
@@ -205,8 +205,8 @@ def main() -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # pyright: ignore[reportOptionalMemberAccess]
     parser.add_argument("--layers", type=int, default=12, help="encoder layers (default: 12)")
-    parser.add_argument("--batch", type=int, default=64, help="rows of a batch (default: 64)")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of each system")
+    parser.add_argument("--batch", type=int, default=64, help="rows per batch (default: 64)")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps per system")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     captions, _, source = read_texts()
@@ -233,10 +233,10 @@ def main() -> None:
                 steps[system](k)
                 if options.device == "cuda":
                     torch.cuda.synchronize()
-                if k:  # the first warms up
+                if k:  # the first step warms up
                     seconds[system].append(time.perf_counter() - start)
     base = statistics.median(seconds["simcse"])
-    print(f"{'system':<24} {'ms a step':>10} {'of SimCSE':>10}  target")
+    print(f"{'system':<24} {'ms/step':>10} {'× SimCSE':>10}  target")
     for system, taken in seconds.items():
         median = statistics.median(taken)
         target = "" if system in ("simcse", ONLINE) else f"at most {TARGET}"

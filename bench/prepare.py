@@ -1,7 +1,7 @@
 """Time and memory of `prepare` on half a million captions: `python bench/prepare.py`.
 
-Makes 100,000 tiny images with five captions each in a temporary folder, prepares them as a set of
-pairs in a process of its own, and prints seconds and peak resident memory. `--captions N` changes
+Creates 100,000 tiny images with five captions each in a temporary folder, prepares them as a set of
+pairs in a separate process, and prints seconds and peak resident memory. `--captions N` changes
 the size.
 """
 
@@ -42,7 +42,7 @@ WORDS = [
 
 
 def png(number: int) -> bytes:
-    """A PNG of 1 × 1 pixel; every number up to 2**24 gives other bytes."""
+    """A PNG of 1 × 1 pixel; every number below 2**24 gives different bytes."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         check = zlib.crc32(kind + body)
@@ -70,7 +70,7 @@ def make(folder: Path, captions: int) -> None:
 
 
 def measure(folder: Path) -> None:
-    """Prepare ``folder`` and print the figures as JSON (runs in the child process)."""
+    """Prepare ``folder`` and print the measurements as JSON (runs in the child process)."""
     from pipeline.datasets.kinds import prepare, source_type
 
     source = source_type("pairs")(
@@ -85,7 +85,7 @@ def measure(folder: Path) -> None:
 
 
 def main() -> int:
-    """Make the data, measure in a child, compare with the budget."""
+    """Create the data, measure in a child process, compare with the budget."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--captions", type=int, default=500_000)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)

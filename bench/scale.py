@@ -1,11 +1,11 @@
-"""Time and memory of everything a cache does, at a million rows or at ten.
+"""Time and memory of every cache operation, with one or ten million rows.
 
     python bench/scale.py
     python bench/scale.py --rows 10000000 --steps plan,fill,open,take
 
-Every step runs in a process of its own, so that the most memory it ever held is its own. Rows are
-narrow (8 numbers), so that what is measured is what grows with the number of rows: keys, plan,
-index. An encoder costs nothing here. The caller's keys, 32 bytes each, are part of the memory.
+Every step runs in a separate process, so that its peak memory is its own. Rows are narrow
+(8 numbers), so the benchmark measures what grows with the number of rows: keys, plan, index. There
+is no encoder. The memory includes the caller's keys, 32 bytes each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SPEC = FeatureSpec(
 
 
 def random_keys(count: int) -> Keys:
-    """The same keys every time; more of them begin with the fewer."""
+    """The same keys every time; a smaller ``count`` gives a prefix of a larger one."""
     data = np.random.default_rng(0).bytes(32 * count)
     return np.frombuffer(data, dtype=np.uint8).reshape(count, 32)
 
@@ -48,7 +48,7 @@ def rows_of(keys: Keys) -> np.ndarray:
 
 
 def run(folder: Path, keys: Keys, batch_size: int) -> str:
-    """Bring the set to these keys."""
+    """Update the set to contain exactly these keys."""
     with FeatureSetWriter(folder, SPEC) as writer:
         computed = 0
         for batch in writer.plan(keys, batch_size=batch_size):
@@ -80,9 +80,9 @@ def check(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """What is done, and which of the random keys it is told: their first and their end.
+    """An operation and the range of random keys that it receives.
 
-    Both are in hundredths of the rows; the keys are made before the clock starts.
+    ``first`` and ``end`` are in hundredths of the rows; keys are made before the clock starts.
     """
 
     do: Callable[[Path, Keys, int], str]
@@ -105,7 +105,7 @@ STEPS = {
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process ever held, in MB of 10^6 bytes."""
+    """Peak memory of this process, in MB of 10^6 bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)
     return int(status["VmHWM"].split()[0]) * 1024 / 1e6
@@ -130,7 +130,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         print(f"{options.rows:,} rows × {DIM} float16, batches of {options.batch_size}\n")
-        print("| step | s | MB at the most | |\n|---|---:|---:|---|")
+        print("| step | s | peak MB | |\n|---|---:|---:|---|")
         imports = 0.0
         for step in options.steps.split(","):
             command = [sys.executable, __file__, "--step", step, "--folder", f"{scratch}/set"]
@@ -138,7 +138,7 @@ def main() -> None:
             found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             took, peak, imports, said = json.loads(found.stdout)
             print(f"| {step} | {took:.2f} | {peak:,.0f} | {said} |", flush=True)
-        print(f"\nof these, imports: {imports:.0f} MB")
+        print(f"\nincluding imports: {imports:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Training steps beside a plain loop written as the published trainers are.
+"""Training steps compared with a plain loop written like the published trainers.
 
     python bench/train_step.py                      # BERT-base's shape, this machine's device
     python bench/train_step.py --layers 4 --steps 6 --precision fp32
 
 Both sides train the same model on the same batches: same rows, so the same in-batch negatives.
-The plain loop is float32, tokenises each batch as it comes, pads it to its longest text and runs
-the two views as one padded batch. The two take turns in one process, a step each, so that what
-else runs on the machine hits both; rates come from the medians. On a machine that others use,
-`--threads 1 --clock cpu` counts the process's own CPU seconds instead of the wall's.
+The plain loop is float32, tokenises each batch on the fly, pads it to its longest text and runs
+the two views as one padded batch. The two alternate in one process, one step each, so that other
+work on the machine affects both; rates come from the medians. On a shared machine,
+`--threads 1 --clock cpu` measures the process's CPU time instead of wall time.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 IMAGE_DIM = 2048
 TARGETS = {"captions": {"fp32": 1.4, "bf16": 4.0}, "wiki+flickr": {"fp32": 1.15, "bf16": 3.0}}
 SHARE_OF_PAIRS = {"captions": 1.0, "wiki+flickr": 1 / 33}
-"""Share of paired steps; 1,000,000 sentences and 29,783 pairs make one step in 33 a paired one."""
+"""Share of paired steps; with 1,000,000 sentences and 29,783 pairs, one step in 33 is paired."""
 LONGEST = 32
 
 
 def read_texts() -> tuple[list[str], list[str], str]:
-    """Captions, sentences, and where they are from."""
+    """Captions, sentences, and their source."""
     captions_file = SHARED / "flickr30k" / "flickr_random_captions.txt"
     wiki_file = SHARED / "text" / "wiki_sentences.txt"
     if captions_file.is_file() and wiki_file.is_file():
@@ -80,7 +80,7 @@ def word_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 class Stream:
-    """Texts with their token set and random image features, as a run would find them."""
+    """Texts with their token set and random image features, as in a real run."""
 
     def __init__(self, texts: list[str], tokenizer: Any, folder: Path, paired: bool) -> None:
         self.texts = texts
@@ -108,7 +108,7 @@ class Stream:
 
 
 class PlainLoop:
-    """A step as SimCSE's and MCSE's released trainers take it."""
+    """A step like those of SimCSE's and MCSE's released trainers."""
 
     def __init__(self, encoder: nn.Module, tokenizer: Any, device: torch.device) -> None:
         hidden = encoder.config.hidden_size  # pyright: ignore[reportAttributeAccessIssue]
@@ -173,7 +173,7 @@ def measure(
     device: torch.device,
     clock: Callable[[], float],
 ) -> dict[str, list[float]]:
-    """Seconds of each step of each side; the sides take turns, and the first draw warms up."""
+    """Seconds of each step of each side; the sides alternate, and the first draw warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number, (stream, rows) in enumerate(draws):
         order = list(sides) if number % 2 else list(sides)[::-1]
@@ -188,7 +188,7 @@ def measure(
 
 
 def cpu_capability() -> str:
-    """What this CPU has for bfloat16, which decides whether bf16 can pay."""
+    """This CPU's bfloat16 support, which decides whether bf16 can pay off."""
     flags = ""
     if Path("/proc/cpuinfo").is_file():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -202,8 +202,8 @@ def main() -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # pyright: ignore[reportOptionalMemberAccess]
     parser.add_argument("--layers", type=int, default=12, help="encoder layers (default: 12)")
-    parser.add_argument("--batch", type=int, default=64, help="rows of a batch (default: 64)")
-    parser.add_argument("--steps", type=int, default=4, help="timed steps a schedule and precision")
+    parser.add_argument("--batch", type=int, default=64, help="rows per batch (default: 64)")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps per schedule, precision")
     parser.add_argument("--precision", choices=["fp32", "bf16", "both"], default="both")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
@@ -239,7 +239,7 @@ def main() -> None:
                 for name, stream in (("pairs", pairs), ("text", text))
             }
             for schedule, share in SHARE_OF_PAIRS.items():
-                # expected seconds of a step of this schedule, from the medians of either stream
+                # expected seconds per step of this schedule, from the medians of both streams
                 expected = {
                     side: share * statistics.median(of_stream["pairs"][side])
                     + (1 - share) * statistics.median(of_stream["text"][side])
@@ -254,7 +254,7 @@ def main() -> None:
 
 
 def draws(stream: Stream, options: argparse.Namespace) -> list[tuple[Stream, np.ndarray]]:
-    """One batch to warm up and those that are timed, as a run would draw them."""
+    """One warm-up batch and the timed ones, drawn as in a real run."""
     schedule = Schedule(len(stream.texts), 0, options.batch, 0)
     return [(stream, schedule.rows(schedule.draw(k))) for k in range(options.steps + 1)]
 

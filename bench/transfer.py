@@ -1,12 +1,12 @@
-"""The seven transfer tasks: all classifiers batched beside one after another, in one run.
+"""The seven transfer tasks: classifiers trained in batches and one by one, in one run.
 
     python bench/transfer.py [--dim 768] [--tasks CR TREC ...] [--threads 1] [--full]
 
-Made-up embeddings in the tasks' true sizes, classes and protocols. The plain loop is the tests'
-(`tests/one_by_one.py`): PyTorch's own Linear and Adam, as SentEval has them. Both sides train for
-the same passes, so without --full the loop trains a few classifiers of each task and their time a
-step is multiplied by the steps of all. Target: at most a tenth of the loop's time over the tasks
-together. Processor time is printed too, which other work on the machine moves less.
+Random embeddings with the tasks' real sizes, classes and protocols. The plain loop is that of the
+tests (`tests/one_by_one.py`): PyTorch's own Linear and Adam, as in SentEval. Both sides train for
+the same passes, so without --full the loop trains a few classifiers of each task and extrapolates
+their time per step to all steps. Target: at most a tenth of the loop's time over all tasks
+together. Processor time, less sensitive to other work on the machine, is printed too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import one_by_one
 
 TARGET = 0.10
-# Share of the classes in the training sets of SentEval.
+# Shares of the classes in SentEval's training sets.
 CLASSES = {
     "MR": (0.500, 0.500),
     "CR": (0.362, 0.638),
@@ -38,11 +38,11 @@ CLASSES = {
     "TREC": (0.016, 0.213, 0.229, 0.224, 0.153, 0.165),
     "MRPC": (0.325, 0.675),
 }
-SINGLE_STEPS = 12_000  # of each task at least, in whole classifiers, unless the loop trains all
+SINGLE_STEPS = 12_000  # at least, per task, in whole classifiers; --full trains all
 
 
 def make(name: str, dim: int) -> tuple[TransferTask, torch.Tensor]:
-    """A task of true size and its features float32 [n, d], [n, 2 d] for pairs."""
+    """A task of real size and its features, float32 [n, d], or [n, 2 d] for pairs."""
     rng = np.random.default_rng(0)
     shares = np.array(CLASSES[name]) / sum(CLASSES[name])
     splits = {
@@ -59,7 +59,7 @@ def make(name: str, dim: int) -> tuple[TransferTask, torch.Tensor]:
 
 
 def steps_of(fold: Fold, passes: float, recipe: Recipe) -> float:
-    """Steps that one classifier of this fold takes."""
+    """Number of steps for one classifier of this fold."""
     rows = len(fold.train)
     if fold.dev is None:
         rows -= int(recipe.dev_share * rows)
@@ -69,9 +69,9 @@ def steps_of(fold: Fold, passes: float, recipe: Recipe) -> float:
 def loop_plan(
     planned: list[Selection], passes: np.ndarray, folds: list[Fold], recipe: Recipe
 ) -> list[tuple[Fold, float, float]]:
-    """Fold, l2 and steps of each classifier that SentEval trains, a final one after its inner ones.
+    """Fold, l2 and steps of each classifier that SentEval trains, inner ones before the final one.
 
-    Which l2 it chooses does not matter here: a final one counts with the mean of its passes.
+    The chosen l2 does not matter here: a final classifier counts with the mean of its passes.
     """
     row = {fold: number for number, fold in enumerate(folds)}
     plan = []
@@ -85,7 +85,7 @@ def loop_plan(
 
 
 def one_task(name: str, dim: int, full: bool) -> tuple[np.ndarray, np.ndarray, int, float]:
-    """Seconds of the batched side and of the loop (wall, processor), classifiers and steps."""
+    """Seconds of both sides (wall, processor), batched first; number of classifiers and steps."""
     recipe = Recipe()
     task, features = make(name, dim)
     labels = task_labels(task)
@@ -113,10 +113,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--dim", type=int, default=768, help="of an embedding")
+    parser.add_argument("--dim", type=int, default=768, help="embedding dimension")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch, on both sides")
-    parser.add_argument("--full", action="store_true", help="train all one by one: an hour")
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch threads, on both sides")
+    parser.add_argument("--full", action="store_true", help="train all one by one: takes an hour")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(

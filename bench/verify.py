@@ -1,11 +1,11 @@
-"""How fast a feature set is verified, beside plain reading and plain SHA-256 of the same files.
+"""Speed of verifying a feature set, compared with plain reading and SHA-256 of the same files.
 
     python bench/verify.py
 
-One run writes a set of 400,000 × 512 float16 (423 MB) and then takes turns: reading every file,
-hashing every file by `hashlib` and by the command `sha256sum`, and `verify`; once from the disk
-(the system is asked to forget the files before each) and once from memory. `verify` hashes every
-file by BLAKE3, and every row once more for the content digest, on all cores.
+One run writes a set of 400,000 × 512 float16 (423 MB) and then alternates: reading every file,
+hashing every file with `hashlib` and with the command `sha256sum`, and `verify`; once from disk
+(after asking the system to drop the files from its cache) and once from memory. `verify` hashes
+every file with BLAKE3, and every row once more for the content digest, on all cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK = 1 << 20
 
 
 def read(folder: Path, take: Callable[[memoryview], object] = lambda block: None) -> None:
-    """Every file once, block by block."""
+    """Read every file once, block by block."""
     buffer = memoryview(bytearray(BLOCK))
     for path in sorted(folder.iterdir()):
         with path.open("rb", buffering=0) as file:
@@ -54,7 +54,7 @@ WAYS: dict[str, Callable[[Path], None]] = {
 
 
 def forget(folder: Path) -> None:
-    """Ask the system to drop the files from its memory."""
+    """Ask the system to drop the files from its page cache."""
     for path in folder.iterdir():
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
@@ -82,7 +82,7 @@ def main() -> None:
                     times.setdefault((name, cold), []).append(time.perf_counter() - start)
     cores = len(os.sched_getaffinity(0))
     print(f"{size / 1e6:.0f} MB, {cores} core(s), medians of {options.rounds} rounds, MB/s\n")
-    print("| | from the disk | from memory |\n|---|---:|---:|")
+    print("| | from disk | from memory |\n|---|---:|---:|")
     for name in WAYS:
         disk, memory = (size / median(times[name, cold]) / 1e6 for cold in (True, False))
         print(f"| {name} | {disk:,.0f} | {memory:,.0f} |")

@@ -1,7 +1,7 @@
-"""Florence-2 and SAM 2 of the true classes with random weights, for the benchmark of grounding.
+"""Florence-2 and SAM 2, the real classes with random weights, for the grounding benchmark.
 
-Random weights answer nothing that could be parsed, so `generate` is steered to an answer of the
-true form, with a box for each noun phrase: as many steps as a trained model would take.
+The output of random weights cannot be parsed, so `generate` is steered to an answer in the real
+format, with a box for each noun phrase, in as many steps as a trained model would take.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL_SIZE = 256
 
 
 class Steered(LogitsProcessor):
-    """Makes every row of a batch write its own answer, and no other."""
+    """Force every row of a batch to generate its own answer."""
 
     def __init__(self, answers: list[list[int]], end: int) -> None:
         self.answers, self.end = answers, end
@@ -46,7 +46,7 @@ class Steered(LogitsProcessor):
 
 
 class SteeredFlorence(Florence2ForConditionalGeneration):
-    """Florence-2 of random weights, whose answers have the form of a trained one's."""
+    """Florence-2 with random weights, whose answers have a trained model's format."""
 
     answers: dict[str, list[int]]
     read_prompt: Any
@@ -59,7 +59,7 @@ class SteeredFlorence(Florence2ForConditionalGeneration):
 
 
 def florence(texts: list[str], full: bool) -> tuple[SteeredFlorence, Florence2Processor]:
-    """Florence-2-large by its published configuration, or a very small one."""
+    """Florence-2-large with its published configuration, or a very small one."""
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
     backend.decoder = decoders.ByteLevel()  # pyright: ignore
@@ -119,7 +119,7 @@ def florence(texts: list[str], full: bool) -> tuple[SteeredFlorence, Florence2Pr
 
 
 def answer(caption: str, tokenizer: Any) -> list[int]:
-    """Token ids of an answer: each noun phrase and a box that follows from its place."""
+    """Token ids of an answer: each noun phrase and a box derived from its position."""
     written = "<s>"
     for place, span in enumerate(FunctionWordChunker().spans(caption)):
         left, top = 40 + 97 * place % 500, 30 + 61 * place % 500
@@ -129,7 +129,7 @@ def answer(caption: str, tokenizer: Any) -> list[int]:
 
 
 def segmenter(full: bool, folder: Path, device: torch.device, precision: str) -> PromptedSegmenter:
-    """SAM 2.1: hiera-large, or hiera-tiny made smaller still; drawn at random."""
+    """SAM 2.1 with random weights: hiera-large, or hiera-tiny made even smaller."""
     model = "sam2.1-hiera-large"
     if not full:
         published = files("sam2") / "configs/sam2.1/sam2.1_hiera_t.yaml"
