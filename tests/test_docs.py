@@ -1,4 +1,4 @@
-"""The documents cannot drift: what they name exists, and what they show can be run."""
+"""The documentation stays in sync: what it names exists, and the commands it shows are valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_paths_lead_somewhere(page):
+def test_links_and_paths_resolve(page):
     text = page.read_text()
     prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)  # heads["image"](x) is no link
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
@@ -25,14 +25,14 @@ def test_links_and_paths_lead_somewhere(page):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
-def test_the_readme_leads_to_every_page():
+def test_the_readme_links_to_every_page():
     text = (ROOT / "README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
-        assert f"](docs/{page.name})" in text, f"README links to no docs/{page.name}"
+        assert f"](docs/{page.name})" in text, f"README has no link to docs/{page.name}"
 
 
 @pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("sightline")])
-def test_shown_commands_have_the_options_they_are_shown_with(command):
+def test_shown_commands_and_options_exist(command):
     from typer.main import get_command
 
     words = command.split()[1:]
@@ -53,7 +53,7 @@ def test_shown_make_targets_exist(command):
     assert command.split()[1] in targets
 
 
-def test_the_command_reference_is_what_the_commands_say():
+def test_the_command_reference_is_up_to_date():
     made = subprocess.run(
         [sys.executable, "-m", "pipeline.cli.reference"],
         capture_output=True,
@@ -65,14 +65,14 @@ def test_the_command_reference_is_what_the_commands_say():
 
 
 def ablations() -> list[tuple[str, dict]]:
-    """Run and change of its parameters, of every row of the table in docs/objectives.md."""
+    """Run and parameter change of every row of the table in docs/objectives.md."""
     table = (ROOT / "docs/objectives.md").read_text().split("## The papers' ablations")[1]
     rows = re.findall(r"^\| \w.* \| `([\w-]+)` \| (.*) \|$", table, re.M)
     return [(run, yaml.safe_load(c)) for run, cell in rows for c in re.findall("`([^`]+)`", cell)]
 
 
 @pytest.mark.parametrize(("run", "change"), ablations(), ids=str)
-def test_an_ablation_of_the_papers_is_a_change_of_parameters(run, change):
+def test_an_ablation_changes_only_the_parameters_it_names(run, change):
     from pipeline.params import load_params
     from train.objectives import make_objective
 
@@ -84,12 +84,12 @@ def test_an_ablation_of_the_papers_is_a_change_of_parameters(run, change):
     assert {name for name in told if told[name] != changed[name]} == change.keys()
 
 
-def test_every_row_of_ablations_is_read():
+def test_every_ablation_row_is_parsed():
     section = (ROOT / "docs/objectives.md").read_text().split("## The papers' ablations")[1]
     assert len(ablations()) == section.count("`{") > 0
 
 
-def test_the_picture_of_the_graph_shows_every_stage():
+def test_the_graph_diagram_shows_every_stage():
     picture = (ROOT / "README.md").read_text()
     for stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]:
         kind = stage.split("-")[0] if stage.startswith(("prepare", "train")) else stage

@@ -1,4 +1,4 @@
-"""docs/extending.md is a package of its own: written from the page, found, and run."""
+"""docs/extending.md contains a whole package: it is written from the page, discovered and run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ COLOURS = ("red", "blue", "green", "round")
 
 
 def blocks(name: str) -> list[str]:
-    """The examples of the page that are parts of the file ``name``."""
+    """The page's examples that belong to the file ``name``."""
     return [text for file, text in BLOCK.findall(PAGE.read_text()) if file == name]
 
 
@@ -61,7 +61,7 @@ def merged(base: Any, more: Any) -> Any:
 
 
 def install(site: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the metadata that an installed package has."""
+    """Write the metadata of an installed package."""
     folder = site / f"{name}-0.1.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
@@ -91,7 +91,7 @@ def site(tmp_path, monkeypatch) -> Iterator[Path]:
 
 @pytest.fixture
 def lamplight(site) -> Path:
-    """The package of the page, installed."""
+    """The page's package, installed."""
     (about,) = blocks("pyproject.toml")
     project = tomllib.loads(about)["project"]
     install(site, project["name"], project["entry-points"])
@@ -140,7 +140,7 @@ def clone(tmp_path, lamplight, monkeypatch) -> Path:
 
 
 def sightline(monkeypatch, *words: object) -> int:
-    """Run the command in this process; its exit code."""
+    """Run the command in this process and return its exit code."""
     monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -148,7 +148,7 @@ def sightline(monkeypatch, *words: object) -> int:
 
 
 def ran(monkeypatch, capsys, *words: object) -> str:
-    """Run a command that succeeds; what it says."""
+    """Run a command that succeeds and return its output."""
     code = sightline(monkeypatch, *words)
     said = capsys.readouterr()
     assert code == 0, f"{' '.join(map(str, words))}\n{said.err}"
@@ -156,14 +156,14 @@ def ran(monkeypatch, capsys, *words: object) -> str:
 
 
 def refused(monkeypatch, capsys, *words: object) -> str:
-    """Run a command that ends in one error; that error."""
+    """Run a command that ends in one error and return it."""
     assert sightline(monkeypatch, *words) == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said
     return " ".join(said.split())
 
 
-def test_the_commands_of_the_page_run_one_after_the_other(clone, monkeypatch, capsys):
+def test_the_commands_of_the_page_run_in_order(clone, monkeypatch, capsys):
     done = []
     for command in COMMANDS:
         words = command.split()[1:]
@@ -229,7 +229,7 @@ def test_the_commands_of_the_page_run_one_after_the_other(clone, monkeypatch, ca
     assert json.loads((run / "run.json").read_text())["parameters"]["margin"] == 0.5
 
 
-def test_its_objective_is_a_part_of_a_combination(lamplight):
+def test_its_objective_can_be_part_of_a_combination(lamplight):
     def heads_with(image: str) -> set[str]:
         parts = {
             "hardest": {"parameters": {"image": "thumbnail"}},
@@ -243,7 +243,7 @@ def test_its_objective_is_a_part_of_a_combination(lamplight):
     assert heads_with("resnet") == {*shared, "mcse-image"}
 
 
-def test_its_loss_is_that_of_its_equation(lamplight):
+def test_its_loss_follows_its_equation(lamplight):
     from lamplight.hardest import hardest_negative_hinge  # pyright: ignore[reportMissingImports]
 
     rng = np.random.default_rng(0)
@@ -260,7 +260,7 @@ def test_its_loss_is_that_of_its_equation(lamplight):
     assert float(one) == 0
 
 
-def test_the_stage_of_the_page_is_what_the_run_reads(clone):
+def test_the_stage_on_the_page_matches_the_inputs_of_the_run(clone):
     (text,) = blocks("dvc.yaml")
     stage = yaml.safe_load(text)["stages"]["train-hardest"]
     ours = (ROOT / "dvc.yaml").read_text().replace("mcse-clip", "hardest")
@@ -275,7 +275,7 @@ def test_the_stage_of_the_page_is_what_the_run_reads(clone):
     assert spec.parameters == {"image": "thumbnail", "margin": 0.5}
 
 
-def test_what_only_the_package_knows_is_checked_like_ours(clone, monkeypatch, capsys):
+def test_parameters_of_the_package_are_checked_like_ours(clone, monkeypatch, capsys):
     params = (clone / "params.yaml").read_text()
     for wrong, message in [
         (
@@ -322,7 +322,7 @@ def test_two_packages_with_one_name_are_one_error(site, monkeypatch, group):
 
 
 @pytest.mark.parametrize("group", REGISTRIES)
-def test_a_name_of_ours_cannot_be_taken(site, group):
+def test_a_builtin_name_cannot_be_reused(site, group):
     ours = next(iter(REGISTRIES[group].places))
     forget(REGISTRIES)
     install(site, "thief", {group: {ours: "thief:Thing"}})
@@ -363,5 +363,5 @@ def test_an_entry_point_that_cannot_be_used_is_one_error(site, clone, monkeypatc
         "--student", "bert-base-uncased", "--tokens", "tokens", "--sentences", "nothing",
     )  # fmt: skip
     assert message in said
-    # what nobody asks for is not imported, and disturbs nothing
+    # an entry point that is not used is not imported and does no harm
     assert "4 images" in ran(monkeypatch, capsys, "stage", "prepare", "album")

@@ -1,4 +1,4 @@
-"""What README and docs/real-data.md show runs as it is shown, from photographs to scores."""
+"""The commands in README and docs/real-data.md run as shown, from photographs to scores."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipeline.cli import main
 from train.evaluate.sts import TASKS
 
 STAND_INS = {"pretrained:IMAGENET1K_V1": "random:0", "bert-base-uncased": "student"}
-"""What cannot be had offline, and what takes its place."""
+"""Resources that are unavailable offline, and their stand-ins."""
 SMALL = {"extract image": ["--batch-size", "4", "--workers", "0"]}
 """Options of a command for four images; they change no row."""
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
-    """A folder with the files that the pages take for granted."""
+    """A folder with the files that the pages assume."""
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     rows = ["image,caption"]
@@ -47,7 +47,7 @@ def of_sightline(page: Path) -> list[str]:
 
 
 def run(monkeypatch, command: str) -> int:
-    """Run a shown command in this process, with stand-ins; its exit code."""
+    """Run a shown command in this process, with stand-ins, and return its exit code."""
     words = [STAND_INS.get(word, word) for word in command.split()]
     monkeypatch.setattr(sys, "argv", words + SMALL.get(" ".join(words[1:3]), []))
     with pytest.raises(SystemExit) as caught:
@@ -55,7 +55,7 @@ def run(monkeypatch, command: str) -> int:
     return int(caught.value.code or 0)
 
 
-def test_shown_commands_run_one_after_the_other(place, monkeypatch, capsys):
+def test_shown_commands_run_in_order(place, monkeypatch, capsys):
     for command in of_sightline(ROOT / "docs/real-data.md"):
         assert run(monkeypatch, command) == 0, f"{command}\n{capsys.readouterr().err}"
     scores = capsys.readouterr().out.splitlines()[-2:]

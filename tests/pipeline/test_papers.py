@@ -170,7 +170,7 @@ def test_a_row_has_the_numbers_of_its_paper(model, data, monkeypatch):
         assert spec.text.sentences.parent.name == text
 
 
-def test_the_papers_coco_is_of_2014(monkeypatch):
+def test_the_papers_use_coco_2014(monkeypatch):
     source = params_of("coco", monkeypatch).dataset("coco").source.model_dump(mode="json")
     assert source["folders"] == ["train2014", "val2014"]
     assert source["captions"]["train"] == "data/raw/coco/annotations/captions_train2014.json"
