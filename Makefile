@@ -24,13 +24,18 @@ $(READY): pyproject.toml requirements.lock requirements-sam2.txt
 	@touch $(READY)
 
 demo: $(READY) ## Draw scenes, fill a cache, train on it, print how much grounding helped
+	@echo "The demo draws pictures, caches features of frozen models, trains seven systems and compares"
+	@echo "them: 10 to 15 minutes on two CPU cores, seconds when nothing changed. Killed, it resumes."
 	@$(BIN)/dvc repro report
 	@cat report/report.txt
+	@echo "Plots, parameters and where every feature came from: report/report.html"
+	@echo "Next: docs/real-data.md, for your own images or the papers' data."
 
 study: $(READY) ## Run the demo with three seeds and all controls (resumable; writes params.yaml)
 	@$(BIN)/sightline configure study
 	@$(BIN)/dvc repro report
 	@cat report/report.txt
+	@echo "Plots, parameters and where every feature came from: report/report.html"
 
 # one process per core, each with one thread and whole test files: takes half the time
 PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
