@@ -232,9 +232,9 @@ SPOILT = {
     truncated_weights: "its weights cannot be read",
     weights_are_a_harmful_pickle: "no weights here|a pickle that would run code",
     index_of_a_harmful_pickle: "a pickle that would run code",
-    missing_weights: "its weights lack 2 tensors of the model and 0 have another shape",
-    weights_of_another_shape: "its weights lack 0 tensors of the model and 2 have another shape",
-    no_words: "knows no word|its processor cannot be read",
+    missing_weights: "its weights lack 2 tensors of the model and 0 have the wrong shape",
+    weights_of_another_shape: "its weights lack 0 tensors of the model and 2 have the wrong shape",
+    no_words: "has only special tokens|its processor cannot be read",
 }
 
 
@@ -288,7 +288,7 @@ def test_a_path_that_is_no_folder(folder, load, name):
 
 
 def test_a_name_that_nobody_knows(load):
-    with pytest.raises(SightlineError, match=r"^no-such/model \(no such folder.*cannot be had"):
+    with pytest.raises(SightlineError, match=r"^no-such/model \(no such folder.*cannot be fetched"):
         load("no-such/model")
 
 
@@ -348,5 +348,5 @@ def test_a_student_of_the_hub_is_no_pickle(whole, tmp_path, hub):
     place = hub(folder)
     assert load_model("papers/model", read_recipe("papers/model")) is not None
     as_pickle(place / "snapshots" / ("c" * 40))
-    with pytest.raises(SightlineError, match=r"^papers/model .*its weights cannot be had"):
+    with pytest.raises(SightlineError, match=r"^papers/model .*its weights cannot be fetched"):
         load_model("papers/model", read_recipe("papers/model"))

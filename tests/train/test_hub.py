@@ -24,7 +24,9 @@ def online(monkeypatch):
 
 
 def test_a_silent_hub_is_asked_once_and_then_left_alone(online, capsys):
-    with pytest.raises(SightlineError, match=r"someone/something \(no such folder.* cannot be had"):
+    with pytest.raises(
+        SightlineError, match=r"someone/something \(no such folder.* cannot be fetched"
+    ):
         load_model("someone/something", read_recipe("someone/something"))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
