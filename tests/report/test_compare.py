@@ -176,10 +176,10 @@ OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
 @pytest.mark.parametrize(
     ("prepare", "words", "message"),
     [
-        (None, ["simcs"], r"'simcs' is no run, folder or file \(did you mean 'simcse'\?\)"),
+        (None, ["simcs"], r"'simcs' is not a run, folder or file \(did you mean 'simcse'\?\)"),
         (None, ["simcse", "--baseline", "mcsee"], r"'mcsee' is no run.*'mcse'"),
         (None, ["results"], r"results: no result file here; expected seed-\*\.json.*simcse"),
-        (None, [""], "'' is no run, folder or file"),
+        (None, [""], "'' is not a run, folder or file"),
         (None, ["notes.txt"], r"'notes\.txt' is a file, not a result \(\.json\)"),
         (None, ["simcse", "simcse"], "'simcse' has seed 0 twice: results/simcse/seed-0.json and"),
         (None, ["a=simcse", "a=mcse"], "'a' has seed 0 twice: .* and results/mcse/seed-0.json"),
@@ -189,7 +189,7 @@ OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
             ["simcse", "mcse"],
             "seed-3.json was scored on similarity, and .*simcse/seed-0.json on STS12, STS13, Avg",
         ),
-        ({"scores": {}}, ["mcse", "simcse"], "seed-3.json: holds no score"),
+        ({"scores": {}}, ["mcse", "simcse"], "seed-3.json: has no scores"),
         (
             {"evaluated_on": OTHER_SET},
             ["simcse", "mcse"],
@@ -198,7 +198,7 @@ OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
         ),
         (None, ["simcse", "--published", "MCSE"], r"no published row 'MCSE' \(did you mean 'MC"),
         (None, ["simcse", "--published", "MCSE-BERT:x"], r"\n  MCSE-BERT: wiki\+flickr, wiki\+c"),
-        (None, ["simcse", "--plot", "a.png"], "no differences on subsets to draw"),
+        (None, ["simcse", "--plot", "a.png"], "no differences on subsets to plot"),
     ],
 )
 def test_a_mistake_is_one_clear_error(sightline, folder, prepare, words, message):
@@ -230,7 +230,7 @@ def test_scores_of_other_things_cannot_stand_beside_published_ones(sightline, tm
     save_result(invented("scenes", 0, (0.0, 0.0), scores={"similarity": 50.0, "Avg": 50.0}), file)
     _, _, err = sightline(file, "--published", "DALR-BERT:wiki+coco")
     assert "DALR-BERT, wiki+coco: DALR table 1 has STS12" in err
-    assert "nothing to set side by side" in err
+    assert "they share no task" in err
 
 
 FORMATS = ("terminal", "markdown", "latex", "json")
@@ -287,7 +287,7 @@ def test_files_from_before_subsets_were_kept():
     old = invented("old", 0, (1.0, 2.0), subsets={}, evaluated_on={})
     comparison = compare_runs([FoundRun("old", "old", (Path("f"),), (old,))], "old")
     assert comparison.subsets is None
-    assert any("hold no scores of the subsets" in note for note in comparison.notes)
+    assert any("have no scores of the subsets" in note for note in comparison.notes)
     assert any("do not say which test sets" in note for note in comparison.notes)
 
 
@@ -310,7 +310,7 @@ def test_an_undefined_score_is_told_and_not_averaged():
     comparison = compare_runs(found, "simcse")
     assert comparison.differences[0].difference is None
     assert "simcse, STS12: not defined: seed 1: constant" in comparison.notes
-    assert "mcse, STS13: no test: the seeds of neither differ" in " ".join(comparison.notes)
+    assert "mcse, STS13: no test: neither varies over its seeds" in " ".join(comparison.notes)
     assert "not defined" in to_text(comparison, "terminal")
 
 
