@@ -140,7 +140,7 @@ def test_a_perfect_space_recalls_everything_and_a_constant_one_nothing():
     [
         (np.eye(3), np.array([0, 1]), "every image to have a caption"),
         (np.eye(3)[:2], np.array([0, 1, 1]), "every one of 2 captions"),
-        (np.eye(3)[:, :2], np.array([0, 1]), "of one space"),
+        (np.eye(3)[:, :2], np.array([0, 1]), "in one space"),
         (np.array([[0.0, 0, 0], [1, 1, 1]]), np.array([0, 1]), "embedding of image 0 is zero"),
     ],
 )

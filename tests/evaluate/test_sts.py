@@ -94,7 +94,7 @@ def test_each_distinct_sentence_of_all_tasks_is_asked_for_once(senteval):
 def test_counts_that_differ_from_the_published_are_a_warning(senteval):
     data = load_sts(senteval, ["STS12"])
     assert data.warnings == (
-        "STS12: 15 scored pairs, the published results have 3108; scores are not comparable "
+        "STS12: 15 scored pairs, but published results have 3108; scores are not comparable "
         "with them",
     )
     assert evaluate_sts(bag_of_letters, data).to_json()["warnings"] == list(data.warnings)
@@ -178,7 +178,7 @@ def test_bytes_that_are_not_utf8_are_named(senteval):
 
 
 def test_unknown_tasks_and_splits_list_those_there_are(senteval):
-    with pytest.raises(SightlineError, match="'STS17'; use some of STS12"):
+    with pytest.raises(SightlineError, match="'STS17'; choose from STS12"):
         load_sts(senteval, ["STS17"])
     with pytest.raises(SightlineError, match="'valid'; use one of train, dev, test"):
         load_sick(senteval, "valid")

@@ -110,9 +110,9 @@ def test_files_are_read_as_senteval_reads_them(downstream):
 
 def test_counts_that_differ_from_the_published_are_a_warning(downstream):
     assert load_transfer(downstream, ["TREC"]).warnings == (
-        "TREC train: 3 examples, the published results have 5452; accuracies are not comparable "
+        "TREC train: 3 examples, but published results have 5452; accuracies are not comparable "
         "with them",
-        "TREC test: 2 examples, the published results have 500; accuracies are not comparable "
+        "TREC test: 2 examples, but published results have 500; accuracies are not comparable "
         "with them",
     )
 
@@ -165,7 +165,7 @@ def test_a_bad_file_is_named(downstream, file, data, message):
 
 
 def test_an_unknown_task_lists_those_there_are(downstream):
-    with pytest.raises(SightlineError, match="'SST-5'; use some of MR, CR"):
+    with pytest.raises(SightlineError, match="'SST-5'; choose from MR, CR"):
         load_transfer(downstream, ["SST-5"])
 
 
