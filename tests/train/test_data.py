@@ -100,7 +100,7 @@ def test_pairs_whose_image_failed_are_dropped_and_counted(tmp_path: Path) -> Non
 
 
 def test_all_images_failed_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SightlineError, match="all 18 pairs have an image"):
+    with pytest.raises(SightlineError, match="the images of all 18 pairs"):
         load(make_world(tmp_path, failed=20))
 
 
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_one_error(world: World, changes: dict, message: st
 
 def test_an_unknown_objective_lists_those_there_are() -> None:
     with pytest.raises(
-        SightlineError, match=r"unknown objective 'clip'.* \(there are: .*mcse.*simcse"
+        SightlineError, match=r"unknown objective 'clip'.* \(available: .*mcse.*simcse"
     ):
         make_objective("clip", {})
 

@@ -258,7 +258,7 @@ def test_phrase_tokens_of_another_tokenizer_are_refused(world, features, objects
     write_phrase_tokens(tmp_path, header, keys, keys, [1], [2])
     case = case_of(world, features, objects)
     case.pairs["phrases"] = tmp_path
-    with pytest.raises(SightlineError, match="another tokenizer or max_length"):
+    with pytest.raises(SightlineError, match="a different tokenizer or max_length"):
         case.build()
 
 
@@ -268,7 +268,7 @@ def test_phrases_of_another_data_set_are_refused(world, features, objects, tmp_p
     write_phrase_tokens(tmp_path, header, keys, keys, [1], [2])
     case = case_of(world, features, objects)
     case.pairs["phrases"] = tmp_path
-    with pytest.raises(SightlineError, match="holds 1 phrases, none of the"):
+    with pytest.raises(SightlineError, match="has 1 phrases, but none for the"):
         case.build()
 
 

@@ -232,7 +232,7 @@ def test_a_killed_process_ends_all_and_the_last_step_is_kept(
         assert "No step was finished" in error
     resumed = server.run([spec], count=2)
     assert resumed.codes == [0, 0], resumed.said
-    assert (f"going on from checkpoint-{step}" in resumed.said[0]) == (step > 0)
+    assert (f"resuming from checkpoint-{step}" in resumed.said[0]) == (step > 0)
     assert_same_run(out, unbroken)
 
 
@@ -302,9 +302,9 @@ def test_a_finished_run_is_returned_by_every_process(
 @pytest.mark.parametrize(
     ("count", "started", "limit", "message"),
     [
-        (3, [0, 2], 2.0, "process 1 of 3 did not come within 2 s"),
-        (4, [0], 1.0, "processes 1, 2, 3 of 4 did not come within 1 s"),
-        (2, [1], 2.0, "process 0 did not come: nothing answers at 127.0.0.1:"),
+        (3, [0, 2], 2.0, "process 1 of 3 did not start within 2 s"),
+        (4, [0], 1.0, "processes 1, 2, 3 of 4 did not start within 1 s"),
+        (2, [1], 2.0, "process 0 did not start: no answer at 127.0.0.1:"),
     ],
 )
 def test_processes_that_never_come_are_named(
@@ -331,7 +331,10 @@ def test_bad_starts_have_one_error(server: ProcessServer, world: World, tmp_path
     missing = world.spec(tmp_path / "run", dev=tmp_path / "nowhere.tsv")
     for specs, message in (
         ([odd], "batch_size is 7, which 2 processes cannot share evenly; give a multiple of 2"),
-        ([[fine], [other]], "process 1 was started with other parameters or inputs than process 0"),
+        (
+            [[fine], [other]],
+            "process 1 was started with different parameters or inputs than process 0",
+        ),
         ([[fine], [missing]], "nowhere.tsv: no such dev set"),
         ([missing], "nowhere.tsv: no such dev set"),
     ):

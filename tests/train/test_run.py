@@ -60,7 +60,7 @@ def test_resume_gives_the_weights_of_an_unbroken_run(
         train_run(spec, say=silent, callbacks=[KillAfter(5)])
     lines: list[str] = []
     resumed = train_run(spec, say=lines.append)
-    assert "going on from checkpoint-4" in lines[0]
+    assert "resuming from checkpoint-4" in lines[0]
     assert re.fullmatch(r"mcse: step 5/6  loss \S+  \d+ sentences/s  0:00:0\d left", lines[1])
     assert resumed.dev_history == expected.dev_history
     assert resumed.sentences == expected.sentences
@@ -231,14 +231,14 @@ def test_a_checkpoint_of_another_optimiser_is_an_error_and_stays(
     with pytest.raises(Killed):
         train_run(spec, say=silent, callbacks=[KillAfter(5)])
     message = (
-        "checkpoint-4: was made with train.optimizer released, and this run has torch; "
-        "give released to go on, or delete .*checkpoints to start over"
+        "checkpoint-4: was made with train.optimizer released, but this run has torch; "
+        "set released to resume, or delete .*checkpoints to start over"
     )
     with pytest.raises(SightlineError, match=message):
         train_run(world.spec(tmp_path, train={"optimizer": "torch"}), say=silent)
     lines: list[str] = []
     train_run(spec, say=lines.append)
-    assert "going on from checkpoint-4" in lines[0]
+    assert "resuming from checkpoint-4" in lines[0]
 
 
 def nan_loss(value: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ def test_a_folder_of_something_else_is_not_touched(world: World, tmp_path: Path,
     file = tmp_path / "theirs" / name
     file.parent.mkdir(parents=True)
     file.write_text('{"mine": true}')
-    said = rf"theirs: holds {Path(name).parts[0]}, which no"
+    said = rf"theirs: contains {Path(name).parts[0]}, which no"
     if name == "run.json":
         said = r"theirs/run.json: another file, expected sightline\.run/1"
     with pytest.raises(SightlineError, match=said):
@@ -81,7 +81,7 @@ def test_notes_beside_a_run_stay(world: World, tmp_path: Path) -> None:
 
 def test_a_file_cannot_be_the_folder(world: World, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("x")
-    with pytest.raises(SightlineError, match="out: is a file; the output is a folder"):
+    with pytest.raises(SightlineError, match="out: is a file, not a folder"):
         train_run(world.spec(tmp_path / "out"), say=silent)
 
 
@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_is_named_and_left_alone(
     if damage == "cut":
         file.write_bytes(data[: len(data) // 2])
     before = content(tmp_path)
-    with pytest.raises(SightlineError, match=f"{file}: missing, or not as it was written"):
+    with pytest.raises(SightlineError, match=f"{file}: missing or changed"):
         train_run(world.spec(tmp_path), say=silent)
     assert content(tmp_path) == before
     file.write_bytes(data)
