@@ -1,4 +1,4 @@
-"""The documents cannot drift: what they name exists, and what they show can be run."""
+"""The documents stay correct: what they name exists, and what they show can be run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_paths_lead_somewhere(page):
     text = page.read_text()
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)  # heads["image"](x) is no link
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)  # heads["image"](x) is not a link
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
     for name in re.findall(r"`((?:bench|pipeline|train|tests|docs|configs)/[\w./-]+\.\w+)`", text):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
-def test_the_readme_leads_to_every_page():
+def test_the_readme_links_to_every_page():
     text = (ROOT / "README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert f"](docs/{page.name})" in text, f"README links to no docs/{page.name}"

@@ -1,4 +1,4 @@
-"""docs/extending.md is a package of its own: written from the page, found, and run."""
+"""The package in docs/extending.md: written from the page, found, and run."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def clone(tmp_path, lamplight, monkeypatch) -> Path:
 
 
 def sightline(monkeypatch, *words: object) -> int:
-    """Run the command in this process; its exit code."""
+    """Run the command in this process; returns its exit code."""
     monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -148,7 +148,7 @@ def sightline(monkeypatch, *words: object) -> int:
 
 
 def ran(monkeypatch, capsys, *words: object) -> str:
-    """Run a command that succeeds; what it says."""
+    """Run a command that succeeds; returns its output."""
     code = sightline(monkeypatch, *words)
     said = capsys.readouterr()
     assert code == 0, f"{' '.join(map(str, words))}\n{said.err}"
@@ -156,7 +156,7 @@ def ran(monkeypatch, capsys, *words: object) -> str:
 
 
 def refused(monkeypatch, capsys, *words: object) -> str:
-    """Run a command that ends in one error; that error."""
+    """Run a command that ends in one error; returns that error."""
     assert sightline(monkeypatch, *words) == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said
@@ -275,7 +275,7 @@ def test_the_stage_of_the_page_is_what_the_run_reads(clone):
     assert spec.parameters == {"image": "thumbnail", "margin": 0.5}
 
 
-def test_what_only_the_package_knows_is_checked_like_ours(clone, monkeypatch, capsys):
+def test_the_packages_own_parameters_are_checked_like_ours(clone, monkeypatch, capsys):
     params = (clone / "params.yaml").read_text()
     for wrong, message in [
         (
@@ -363,5 +363,5 @@ def test_an_entry_point_that_cannot_be_used_is_one_error(site, clone, monkeypatc
         "--student", "bert-base-uncased", "--tokens", "tokens", "--sentences", "nothing",
     )  # fmt: skip
     assert message in said
-    # what nobody asks for is not imported, and disturbs nothing
+    # an entry point that is not used is not imported, and does no harm
     assert "4 images" in ran(monkeypatch, capsys, "stage", "prepare", "album")

@@ -1,4 +1,4 @@
-"""What README and docs/real-data.md show runs as it is shown, from photographs to scores."""
+"""The commands in README and docs/real-data.md run as shown, from photographs to scores."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipeline.cli import main
 from train.evaluate.sts import TASKS
 
 STAND_INS = {"pretrained:IMAGENET1K_V1": "random:0", "bert-base-uncased": "student"}
-"""What cannot be had offline, and what takes its place."""
+"""What is not available offline, and what replaces it."""
 SMALL = {"extract image": ["--batch-size", "4", "--workers", "0"]}
 """Options of a command for four images; they change no row."""
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
-    """A folder with the files that the pages take for granted."""
+    """A folder with the files that the pages assume."""
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     rows = ["image,caption"]

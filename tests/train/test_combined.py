@@ -127,7 +127,7 @@ def test_a_combination_trains_and_logs_every_term(world, features, objects, tmp_
     assert "MCSEO" in card
 
 
-def test_a_part_of_weight_zero_is_gone(world, features, objects):
+def test_a_part_of_weight_zero_is_dropped(world, features, objects):
     parts = {"mcse": {"parameters": {"image": "clip"}}, "dalr": {"weight": 0, "parameters": DALR}}
     case = case_of(world, features, objects, parts=parts)
     assert set(case.slots) == {"image-clip"}

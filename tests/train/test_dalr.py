@@ -242,7 +242,7 @@ def test_one_term_alone_has_only_its_heads_and_features(
 
 
 @pytest.mark.parametrize("term", DEFAULTS)
-def test_switching_one_term_off_leaves_the_others_as_they_are(
+def test_switching_one_term_off_does_not_change_the_others(
     world: World, features: Features, term: str
 ) -> None:
     whole, data = case_of(world, features).build()

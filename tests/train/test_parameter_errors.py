@@ -1,4 +1,4 @@
-"""Mistakes in parameters: the place, what was found, and the nearest key that there is."""
+"""Mistakes in parameters: the place, what was found, and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_each_mistake_has_its_line(given, line):
     assert line in found
 
 
-def test_all_mistakes_are_told():
+def test_all_mistakes_are_reported():
     with pytest.raises(ValidationError) as caught:
         Drawing.model_validate({"size": 0})
     assert explain(caught.value, Drawing) == [

@@ -250,7 +250,7 @@ def test_of_three_processes_one_survivor_says_what_is_kept(
     assert kept_step(out) == 3
 
 
-def test_a_run_goes_on_with_another_number_of_processes(
+def test_a_run_resumes_with_a_different_number_of_processes(
     server: ProcessServer, cases: dict[str, Case], tmp_path: Path
 ) -> None:
     alone, out = tmp_path / "alone", tmp_path / "run"
@@ -307,7 +307,7 @@ def test_a_finished_run_is_returned_by_every_process(
         (2, [1], 2.0, "process 0 did not start: no answer at 127.0.0.1:"),
     ],
 )
-def test_processes_that_never_come_are_named(
+def test_processes_that_never_start_are_named(
     server: ProcessServer,
     world: World,
     tmp_path: Path,
@@ -324,7 +324,7 @@ def test_processes_that_never_come_are_named(
     assert not (tmp_path / "run").exists()
 
 
-def test_bad_starts_have_one_error(server: ProcessServer, world: World, tmp_path: Path) -> None:
+def test_a_bad_start_is_one_error(server: ProcessServer, world: World, tmp_path: Path) -> None:
     odd = world.spec(tmp_path / "run", train={"batch_size": 7})
     fine = world.spec(tmp_path / "run")
     other = world.spec(tmp_path / "run", train={"learning_rate": 2e-3})
@@ -345,7 +345,7 @@ def test_bad_starts_have_one_error(server: ProcessServer, world: World, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_a_launcher_that_says_too_little_is_refused(
+def test_an_incomplete_launcher_environment_is_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = world.spec(tmp_path / "run")

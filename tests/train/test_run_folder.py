@@ -1,4 +1,4 @@
-"""The folder of a run: nobody else's is touched, one run at a time, nothing stale, nothing lost."""
+"""The folder of a run: foreign files are untouched, one run at a time, nothing stale or lost."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_one_run_at_a_time(world: World, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"alone", "out"}  # and no lock
 
 
-def test_a_slip_leaves_a_finished_run_as_it_is(world: World, tmp_path: Path) -> None:
+def test_a_mistake_does_not_change_a_finished_run(world: World, tmp_path: Path) -> None:
     train_run(world.spec(tmp_path / "out"), say=silent)
     before = content(tmp_path)
     shutil.copytree(world.student, tmp_path / "mute")
@@ -121,7 +121,7 @@ def test_a_slip_leaves_a_finished_run_as_it_is(world: World, tmp_path: Path) -> 
     assert content(tmp_path) == before
 
 
-def test_who_replaces_a_finished_run_is_told(world: World, tmp_path: Path) -> None:
+def test_replacing_a_finished_run_is_reported(world: World, tmp_path: Path) -> None:
     train_run(world.spec(tmp_path), say=silent)
     lines: list[str] = []
     train_run(world.spec(tmp_path, seed=1), say=lines.append)
@@ -194,7 +194,9 @@ def killed_while_clearing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) ->
         checkpoints.clear()
 
 
-def test_checkpoints_go_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_removed_all_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
         killed_while_clearing(RunFolder(tmp_path / "run"), patch)
     assert list((tmp_path / "run").rglob("optimizer.pt"))
@@ -218,7 +220,7 @@ def test_weights_that_are_not_finite_are_not_kept(world: World, tmp_path: Path) 
     assert json.loads((tmp_path / "failure.json").read_text())["keys"]
 
 
-def test_other_phrase_tokens_are_another_run(world: World, tmp_path: Path) -> None:
+def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> None:
     features = Features(world, tmp_path)
     features.add("clip", "image", dim=7)
     objects = Objects(world, features, "clip-objects", dim=7)
@@ -245,7 +247,9 @@ def test_other_phrase_tokens_are_another_run(world: World, tmp_path: Path) -> No
     assert RunSummary.load(tmp_path / "out") == second
 
 
-def test_another_configuration_of_the_student_is_another_run(world: World, tmp_path: Path) -> None:
+def test_a_changed_configuration_of_the_student_makes_a_new_run(
+    world: World, tmp_path: Path
+) -> None:
     student = Path(shutil.copytree(world.student, tmp_path / "student"))
     spec = world.spec(tmp_path / "out", student={"model": str(student)})
     first = train_run(spec, say=silent)
