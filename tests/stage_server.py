@@ -294,9 +294,7 @@ def _serve(request: Request) -> Outcome:
                 os._exit(code)
         if request.kill_after is not None:
             time.sleep(request.kill_after)
-            os.kill(
-                process, signal.SIGKILL
-            )  # an ended process exists until it is waited for
+            os.kill(process, signal.SIGKILL)  # an ended process exists until it is waited for
         _, status = os.waitpid(process, 0)
         seconds = time.monotonic() - start
         for file in (said, trace, counter):

@@ -177,7 +177,7 @@ OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
     ("prepare", "words", "message"),
     [
         (None, ["simcs"], r"'simcs' is not a run, folder or file \(did you mean 'simcse'\?\)"),
-        (None, ["simcse", "--baseline", "mcsee"], r"'mcsee' is no run.*'mcse'"),
+        (None, ["simcse", "--baseline", "mcsee"], r"'mcsee' is not a run.*'mcse'"),
         (None, ["results"], r"results: no result file here; expected seed-\*\.json.*simcse"),
         (None, [""], "'' is not a run, folder or file"),
         (None, ["notes.txt"], r"'notes\.txt' is a file, not a result \(\.json\)"),
@@ -187,7 +187,7 @@ OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
         (
             {"scores": {"similarity": 1.0}},
             ["simcse", "mcse"],
-            "seed-3.json was scored on similarity, and .*simcse/seed-0.json on STS12, STS13, Avg",
+            "seed-3.json was scored on similarity, but .*simcse/seed-0.json on STS12, STS13, Avg",
         ),
         ({"scores": {}}, ["mcse", "simcse"], "seed-3.json: has no scores"),
         (
