@@ -1,1 +1,1 @@
-"""The floor that both rooms stand on: errors, files, locks, signals, progress, devices, loading."""
+"""Shared by pipeline and trainer: errors, files, locks, signals, progress, devices, loading."""

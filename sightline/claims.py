@@ -1,4 +1,4 @@
-"""Claims: files of ours in an output folder that its record does not name."""
+"""Claims: Sightline's files in an output folder that its record does not list."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path, PurePosixPath
 from sightline.errors import SightlineError
 
 MOST_BYTES = 64 << 20
-"""A record or a list of claims above this size is not one of ours."""
+"""A larger record or list of claims was not written by Sightline."""
 _HEAD = "sightline.claims/1"
 
 
 def read_claims(folder: Path, record: str) -> set[str]:
-    """Names of our files in ``folder`` that its record need not list; see the module.
+    """Names of our files in ``folder`` that its record may not list; see `sightline.output`.
 
     Raises:
-        SightlineError: somebody else's file has the name of the claims.
+        SightlineError: the file with the name of the claims was not written by Sightline.
     """
     path = claims_of(folder, record)
     if not os.path.lexists(path):
@@ -30,8 +30,8 @@ def read_claims(folder: Path, record: str) -> set[str]:
     lines = text.split("\n")
     if lines[0] != json.dumps(_HEAD):
         raise SightlineError(
-            f"{path}: not a list of Sightline's, which keeps one of that name; move it away, or "
-            "name another output"
+            f"{path}: was not written by Sightline, which keeps its own file under that name; move "
+            "it away, or name another output"
         )
     names: set[str] = set()
     for line in lines[1:]:

@@ -1,4 +1,4 @@
-"""Where to compute and in what, for frozen models, training and evaluation alike."""
+"""Devices and precisions, for frozen models, training and evaluation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from sightline.errors import SightlineError
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""What a precision below fp32 computes in, under autocast."""
+"""Precision below fp32 → dtype of autocast."""
 PRECISIONS = ("fp32", *AUTOCAST)
 
 
 def pick_device(name: str) -> torch.device:
     """The device called `name`: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
 
-    ``auto`` is CUDA, then MPS, then the CPU. Every other name is taken at its word.
+    ``auto`` is CUDA, then MPS, then the CPU. Any other name is used as given.
 
     Raises:
-        SightlineError: no such device here, or no such name.
+        SightlineError: the device is not available, or the name is unknown.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -34,38 +34,38 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cpu")
     if name == "mps":
         if not torch.backends.mps.is_available():
-            raise SightlineError("device 'mps' was asked for, but there is none here; use auto")
+            raise SightlineError("device 'mps' was requested but is not available; use auto")
         return torch.device("mps")
     if kind == "cuda" and (plain or number.isdecimal()):
         index = 0 if plain else int(number)
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if index >= count:
-            found = f"this machine has {count} CUDA devices" if count else "there is no CUDA here"
+            found = f"this machine has {count} CUDA devices" if count else "CUDA is not available"
             raise SightlineError(
-                f"device {name!r} was asked for, but {found} "
+                f"device {name!r} was requested, but {found} "
                 f"(PyTorch {torch.__version__}); use --device auto or cpu, or install a driver "
-                "and a PyTorch build that fit the card"
+                "and a PyTorch build that support the GPU"
             )
         return torch.device("cuda", index)
     raise SightlineError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:1 or mps")
 
 
 def check_precision(precision: str) -> str:
-    """`precision` if there is one of that name; SightlineError lists them otherwise."""
+    """`precision` if it is valid; otherwise a SightlineError lists the choices."""
     if precision not in PRECISIONS:
         raise SightlineError(f"unknown precision {precision!r}; use one of {', '.join(PRECISIONS)}")
     return precision
 
 
 def device_name(device: torch.device) -> str:
-    """The model of a CUDA device; ``cpu`` or ``mps`` of the others."""
+    """The model name of a CUDA device; otherwise ``cpu`` or ``mps``."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Bytes that this process has needed at most, on the ``host`` and on a CUDA ``device``."""
+    """Peak memory of this process in bytes, on the ``host`` and on a CUDA ``device``."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = {"host": peak if sys.platform == "darwin" else peak * 1024}  # which counts in KiB
+    found = {"host": peak if sys.platform == "darwin" else peak * 1024}  # Linux counts in KiB
     if device.type == "cuda":
         found["device"] = torch.cuda.max_memory_allocated(device)
     return found
@@ -73,11 +73,11 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 @contextmanager
 def computing(device: torch.device, precision: str) -> Iterator[None]:
-    """The context of one forward pass: no gradients, `precision`, the same sums every time.
+    """The context of one forward pass: no gradients, `precision`, deterministic sums.
 
-    ``fp32`` means float32 throughout: TensorFloat-32, which cuDNN uses unless told otherwise, is
-    off. ``bf16`` and ``fp16`` are autocast. On CUDA cuDNN must choose deterministic algorithms
-    without trying several, so that one batch gives one answer. Flags are put back afterwards.
+    ``fp32`` means float32 throughout: TensorFloat-32, which cuDNN uses by default, is off.
+    ``bf16`` and ``fp16`` use autocast. On CUDA, cuDNN must choose deterministic algorithms without
+    benchmarking, so that a batch always gives the same result. The flags are restored afterwards.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())

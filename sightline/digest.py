@@ -1,4 +1,4 @@
-"""One digest of whatever JSON can say: descriptions, parameters, records."""
+"""The digest of any JSON value: descriptions, parameters, records."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def digest(value: object, *, spaced: bool = False, escaped: bool = False) -> str
 
     Args:
         spaced: a space after every comma and colon.
-        escaped: letters beyond ASCII as ``\\u…``. Digests that are on disk were made in these two
-            forms; a new one takes neither.
+        escaped: non-ASCII letters as ``\\u…``. Digests already on disk use these two forms; a new
+            one uses neither.
     """
     text = json.dumps(
         value,

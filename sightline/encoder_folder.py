@@ -1,4 +1,4 @@
-"""What an encoder's folder says of its use, and the student or evaluated encoder in it."""
+"""How an encoder's folder says to use it, and loading the student or evaluated encoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sightline.errors import SightlineError
 from sightline.pooling_names import Pooling
 from sightline.pretrained import Pretrained
 
-# A tokenizer without a limit of its own says 1e30; no position table is longer than this.
+# A tokenizer without a limit reports 1e30; no position table is longer than this.
 _NO_LIMIT = 1_000_000
 _POSITIONS_FROM_PADDING = {
     "roberta",
@@ -37,9 +37,9 @@ _LEGACY_POOLING = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a sentence-transformers folder says about making an embedding.
+    """How a sentence-transformers folder says to make an embedding.
 
-    `pooling` is None for a plain Hugging Face folder, which does not say. `max_length` is in
+    `pooling` is None for a plain Hugging Face folder, which does not specify it. `max_length` is in
     tokens, special tokens included; None leaves it to the tokenizer and the model.
     """
 
@@ -54,12 +54,12 @@ def read_recipe(source: str | Path, *, bare: bool = False) -> Recipe:
     """The recipe of a folder or hub name; an empty `Recipe` for a plain Hugging Face folder.
 
     Args:
-        bare: the caller brings its own pooling, so only the encoder's settings (maximum length,
-            lower-casing, sub-folder) are read and the modules after it are left out.
+        bare: the caller chooses the pooling, so only the encoder's settings (maximum length,
+            lower-casing, sub-folder) are read and the modules after it are ignored.
 
     Raises:
-        SightlineError: the folder pools in a way, or adds a module or a default prompt, that
-            Sightline does not have; leaving it out would silently change the embeddings.
+        SightlineError: the folder has a pooling, a module or a default prompt that Sightline does
+            not support; ignoring it would silently change the embeddings.
     """
     there = Pretrained(str(source))
     with there.reading("sentence-transformers settings"):
@@ -87,7 +87,7 @@ def _recipe(there: Pretrained, bare: bool) -> Recipe:
             normalize = True
         elif kind != "Dropout":
             raise SightlineError(
-                f"{source}: modules.json lists a {kind} module, which Sightline does not apply; "
+                f"{source}: modules.json lists a {kind} module, which Sightline does not support; "
                 "give a pooling (cls or mean) to use the encoder without the modules after it"
             )
     if not bare:
@@ -95,8 +95,9 @@ def _recipe(there: Pretrained, bare: bool) -> Recipe:
         prompt = described.get("default_prompt_name")
         if prompt:
             raise SightlineError(
-                f"{source}: config_sentence_transformers.json puts the prompt {prompt!r} before "
-                "every sentence, which Sightline does not; give a pooling to use it without"
+                f"{source}: config_sentence_transformers.json prepends the prompt {prompt!r} to "
+                "every sentence, which Sightline does not do; give a pooling to use the encoder "
+                "without it"
             )
     transformer = Pretrained(source, subfolder=subfolder)
     settings = transformer.json("sentence_bert_config.json") or {}
@@ -114,7 +115,7 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
     """The encoder in float32 on the CPU, in eval mode.
 
     Raises:
-        SightlineError: nothing can be loaded from `source` safely and in full (`Pretrained`).
+        SightlineError: `source` cannot be loaded safely and in full (`Pretrained`).
     """
     there = Pretrained(str(source), subfolder=recipe.subfolder)
     return there.model(AutoModel, there.config())
@@ -124,7 +125,7 @@ def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBas
     """The tokenizer, lower-casing where the folder's sentence_bert_config.json asks for it.
 
     Raises:
-        SightlineError: nothing can be loaded from `source`, or its tokenizer knows no word.
+        SightlineError: `source` cannot be loaded, or its tokenizer has no vocabulary.
     """
     tokenizer = Pretrained(str(source), subfolder=recipe.subfolder).tokenizer()
     if recipe.do_lower_case:
@@ -137,7 +138,7 @@ def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBas
 
 
 def fit_pooler(model: Any, name: str | Path, pooling: Pooling) -> None:
-    """Leave out a pooler that `pooling` does not use: nothing trains it, and it costs time.
+    """Drop a pooler that `pooling` does not use: it would never be trained, and it costs time.
 
     Raises:
         SightlineError: the pooling is `pooler`, and the model `name` has none.
@@ -147,8 +148,8 @@ def fit_pooler(model: Any, name: str | Path, pooling: Pooling) -> None:
             model.pooler = None
     elif getattr(model, "pooler", None) is None:
         raise SightlineError(
-            f"{name}: pooling 'pooler' was asked of a {model.config.model_type} encoder that has "
-            "no pooler weights; use another, such as cls or mean"
+            f"{name}: pooling 'pooler' was requested, but this {model.config.model_type} encoder "
+            "has no pooler weights; use another, such as cls or mean"
         )
 
 
@@ -157,7 +158,7 @@ def own_max_length(
 ) -> int:
     """The longest input of an encoder in tokens, special tokens included; never the training 32.
 
-    sentence_bert_config.json's `max_seq_length` where there is one; else the smaller of the
+    sentence_bert_config.json's `max_seq_length` if it has one; else the smaller of the
     tokenizer's `model_max_length` and the number of usable `positions`.
     """
     if recipe is not None and recipe.max_length is not None:
@@ -168,7 +169,7 @@ def own_max_length(
         limits.append(usable)
     if not limits:
         raise SightlineError(
-            f"the maximum length of this {config.model_type} encoder is not known: neither "
+            f"the maximum length of this {config.model_type} encoder is unknown: neither "
             "tokenizer_config.json (model_max_length) nor config.json "
             "(max_position_embeddings) gives it; add one of them"
         )
@@ -202,6 +203,6 @@ def _read_pooling(source: str, name: str, config: dict[str, Any]) -> Pooling:
     if modes == ["mean"]:
         return "mean"
     raise SightlineError(
-        f"{source}: {name} pools by {' + '.join(map(str, modes))}; Sightline reads cls or mean "
-        "from such a folder. Give a pooling to use the encoder with another"
+        f"{source}: {name} sets {' + '.join(map(str, modes))} pooling, but Sightline supports only "
+        "cls or mean from such a folder; give a pooling to override it"
     )

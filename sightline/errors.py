@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SightlineError(Exception):
-    """A mistake or a state that the user can mend.
+    """A mistake or a state that the user can fix.
 
     ``str(error)`` is the whole message: what was found and where, what was expected, and what to
     do next. The command line prints it without a traceback and exits with 1.
@@ -16,7 +16,7 @@ class BusyError(SightlineError):
 
 
 class SaidElsewhere(SightlineError):
-    """Why this process ends, which another process of the same run tells the user.
+    """Ends this process because of an error that another process of the same run reports.
 
     The command line exits with 1 and prints nothing.
     """

@@ -1,4 +1,4 @@
-"""Settings whose ``family`` says which class checks them and builds what they describe."""
+"""Settings whose ``family`` selects the class that validates them and builds what they describe."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sightline.registry import Registry
 
 
 class FamilySettings(BaseModel):
-    """The base of settings that come in families, to which other packages may add theirs.
+    """Base class of settings that come in families; other packages may add their own.
 
-    A direct subclass is one seam: it has a registry, `families`, of its own subclasses by name.
-    Checking something against it checks it against the class of its family:
+    A direct subclass is an extension point: its registry, `families`, has its subclasses by name.
+    Validating something against it validates it against the class of its family:
     ``EncoderConfig.model_validate({"family": "open_clip", …})`` is an `OpenClipConfig`.
 
     Attributes:
@@ -45,7 +45,7 @@ class FamilySettings(BaseModel):
         try:
             return chosen.model_validate(given)
         except ValidationError as error:
-            # said here: outside, nobody knows the keys of the family
+            # reported here: outside, the keys of the family are unknown
             raise _mistakes([located(dict(each), chosen) for each in error.errors()]) from error
 
     @classmethod
@@ -54,8 +54,8 @@ class FamilySettings(BaseModel):
 
         Raises:
             ValidationError: there is no such family; the message names the nearest.
-            SightlineError: another package has it and it cannot be imported, or it is something
-                else.
+            SightlineError: it belongs to another package and cannot be imported, or it is not
+                such a class.
         """
         families = cls.families
         if family is None:
@@ -66,7 +66,7 @@ class FamilySettings(BaseModel):
 
 
 def _mistakes(mistakes: list[tuple[tuple[Any, ...], str]]) -> ValidationError:
-    """An error of pydantic with these messages, each at its place."""
+    """A pydantic error with these messages, each at its location."""
     return ValidationError.from_exception_data(
         "settings",
         [

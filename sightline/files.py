@@ -17,11 +17,11 @@ _NO_RENAMES = {
     *(errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP),
     *(errno.EPERM, errno.EINVAL, errno.EEXIST),
 }
-"""What systems say that cannot let a file take the place of another one."""
+"""Errors of file systems that cannot replace a file by renaming another one."""
 
 
 def token() -> str:
-    """Stands in the name of every temporary file of this process, which is known by it later."""
+    """Part of the name of every temporary file of this process, which identifies it later."""
     return _tokens.setdefault(os.getpid(), secrets.token_hex(8))
 
 
@@ -44,7 +44,7 @@ def fsync_file(path: Path) -> None:
 
 
 def write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
-    """Write every byte of ``data`` at ``offset``; the system may take them in several pieces.
+    """Write every byte of ``data`` at ``offset``; the system may accept them in several pieces.
 
     Raises:
         OSError: the disk is full or failing; what was written so far is in the file.
@@ -57,17 +57,17 @@ def write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` when the block ends without an error.
+    """A path to write to; it replaces ``path`` if the block ends without an error.
 
     The file is made beside its target, so the rename never crosses a file system.
 
     Raises:
-        SightlineError: the file system has no such renames.
+        SightlineError: the file system cannot replace a file by renaming.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{token()}.tmp")
     try:
-        part.unlink(missing_ok=True)  # whatever lies there, it is not followed
+        part.unlink(missing_ok=True)  # a link there is not followed
         yield part
         fsync_file(part)
         _rename(part, path)
@@ -85,13 +85,13 @@ def _rename(part: Path, path: Path) -> None:
             raise
         raise SightlineError(
             f"{path.parent}: this file system cannot replace a file by renaming another one "
-            f"({error.strerror}), and a run that is killed would leave half of one; put the output "
-            "on a local disk or a POSIX network file system"
+            f"({error.strerror}), so a killed run would leave a partial file; put the output on a "
+            "local disk or a POSIX network file system"
         ) from error
 
 
 def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:
-    """Replace ``path`` by ``pieces``, one after the other, durably and at once."""
+    """Replace ``path`` with ``pieces``, one after the other, durably and atomically."""
     with replacing(path) as part:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
@@ -105,7 +105,7 @@ def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:
 
 
 def remove_leftovers(folder: Path, tokens: Collection[str]) -> None:
-    """Remove the temporary files of killed processes in ``folder``, known by their tokens."""
+    """Remove the temporary files of killed processes in ``folder``, identified by their tokens."""
     if tokens and folder.is_dir():
         pattern = re.compile(rf"\..+\.({'|'.join(map(re.escape, tokens))})\.tmp")
         for path in folder.iterdir():

@@ -6,7 +6,7 @@ import os
 
 
 def is_first_process() -> bool:
-    """Whether this process is the only one, or number 0: the one that tells the user something."""
+    """Whether this process is the only one, or number 0: the one that talks to the user."""
     if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
         return True
     return os.environ.get("RANK", "0") == "0"

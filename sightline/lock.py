@@ -1,4 +1,4 @@
-"""Who may write: an operating-system lock in the run folder of an output."""
+"""One writer at a time: an operating-system lock in the run folder of an output."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ except ImportError:  # not a POSIX system
 
 _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}  # options of nfs(5)
 _held: set[tuple[int, int]] = set()
-"""Device and inode of the locks of this process, which the kernel lets it take again and again."""
-_OURS = re.compile(rb"(worker \d+/\d+, )?process ")  # what a lock of ours begins with
+"""Device and inode of the locks of this process; the kernel would let it take them again."""
+_OURS = re.compile(rb"(worker \d+/\d+, )?process ")  # how a lock of ours begins
 _TOKEN_LINE = re.compile(r"temporary files ([0-9a-f]{16})")
-_WAIT = 0.02  # seconds between two looks at a lock that a worker plans or publishes under
-_GRACE = 1.0  # seconds in which a worker that took the lock has written its line into it
+_WAIT = 0.02  # seconds between polls of a lock that a worker plans or publishes under
+_GRACE = 1.0  # seconds that a worker which took the lock needs to write its line into it
 
 
 class WriterLock:
     """Holds ``<run folder>/lock`` while a run writes.
 
-    A POSIX record lock: the kernel drops it when the process dies, however it dies, and decode
-    workers that outlive a killed parent do not inherit it. A run whose own parent was killed (DVC,
-    a shell) goes on and keeps it. The process and host inside the file are for the message; the
-    tokens tell the next run which temporary files a killed one left.
+    A POSIX record lock: the kernel releases it however the process dies, and decode workers that
+    outlive a killed parent do not inherit it. A run whose own parent (DVC, a shell) was killed
+    continues and keeps it. The process and host in the file are for the message; the tokens tell
+    the next run which temporary files a killed run left.
 
-    A run holds every byte of the file. Workers, which share an output, hold its first byte
-    together, and each of them the bytes of the blocks that it is computing. A worker that comes
-    first holds every byte until it calls `share`; others wait for that.
+    A run locks every byte of the file. Workers, which share an output, share a lock on its first
+    byte, and each locks the bytes of the blocks that it is computing. The first worker locks every
+    byte until it calls `share`; the others wait for that.
 
     Args:
         folder: the run folder.
-        worker: ``worker 0/2``, of one that shares the output, for the others to know; or empty.
+        worker: such as ``worker 0/2`` if it shares the output, to show the others; else empty.
         join: share the lock with other workers.
         patience: seconds to wait for others to end, without ``join``.
 
     Attributes:
-        alone: no other run and no other worker holds it.
-        abandoned: tokens of processes that were killed while they held this lock; none unless
+        alone: no other run or worker holds it.
+        abandoned: tokens of processes that were killed while they held this lock; empty unless
             it was taken alone.
-        found_empty: ``lock`` was there, without a word in it; it is left so again.
+        found_empty: ``lock`` existed and was empty; it is left empty again.
 
     Raises:
         BusyError: another run holds it.
-        SightlineError: ``lock`` is somebody else's file, or the file system has no locks.
+        SightlineError: ``lock`` is not Sightline's file, or the file system has no locks.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class WriterLock:
         if found and not _OURS.match(found):
             os.close(handle)
             raise SightlineError(
-                f"{self.path}: not a lock of Sightline, so {self.path.parent} is somebody else's; "
-                "name another output, or move it away"
+                f"{self.path}: not a lock of Sightline, so {self.path.parent} belongs to something "
+                "else; name another output, or move it away"
             )
         self._handle = handle
         _held.add(self._identity)
@@ -104,14 +104,14 @@ class WriterLock:
             if self.found_empty:
                 os.truncate(self._handle, 0)
             else:
-                self._write(())  # every temporary file is gone
+                self._write(())  # no temporary file is left
         _held.discard(self._identity)
         os.close(self._handle)  # which releases it
         self._handle = None
         self.alone = False
 
     def share(self) -> None:
-        """Let other workers in, and keep out runs that write by themselves."""
+        """Let other workers in, and keep out runs that write alone."""
         assert fcntl is not None
         assert self._handle is not None
         fcntl.lockf(self._handle, fcntl.LOCK_SH, 1)
@@ -119,18 +119,18 @@ class WriterLock:
         self.alone = False
 
     def claim(self, block: int) -> bool:
-        """Take a block for this worker; False where another one is at it."""
+        """Take a block for this worker; False if another one is computing it."""
         assert self._handle is not None
         return _locked(self._handle, exclusive=True, length=1, start=1 + block)
 
     def release(self, block: int) -> None:
-        """Let go of a block that was claimed."""
+        """Release a claimed block."""
         assert fcntl is not None
         assert self._handle is not None
         fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, 1 + block)
 
     def _opened_and_locked(self) -> int:
-        """A handle of the file, once the lock is ours."""
+        """Wait for the lock; returns a handle of the file."""
         end = time.monotonic() + (_GRACE if self._join else self._patience)
         while True:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,19 +138,19 @@ class WriterLock:
                 handle = os.open(
                     self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
                 )
-            except FileNotFoundError:  # the folder, removed by a run that has just ended
+            except FileNotFoundError:  # a run that has just ended removed the folder
                 continue
             self._identity = _identity(os.fstat(handle))
             if self._identity in _held:
-                # closing the file would drop the lock that this process has, so it stays open
-                raise BusyError(f"{self.path.parent}: this process is writing here already")
+                # closing the file would release this process's lock, so it stays open
+                raise BusyError(f"{self.path.parent}: this process is already writing here")
             try:
                 locked = self._lock(handle)
             except OSError as error:
                 os.close(handle)
                 raise SightlineError(
-                    f"{self.path}: this file system has no locks ({error.strerror}); two runs "
-                    "could damage each other. Put the output on a local disk."
+                    f"{self.path}: this file system has no locks ({error.strerror}), so two "
+                    "runs could damage each other's files; put the output on a local disk"
                 ) from error
             if not locked:
                 holder = os.pread(handle, 200, 0).decode(errors="replace").split("\n")[0]
@@ -159,8 +159,8 @@ class WriterLock:
                 if not waits and time.monotonic() >= end:
                     raise BusyError(
                         f"{self.path.parent}: another run is writing here "
-                        f"({holder or 'unknown'}); wait for it, or end that process; what it has "
-                        "done is kept"
+                        f"({holder or 'unknown'}); wait for it to finish, or end that process "
+                        "(its finished work is kept)"
                     )
                 time.sleep(_WAIT)
                 continue
@@ -192,7 +192,7 @@ class WriterLock:
         os.truncate(self._handle, len(text))
 
     def _append(self) -> None:
-        """Add this worker's lines to those of the others, who may do so at the same time."""
+        """Append this worker's lines; the others may append theirs at the same time."""
         assert fcntl is not None
         assert self._handle is not None
         fcntl.fcntl(self._handle, fcntl.F_SETFL, os.O_APPEND)
@@ -206,7 +206,7 @@ class WriterLock:
 
 
 def _locked(handle: int, *, exclusive: bool, length: int = 0, start: int = 0) -> bool:
-    """Whether the bytes (``length`` 0: all from ``start`` on) could be locked at once.
+    """Whether the bytes (``length`` 0: all from ``start`` on) could be locked without waiting.
 
     Raises:
         OSError: the file system has no locks.
@@ -227,5 +227,5 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def _seen_by_this_machine_only(device: int) -> bool:
-    """Whether locks on a network file system stay on this machine."""
+    """Whether locks on this network file system are local to this machine."""
     return not _LOCAL_LOCKS.isdisjoint(options_of(device))

@@ -9,14 +9,14 @@ MOUNTINFO = Path("/proc/self/mountinfo")  # proc(5); other systems have none
 
 
 def is_mount_point(folder: Path) -> bool:
-    """Whether something is mounted at ``folder``, bind mounts of one file system among them."""
+    """Whether something is mounted at ``folder``, including bind mounts of the same file system."""
     if folder.is_dir() and os.path.ismount(folder):
         return True
     return os.fspath(folder).replace(" ", "\\040") in {fields[4] for fields in _mounts()}
 
 
 def options_of(device: int) -> set[str]:
-    """The options of the file system on ``device`` (``st_dev``); empty where none are known."""
+    """The options of the file system on ``device`` (``st_dev``); empty if none are known."""
     number = f"{os.major(device)}:{os.minor(device)}"
     return next((set(f[-1].split(",")) for f in _mounts() if f[2] == number), set())
 

@@ -1,12 +1,11 @@
-"""What a command may replace: files of its own, by name, that its own record lists.
+"""What a command may replace: only its own files, by name, as listed in its record.
 
-One rule for everything that writes. An output folder has a *record*, a JSON file that lists the
-files in the folder that are ours. A command replaces and removes those, each by its name, and no
-other file; it refuses a name that it needs where a file lies that the record does not list. It
-removes no folder that holds anything, renames none that it did not make itself, and writes the
-record last. Files of ours that the record does not list have their names in a second file, the
-*claims*: those that a run is writing, or was when it was killed, and those that are superseded and
-stay until they are collected.
+The same rule applies to everything that writes. An output folder has a *record*, a JSON file that
+lists which files in the folder are ours. A command replaces and removes those by name, and no other
+file; if it needs the name of a file that the record does not list, it refuses. It removes only
+empty folders, renames only folders that it made itself, and writes the record last. Files of ours
+that the record does not list are named in a second file, the *claims*: those that a run is writing,
+or was writing when it was killed, and superseded ones that stay until they are collected.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from sightline.overlap import check_apart
 
 RECORDS = {
     "dataset.json": "a prepared data set",
-    "set.json": "a set of the cache",
-    "ground_stats.json": "figures of a grounding",
+    "set.json": "a cached set",
+    "ground_stats.json": "grounding statistics",
     "run.json": "a training run",
     "report.json": "a report",
 }
-"""Every record there is, and what it is the record of."""
+"""Every kind of record → what its folder holds."""
 _OURS = re.compile(rb'"schema": ?"sightline\.')
 _RUN_FILES = ("plan", "failures.jsonl", "blocks")
-"""What runs keep in a run folder, beside its lock."""
+"""What runs keep in a run folder, besides its lock."""
 _HEAD_BYTES = 4096
-_MOST_SYNCED = 100  # small files of a folder; more are cheaper to write again than to sync
+_MOST_SYNCED = 100  # files of a folder; more are cheaper to rewrite than to sync
 
 Listed = Callable[[bytes], Collection[str]]
-"""Bytes of a record → the names that it lists; raises SightlineError for somebody else's file."""
+"""Bytes of a record → the names that it lists; SightlineError if the file is not Sightline's."""
 
 
 class Output:
@@ -67,24 +66,24 @@ class Output:
     Args:
         folder: need not exist; may be a link to a folder, a mount point or the working folder.
         record: name of the record in it.
-        listed: which names a record lists.
-        inputs: files and folders that the command reads; those that do not exist are passed over.
-        worker: ``worker 0/2``, of one that shares the output with others, or empty.
-        patience: seconds to wait for another run to end; a worker waits two for those that are
-            just leaving.
+        listed: reads the names that a record lists.
+        inputs: files and folders that the command reads; missing ones are ignored.
+        worker: such as ``worker 0/2`` if it shares the output with others; else empty.
+        patience: seconds to wait for another run to end; a worker waits two, for runs that are
+            about to end.
 
     Attributes:
-        folder: the output folder, absolute, links followed.
-        run_folder: where a run keeps what only it needs: ``<folder>.run`` beside it, or ``.run``
-            inside a mount point, whose files cannot be renamed from outside.
+        folder: the output folder, absolute, links resolved.
+        run_folder: where a run keeps its working files: ``<folder>.run`` beside it, or ``.run``
+            inside a mount point, because files cannot be renamed into one from outside.
         owned: names of our files, relative to the folder, with ``/`` between parts.
         abandoned: tokens in the names of temporary files that killed runs left; those in the two
-            folders themselves are gone.
+            folders themselves have been removed.
 
     Raises:
         BusyError: another run is writing there.
-        SightlineError: the folder is a file, holds an input, lies in one, or belongs to somebody
-            else. Nothing has changed then.
+        SightlineError: the folder is a file, contains an input, is inside one, or does not belong
+            to Sightline. Nothing has been changed.
     """
 
     def __init__(
@@ -114,9 +113,9 @@ class Output:
 
     @contextmanager
     def joined(self) -> Iterator[WriterLock]:
-        """Write to the run folder, and to nothing else, together with the other workers.
+        """Write only to the run folder, together with the other workers.
 
-        The lock is held alone by the worker that comes first, until it shares it.
+        The first worker holds the lock alone until it shares it.
         """
         lock = WriterLock(self.run_folder, self._worker, join=True)
         self._begin(lock)
@@ -145,20 +144,20 @@ class Output:
         self._stack.__exit__(kind, error, traceback)
 
     def check_place(self) -> None:
-        """Refuse the folder as entering does, without taking the lock.
+        """Run the checks of entering the folder, without taking the lock.
 
         Raises:
-            SightlineError: as the class says.
+            SightlineError: as for the class.
         """
         if self.folder.exists() and not self.folder.is_dir():
-            raise SightlineError(f"{self.given}: is a file; the output is a folder, name another")
+            raise SightlineError(f"{self.given}: is a file, not a folder; name another output")
         self._read_record()
         self.claims()
         self._refuse_another_kind()
         inside = check_apart(self.given, self._inputs)
         if inside is not None and not self._is_new_or_ours():
             raise SightlineError(
-                f"{self.given}: lies inside the input {inside} and holds other files; name a "
+                f"{self.given}: is inside the input {inside} and contains other files; name a "
                 "new folder"
             )
         check_apart(self.run_folder, self._inputs, holds_only=True)
@@ -166,13 +165,14 @@ class Output:
         there = [name for name in _RUN_FILES if os.path.lexists(run / name)]
         if there and not os.path.lexists(run / "lock"):
             raise SightlineError(
-                f"{run}: holds {', '.join(there)} and no lock of Sightline, so it may be somebody "
-                f"else's; move it away, or run `touch {run / 'lock'}` if an earlier run left it"
+                f"{run}: contains {', '.join(there)} but no lock of Sightline, so it may belong to "
+                f"something else; move it away, or run `touch {run / 'lock'}` if an earlier run "
+                "left it"
             )
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A new folder of this run on the file system of the output; it is removed at the end."""
+        """A new folder of this run on the output's file system, removed at the end."""
         folder = self._scratch_of(token())
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -182,10 +182,10 @@ class Output:
             shutil.rmtree(folder, ignore_errors=True)
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse to begin where a file that is not ours has one of ``names``.
+        """Refuse to start if a file that is not ours has one of ``names``.
 
         Raises:
-            SightlineError: one has, or a folder on the way to it is a link or a file.
+            SightlineError: there is one, or a folder on the way to it is a link or a file.
         """
         for name in names:
             self._refuse_detours(name)
@@ -196,14 +196,14 @@ class Output:
         """Make ``names`` ours, durably, before they are written.
 
         Raises:
-            SightlineError: as `check`.
+            SightlineError: as for `check`.
         """
         new = set(names) - self.owned
         self.check(new)
         self.remember(new)
 
     def remember(self, names: Iterable[str]) -> None:
-        """Let the next run know ``names`` for ours, should this one be killed."""
+        """Record ``names`` as ours for the next run, in case this one is killed."""
         new = sorted(set(names))
         if not new:
             return
@@ -213,7 +213,7 @@ class Output:
             write_bytes(path, claims_text([]))
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            # a line that a kill cut short must not swallow the first new one
+            # a line truncated by a kill must not swallow the first new one
             lines = [b"\n", *(f"{json.dumps(name)}\n".encode() for name in new)]
             write_all(handle, b"".join(lines), os.fstat(handle).st_size)
             os.fsync(handle)
@@ -222,9 +222,9 @@ class Output:
         self.owned.update(new)
 
     def write(self, name: str, *pieces: bytes | memoryview) -> Path:
-        """Replace the file ``name`` of ours by ``pieces``, durably and at once.
+        """Replace our file ``name`` with ``pieces``, durably and atomically.
 
-        A file that is not ours is taken over if it holds these very bytes.
+        A file that is not ours is adopted if it has exactly these bytes.
         """
         path = self.folder / name
         self._refuse_detours(name)
@@ -238,7 +238,7 @@ class Output:
         """Move every file of ``made``, a folder of this run, into the output; returns their names.
 
         Raises:
-            SightlineError: one of the names is somebody else's; nothing was moved then.
+            SightlineError: a file that is not ours has one of the names; nothing was moved.
         """
         found = {
             path.relative_to(made).as_posix(): path
@@ -252,10 +252,10 @@ class Output:
     def move(self, files: Mapping[str, Path]) -> None:
         """Move durable files of this run to their names in the output.
 
-        A file that is not ours is taken over if it holds the very bytes of the new one.
+        A file that is not ours is adopted if it has exactly the bytes of the new one.
 
         Raises:
-            SightlineError: one of the names is somebody else's; nothing was moved then.
+            SightlineError: a file that is not ours has one of the names; nothing was moved.
         """
         for name in files:
             self._refuse_detours(name)
@@ -274,7 +274,7 @@ class Output:
             fsync_folder(parent)
 
     def move_whole(self, made: Path, name: str) -> None:
-        """Move the folder ``made`` of this run to a name that nothing has, whole or not at all.
+        """Move the folder ``made`` of this run to an unused name, whole or not at all.
 
         Raises:
             SightlineError: a folder on the way to the name is a link or a file.
@@ -288,7 +288,7 @@ class Output:
         fsync_folder(target.parent)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove those of ``names`` that are ours, and folders that are empty then."""
+        """Remove those of ``names`` that are ours, and the folders that this leaves empty."""
         gone = sorted(set(names) & self.owned)
         for name in gone:
             if not self._behind_a_link(name):
@@ -299,29 +299,29 @@ class Output:
                 (self.folder / parent).rmdir()
 
     def publish(self, made: Path, body: Mapping[str, Any]) -> None:
-        """Let the files of ``made`` replace ours; the record is ``body`` with their names."""
+        """Replace our files with those of ``made``; the record is ``body`` with their names."""
         self.folder.mkdir(parents=True, exist_ok=True)
         names = self.move_in(made)
         text = json.dumps({**body, "files": names}, indent=1, ensure_ascii=False)
         self.replace_record((text + "\n").encode(), names)
 
     def replace_record(self, data: bytes, names: Collection[str]) -> None:
-        """Write the record, which lists ``names``, and remove what else is ours."""
+        """Write the record, which lists ``names``, and remove our other files."""
         self.remember(self.owned - {*names, self.record})
         self.write(self.record, data)
         self.drop_stale(names)
 
     def drop_stale(self, names: Collection[str]) -> None:
-        """Remove what is ours and not among ``names``, which the record lists."""
+        """Remove our files that are not among ``names``, which the record lists."""
         self.remove(self.owned - {*names, self.record})
         self.settle(names)
 
     def claims(self) -> set[str]:
-        """Names of our files that the record need not list."""
+        """Names of our files that the record may not list."""
         return read_claims(self.folder, self.record)
 
     def settle(self, names: Iterable[str]) -> None:
-        """The record lists ``names`` now; the claims keep what else of ours is there."""
+        """Update the claims: the record now lists ``names``, they list our other files."""
         listed = {*names, self.record}
         rest = {name for name in self.owned - listed if os.path.lexists(self.folder / name)}
         self.owned = listed | rest
@@ -339,13 +339,13 @@ class Output:
             with path.open("rb") as file:
                 if _OURS.search(file.read(_HEAD_BYTES)):
                     raise SightlineError(
-                        f"{self.given}: holds {what} ({name}), and this command writes "
+                        f"{self.given}: contains {what} ({name}), but this command writes "
                         f"{RECORDS.get(self.record, 'something else')}; name another folder"
                     )
 
     def _is_new_or_ours(self) -> bool:
         if not self.folder.exists() or (self.folder / self.record).is_file():
-            return True  # `_read_record` has refused a record of somebody else's
+            return True  # `_read_record` has refused a record that is not ours
         begun = claims_of(self.folder, self.record).is_file()
         return begun or all(path == self.run_folder for path in self.folder.iterdir())
 
@@ -365,14 +365,14 @@ class Output:
             raise SightlineError(f"{path}: {error}") from None
 
     def _refuse_detours(self, name: str) -> None:
-        """Refuse to write through a link, or where a file stands in place of a folder."""
+        """Refuse to write through a link, or where a file has the name of a folder."""
         path = self.folder
         for part in PurePosixPath(name).parts[:-1]:
             path /= part
             if path.is_symlink() or (path.exists() and not path.is_dir()):
                 what = "a link" if path.is_symlink() else "a file"
                 raise SightlineError(
-                    f"{path}: is {what}, and {Path(name).name} belongs in a folder of that name; "
+                    f"{path}: is {what}, but {Path(name).name} belongs in a folder of that name; "
                     "move it away, or name another output"
                 )
 
@@ -380,7 +380,7 @@ class Output:
         path = self.folder / name
         if os.path.lexists(path):
             raise SightlineError(
-                f"{path}: is there already, and {self.record} does not list it as Sightline's; "
+                f"{path}: already exists, and {self.record} does not list it as Sightline's; "
                 "move it away, or name another output"
             )
 
@@ -392,7 +392,7 @@ class Output:
         return self.run_folder / f"scratch-{process}"
 
     def _tidy(self) -> None:
-        """Leave no run folder where nothing but the lock is in it."""
+        """Remove a run folder that contains only the lock."""
         lock = self.run_folder / "lock"
         with suppress(OSError):
             if list(self.run_folder.iterdir()) == [lock]:
@@ -401,7 +401,7 @@ class Output:
 
 
 def json_record(schema: str) -> Listed:
-    """Names that a JSON record lists under ``files``, if it says that it is of ``schema``."""
+    """A reader of the names under ``files`` in a JSON record with ``schema``."""
 
     def listed(data: bytes) -> Collection[str]:
         try:
@@ -432,14 +432,14 @@ def run_folder_of(folder: Path) -> Path:
 
 
 def _holds(path: Path, pieces: Iterable[bytes | memoryview]) -> bool:
-    """Whether ``path`` is a plain file of just these bytes."""
+    """Whether ``path`` is a plain file with exactly these bytes."""
     if path.is_symlink() or not path.is_file():
         return False
     return path.read_bytes() == b"".join(bytes(piece) for piece in pieces)
 
 
 def _equal(path: Path, other: Path) -> bool:
-    """Whether both are plain files of the same bytes."""
+    """Whether both are plain files with the same bytes."""
     if other.is_symlink() or not other.is_file():
         return False
     return path.stat().st_size == other.stat().st_size and filecmp.cmp(path, other, shallow=False)

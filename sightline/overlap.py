@@ -1,4 +1,4 @@
-"""An output and the inputs of its command are different places."""
+"""A command's output must not overlap its inputs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def check_apart(out: Path, inputs: Iterable[Path], holds_only: bool = False) -> 
     """Refuse an output that is one of the inputs or holds one.
 
     Args:
-        holds_only: leave out the look at inputs that ``out`` lies in.
+        holds_only: do not check whether ``out`` is inside an input.
 
     Returns:
-        The input folder that ``out`` lies in, or None.
+        The input folder that contains ``out``, or None.
 
     Raises:
-        SightlineError: ``out`` is an input, or an input lies in it.
+        SightlineError: ``out`` is an input or contains one.
     """
     around = _identities(out)
     inside = None
@@ -33,7 +33,7 @@ def check_apart(out: Path, inputs: Iterable[Path], holds_only: bool = False) -> 
             raise SightlineError(f"{out}: is also an input of this command; name another output")
         if own is not None and own in found[1:]:
             raise SightlineError(
-                f"{out}: the input {given} lies in it; name another output, such as "
+                f"{out}: contains the input {given}; name another output, such as "
                 f"{out / 'sightline'}"
             )
         if not holds_only and found[0] in around and given.is_dir():
@@ -42,7 +42,7 @@ def check_apart(out: Path, inputs: Iterable[Path], holds_only: bool = False) -> 
 
 
 def _identities(path: Path) -> list[tuple[int, int]]:
-    """Device and inode of ``path``, as far as it exists, and of every folder above it."""
+    """Device and inode of ``path`` and of every folder above it, of those that exist."""
     path = Path(os.path.realpath(path))
     found: list[tuple[int, int]] = []
     for each in (path, *path.parents):

@@ -1,4 +1,4 @@
-"""What is wrong with given parameters, in words: the key, what was found, what there is."""
+"""Error messages for invalid parameters: the key, what was found, what is available."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line for each mistake that ``model`` found; an unknown key is told the nearest one."""
+    """One line for each error that ``model`` found; for an unknown key, with the nearest one."""
     return [_line(dict(each), model) for each in error.errors()]
 
 
 def unknown(name: str, known: Iterable[object], what: str) -> str:
-    """``unknown key 'batchsize'; did you mean 'batch_size'? (there are: …)``."""
+    """``unknown key 'batchsize'; did you mean 'batch_size'? (available: …)``."""
     there = sorted(str(each) for each in known)
     near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r}{guess} (there are: {', '.join(there) or 'none'})"
+    return f"unknown {what} {name!r}{guess} (available: {', '.join(there) or 'none'})"
 
 
 def located(error: dict[str, Any], model: type[BaseModel]) -> tuple[tuple[Any, ...], str]:
-    """Place and message of one mistake that ``model`` found, as pydantic lists it."""
+    """Location and message of one error that ``model`` found, as pydantic lists it."""
     location: list[Any] = list(error["loc"])
     message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
@@ -33,7 +33,7 @@ def located(error: dict[str, Any], model: type[BaseModel]) -> tuple[tuple[Any, .
         message = unknown(key, _keys(location, model), "key")
     elif error["type"] == "missing":
         message = "is missing; it has no default"
-    elif error["type"] != "value_error":  # one of our own says what it found
+    elif error["type"] != "value_error":  # our own messages say what they found
         message = f"{message[0].lower()}{message[1:]}; found {error['input']!r}"
     return tuple(location), message
 
@@ -53,7 +53,7 @@ def _keys(location: Iterable[Any], model: type[BaseModel]) -> list[str]:
             here = get_args(here)[container is dict]
             continue
         found = _models(here)
-        if len(found) > 1:  # a union, of which pydantic names the member by its tag
+        if len(found) > 1:  # a union; pydantic names its member by the tag
             here = next((each for each in found if part in _tags(each)), None)
         else:
             field = found[0].model_fields.get(str(part)) if found else None

@@ -18,7 +18,7 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 def check_pooling(name: str) -> Pooling:
-    """`name` as a `Pooling`; SightlineError lists the names there are."""
+    """`name` as a `Pooling`; otherwise a SightlineError lists the valid names."""
     for known in POOLINGS:
         if name == known:
             return known
@@ -41,7 +41,7 @@ def pool(
     """One vector per sentence.
 
     - `cls`: the last layer at the first token, before any pooler (SimCSE, section 6.3).
-    - `pooler`: what the model's own pooler makes of it (BERT: Linear + Tanh).
+    - `pooler`: the output of the model's own pooler (BERT: Linear + Tanh).
     - `mean`: mean of the last layer over the tokens that the mask keeps.
     - `first_last_mean`: mean over those tokens of (embedding output + last layer) / 2. "First" is
       `hidden_states[0]`, the output of the embeddings, as in SimCSE's released `avg_first_last`.
@@ -57,14 +57,14 @@ def pool(
 
     Raises:
         SightlineError: `pooler` without a pooler, `first_last_mean` without hidden states, or a
-            name that is none of the four.
+            name that is not one of the four.
     """
     if pooling == "cls":
         return last_hidden_state[:, 0]
     if pooling == "pooler":
         if pooler_output is None:
             raise SightlineError(
-                "pooling 'pooler' was asked of an encoder that has no pooler; "
+                "pooling 'pooler' was requested, but the encoder has no pooler; "
                 "use cls, mean or first_last_mean"
             )
         return pooler_output
@@ -83,5 +83,5 @@ def pool(
 def _masked_mean(tokens: Tensor, attention_mask: Tensor) -> Tensor:
     """Mean of tokens [B, L, d] over the positions that the mask keeps: [B, d]."""
     mask = attention_mask.unsqueeze(-1).to(tokens.dtype)
-    # A row without any token gives zeros rather than NaN, as sentence-transformers has it.
+    # A row without any token gives zeros rather than NaN, as sentence-transformers does.
     return torch.sum(tokens * mask, dim=1) / mask.sum(dim=1).clamp(min=1e-9)

@@ -1,4 +1,4 @@
-"""The one way to load what others trained: no code of theirs is run, no weight is made up."""
+"""The only way to load pretrained models: none of their code runs, no weight is made up."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _POOLER = "pooler."
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A Hugging Face folder or hub name; whatever is wrong with it is one SightlineError.
+    """A Hugging Face folder or hub name; anything wrong with it is one SightlineError.
 
-    Student, teachers, grounders and SAM 2 are loaded by these methods alone. They run no code of
-    the folder, print nothing of the libraries', and ask a hub that is silent only once.
+    Student, teachers, grounders and SAM 2 are loaded only by these methods. They run no code from
+    the folder, silence the libraries, and try a hub that does not respond only once.
 
     Attributes:
         name: of the folder or the hub model.
@@ -41,7 +41,7 @@ class Pretrained:
         subfolder: of the folder or hub model that holds the files.
 
     Raises:
-        SightlineError: neither a folder nor a possible hub name, or a revision of a folder.
+        SightlineError: neither a folder nor a valid hub name, or a folder with a revision.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Pretrained:
                 validate_repo_id(self.name)
             except HFValidationError as error:
                 raise SightlineError(
-                    f"{self.name}: there is no such folder, and no hub model can be called that; "
+                    f"{self.name}: there is no such folder, and this is not a valid hub name; "
                     "name a folder or a hub model"
                 ) from error
         elif self.revision:
@@ -65,30 +65,30 @@ class Pretrained:
 
     @property
     def folder(self) -> Path | None:
-        """Where the files lie; None for a hub model."""
+        """Where the files are; None for a hub model."""
         return Path(self.name, self.subfolder) if Path(self.name).is_dir() else None
 
     @property
     def title(self) -> str:
-        """What records call it: the folder's own name, never its path, or the hub name."""
+        """Its name in records: the folder's own name, never its path, or the hub name."""
         return self.folder.resolve().name if self.folder else self.name
 
     def config(self, kind: Any = AutoConfig) -> Any:
         """config.json, as a configuration of transformers; ``kind`` is the class to read it as."""
         if self.folder and not (self.folder / "config.json").is_file():
-            raise SightlineError(f"{self.folder}: no config.json here, so no model; {_EXPECTED}")
+            raise SightlineError(f"{self.folder}: not a model: no config.json here; {_EXPECTED}")
         with self.reading("configuration"):
             return kind.from_pretrained(self.name, **self._where())
 
     def tokenizer(self) -> Any:
-        """The tokenizer; one that knows no word is refused."""
+        """The tokenizer; one without a vocabulary is refused."""
         with self.reading("tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(self.name, **self._where())
         return self._with_words(tokenizer)
 
     def processor(self) -> Any:
-        """Image processing, tokenizer and post-processing; the tokenizer must know words."""
-        from transformers import AutoProcessor  # it asks for the vision libraries
+        """Image processing, tokenizer and post-processing; the tokenizer needs a vocabulary."""
+        from transformers import AutoProcessor  # it requires the vision libraries
 
         with self.reading("processor"):
             processor: Any = AutoProcessor.from_pretrained(self.name, **self._where())
@@ -99,23 +99,23 @@ class Pretrained:
     def model(self, architecture: Any, config: Any, *, unpickle: bool = False) -> Any:
         """The model in float32 on the CPU, in evaluation mode, with exactly its own weights.
 
-        A pooler without weights (of a masked language model, which saves none) is left out, so
-        that none of random weights is ever used.
+        A pooler without weights (a masked language model saves none) is dropped, so that one with
+        random weights is never used.
 
         Args:
             architecture: class of transformers, such as ``AutoModel``.
             config: see `config`.
-            unpickle: read ``pytorch_model.bin`` where there are no safetensors. For teachers
-                alone: those of the papers (princeton-nlp/unsup-simcse-…) were published as nothing
-                else. transformers reads it by ``torch.load(weights_only=True)``, which makes
-                tensors and refuses a pickle that would do more; and a teacher is known by the
-                digest of its tensors, where a student is known by its safetensors files.
+            unpickle: read ``pytorch_model.bin`` if there are no safetensors. For teachers only:
+                those of the papers (princeton-nlp/unsup-simcse-…) were published in no other
+                format. transformers reads it with ``torch.load(weights_only=True)``, which builds
+                tensors and refuses a pickle that would do more; and a teacher is identified by
+                the digest of its tensors, a student by its safetensors files.
         """
         patterns = ["*.safetensors", *(["pytorch_model*.bin"] if unpickle else [])]
         if self.folder and not any(any(self.folder.glob(pattern)) for pattern in patterns):
             raise SightlineError(
                 f"{self.folder}: no weights here ({' or '.join(patterns)}), and Sightline does not "
-                "unpickle others; convert them with model.save_pretrained(folder) of transformers"
+                "unpickle others; convert them with transformers: model.save_pretrained(folder)"
             )
         with self.reading("weights"):
             model, report = architecture.from_pretrained(
@@ -135,7 +135,7 @@ class Pretrained:
         if missing or unlike:
             raise SightlineError(
                 f"{self.name}: its weights lack {len(missing)} tensors of the model and "
-                f"{len(unlike)} have another shape ({', '.join((missing + unlike)[:3])}); they "
+                f"{len(unlike)} have the wrong shape ({', '.join((missing + unlike)[:3])}); they "
                 "would be random. Check that config.json and the weights belong together"
             )
         if report["missing_keys"]:
@@ -143,11 +143,11 @@ class Pretrained:
         return model.eval()
 
     def json(self, name: str, *, or_give: str = "") -> Any:
-        """What a JSON file beside the model holds; None where there is no such file.
+        """Content of a JSON file beside the model; None if there is no such file.
 
         Args:
-            or_give: an option that makes the file needless. With it, a hub that cannot be asked
-                is an error; without, a file that the cache knows nothing of counts as none.
+            or_give: an option that makes the file unnecessary. With it, an unreachable hub is an
+                error; without it, a file that the cache does not know counts as missing.
         """
         with self.reading(f"{name} (or give {or_give})" if or_give else name):
             if self.folder:
@@ -162,7 +162,7 @@ class Pretrained:
         revision = self.revision or None
         try:
             return hf_hub_download(self.name, file, revision=revision)
-        except LocalEntryNotFoundError:  # the hub was not asked
+        except LocalEntryNotFoundError:  # the hub was not reached
             known = try_to_load_from_cache(self.name, file, revision=revision)
             if must_know and known is not _CACHED_NO_EXIST:
                 raise
@@ -172,10 +172,10 @@ class Pretrained:
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Silence the libraries, and turn whatever they raise into one SightlineError.
+        """Silence the libraries, and turn anything they raise into one SightlineError.
 
         Args:
-            what: is read, such as ``weights``.
+            what: is being read, such as ``weights``.
         """
         if self.folder is None:
             use_cache_where_silent()
@@ -190,23 +190,23 @@ class Pretrained:
         except pickle.UnpicklingError as error:
             raise SightlineError(
                 f"{self.name}: its {what} are a pickle that would run code, which Sightline never "
-                "does; name a model with safetensors"
+                "allows; name a model with safetensors"
             ) from error
-        except Exception as error:  # transformers has no family of its own for files that are none
+        except Exception as error:  # transformers has no base class for errors of invalid files
             if "trust_remote_code" in str(error):
                 raise SightlineError(
                     f"{self.name}: it needs code from its own repository, which Sightline never "
-                    "runs; name a model that transformers knows by itself"
+                    "runs; name a model that transformers supports natively"
                 ) from error
             raise SightlineError(
                 f"{self.name}: its {what} cannot be read ({first_lines(error)}); {_EXPECTED}"
             ) from error
 
     def _with_words(self, tokenizer: Any) -> Any:
-        # transformers makes up a tokenizer for a folder without one; every word is unknown to it
+        # for a folder without a tokenizer transformers makes one to which every word is unknown
         if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
             raise SightlineError(
-                f"{self.name}: its tokenizer knows no word, only special tokens, for its "
+                f"{self.name}: its tokenizer has only special tokens, because its "
                 "vocabulary is missing; expected tokenizer.json, or vocab.txt (BERT), or "
                 "vocab.json and merges.txt (RoBERTa); save the tokenizer beside the model"
             )

@@ -13,13 +13,13 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how many more ``unit`` are done.
+    """Yield a function to call with how many more ``unit`` are done.
 
     Args:
-        title: what is going on, such as ``image-features scenes/clip``.
+        title: what is being done, such as ``image-features scenes/clip``.
         total: how many there are in all.
-        unit: name of one of them, such as ``images``.
-        done: how many an earlier run had done already.
+        unit: what they are called, such as ``images``.
+        done: how many an earlier run had already done.
     """
     show = _bar if sys.stderr.isatty() else _lines
     with show(title, total, unit, done) as advance:

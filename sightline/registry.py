@@ -1,4 +1,4 @@
-"""Things chosen by name: our own, and those of other packages by their entry points."""
+"""Things chosen by name: Sightline's own, and those that other packages add by entry points."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class Registry:
-    """Name → ``module:attribute``; nothing is imported before it is asked for.
+    """Name → ``module:attribute``; nothing is imported until it is needed.
 
     Args:
         what: what is registered, in the singular, for error messages.
-        group: of the entry points with which other packages add to it.
-        own: ours.
+        group: the entry points with which other packages add to it.
+        own: Sightline's own entries.
     """
 
     def __init__(self, what: str, group: str, own: Mapping[str, str]) -> None:
@@ -30,10 +30,10 @@ class Registry:
 
     @cached_property
     def places(self) -> dict[str, str]:
-        """Name → ``module:attribute``, ours first.
+        """Name → ``module:attribute``, Sightline's own first.
 
         Raises:
-            SightlineError: a package gives a name that is taken.
+            SightlineError: a package registers a name that is taken.
         """
         found = dict(self._own)
         owners = dict.fromkeys(found, "Sightline")
@@ -42,7 +42,7 @@ class Registry:
             if point.name in found and found[point.name] != point.value:
                 raise SightlineError(
                     f"{package}: its entry point {self.group}:{point.name} ({point.value}) has the "
-                    f"name of another {self.what}, that of {owners[point.name]} "
+                    f"same name as the {self.what} of {owners[point.name]} "
                     f"({found[point.name]}); rename it, or uninstall one of the packages"
                 )
             found[point.name] = point.value
@@ -59,18 +59,18 @@ class Registry:
         """``module:attribute`` of ``name``.
 
         Raises:
-            SightlineError: there is none; lists those there are and names the nearest.
+            SightlineError: there is none; lists the available ones and suggests the nearest.
         """
         if name not in self.places:
             raise SightlineError(unknown(name, self.places, self.what))
         return self.places[name]
 
     def subclass(self, name: str, base: type[T]) -> type[T]:
-        """What is registered as ``name``, a subclass of ``base``.
+        """The subclass of ``base`` registered as ``name``.
 
         Raises:
-            SightlineError: there is none, another package's cannot be imported, or it is something
-                else.
+            SightlineError: there is none, another package's cannot be imported, or it is not such
+                a subclass.
         """
         found = self.load(name)
         if not (isinstance(found, type) and issubclass(found, base)):
@@ -84,7 +84,7 @@ class Registry:
         """What is registered as ``name``.
 
         Args:
-            attribute: something else that its module has, under this name.
+            attribute: load this attribute of its module instead.
 
         Raises:
             SightlineError: there is none, or another package's cannot be imported.
@@ -94,7 +94,7 @@ class Registry:
         if not hasattr(module, wanted):
             raise SightlineError(
                 f"{self._whose(name)}: its module {module.__name__} has no {wanted!r}; add it, or "
-                "correct the place"
+                "correct the entry"
             )
         return getattr(module, wanted)
 
@@ -112,7 +112,7 @@ class Registry:
                 raise
             raise SightlineError(
                 f"{self._whose(name)}: {module} cannot be imported: {type(error).__name__}: "
-                f"{error}. Mend that package, or uninstall it"
+                f"{error}. Fix that package, or uninstall it"
             ) from error
 
     def _whose(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a command with one line that says how to go on."""
+"""SIGINT and SIGTERM end a command with one line that says how to resume."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _AGAIN = 0.05  # seconds
 
 
 class Stopped(BaseException):
-    """SIGINT or SIGTERM asked a command to end, which is no error.
+    """SIGINT or SIGTERM asked a command to end; this is not an error.
 
-    Whoever knows how much is done, and how to go on, says it with `add_note`. It is neither an
+    Code that knows how much is done, and how to resume, adds that with `add_note`. It is neither an
     `Exception` nor a `KeyboardInterrupt`, because libraries catch those.
 
     Attributes:
@@ -36,15 +36,15 @@ class Stopped(BaseException):
 def stop_on_signals() -> Callable[[], None]:
     """Let the first SIGINT or SIGTERM raise `Stopped` in the main thread.
 
-    Later ones change nothing: `timeout` and container runtimes signal a process and then its whole
-    group, and saving takes a moment only. SIGKILL is always safe. In a process forked from this one
-    the signals change nothing either: decode workers end when this process does.
+    Later ones are ignored: `timeout` and container runtimes signal a process and then its whole
+    group, and saving takes only a moment. SIGKILL is always safe. A process forked from this one
+    ignores the signals too: decode workers end when this process does.
 
-    Where Python drops whatever is raised (finalizers, callbacks of weak references, of which every
-    import has some), the signal is sent once more a moment later.
+    Where Python discards exceptions (finalizers, and the weak-reference callbacks that every import
+    has), the signal is sent again a moment later.
 
     Returns:
-        What lets signals change nothing from now on: the command has failed, and says why.
+        A function that makes all later signals ignored: the command has failed, and says why.
     """
     process = os.getpid()
     asked = False

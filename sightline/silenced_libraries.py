@@ -1,4 +1,4 @@
-"""Libraries without their bars, warnings and reports, where these would only confuse."""
+"""Silencing the progress bars, warnings and reports of libraries where they would only confuse."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 def quiet() -> Iterator[None]:
     """Silence warnings and progress bars of model libraries while a model is built or written.
 
-    They speak of random weights and unused heads; where these matter, they are errors of ours or
-    told by the identity. `logging.info` at module level, as open_clip uses it, also installs a
-    handler on the root logger; it is taken off again.
+    They are about random weights and unused heads; where those matter, Sightline raises an error or
+    the identity records them. `logging.info` at module level, as in open_clip, also installs a
+    handler on the root logger; it is removed again.
     """
     from transformers.utils import logging as transformers_logging
 

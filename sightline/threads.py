@@ -1,4 +1,4 @@
-"""How many threads of the processor PyTorch computes with."""
+"""How many CPU threads PyTorch uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 def threads_here() -> int:
-    """As many as OMP_NUM_THREADS or the cores have it."""
+    """The current number, set by OMP_NUM_THREADS or the number of cores."""
     import torch
 
     return torch.get_num_threads()
@@ -15,7 +15,7 @@ def threads_here() -> int:
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Compute with ``count`` threads, and with as many as before afterwards."""
+    """Use ``count`` threads, then restore the previous number."""
     import torch
 
     before = torch.get_num_threads()

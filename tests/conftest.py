@@ -1,4 +1,4 @@
-"""What tests share: real data where it is at hand, and single-threaded, offline libraries."""
+"""Shared by all tests: real data if it is available, and single-threaded, offline libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of real photographs, captions and evaluation sets; skips where there is none."""
+    """Folder of real photographs, captions and evaluation sets; skips if there is none."""
     if not SHARED_DATA.is_dir():
         pytest.skip("the real data (../shared/data) is not on this machine")
     return SHARED_DATA

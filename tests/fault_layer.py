@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Act = Callable[[str], None]
-"""Told each point as it is reached, such as ``half write shard 2``; may raise, or never return."""
+"""Called with each point as it is reached, e.g. ``half write shard 2``; may raise or hang."""
 
 _ROLES = [
     (re.compile(r"shard-.*"), "shard"),
@@ -26,7 +26,7 @@ _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
 def role(path: str | Path) -> str:
-    """What a file of a run is: ``shard``, ``index``, ``record``, ``block``, … or ``folder``."""
+    """The role of a run's file: ``shard``, ``index``, ``record``, ``block``, … or ``folder``."""
     name = Path(path).name
     if unfinished := _UNFINISHED.fullmatch(name):
         name = unfinished[1]
@@ -41,9 +41,9 @@ def _path(handle: int) -> Path:
 
 
 class FaultLayer:
-    """Replaces the system calls through which a run writes, and tells ``act`` of each.
+    """Replaces the system calls with which a run writes, and calls ``act`` for each.
 
-    Syncing is left out, since no power fails in a test. Names count: the third shard that is
+    Syncing is left out, since no test cuts the power. Names are counted: the third shard that is
     renamed is ``rename shard 3``.
     """
 

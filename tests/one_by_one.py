@@ -1,7 +1,7 @@
 """SentEval's evaluation of one transfer task, one classifier after another: the oracle.
 
-Written from what `senteval/tools/classifier.py` and `validation.py` do, with PyTorch's own modules,
-optimiser and global seeds, so that it shares nothing with the batched code but the data.
+Written from what `senteval/tools/classifier.py` and `validation.py` do, with PyTorch's modules,
+optimiser and global seeds, so that it shares only the data with the batched code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A process that forks one run of a stage a request, so that hundreds can be broken in seconds.
+"""A process that forks one run of a stage per request, so that hundreds can be broken in seconds.
 
-Importing the libraries takes seconds, a run of a stub encoder a twentieth of one. Each line on
+Importing the libraries takes seconds, a run of a stub encoder a twentieth of a second. Each line on
 stdin is a request (JSON, `Request`), each line on stdout its outcome (`Outcome`). With ``--torch``
 it runs the command line with real encoders as well; ``--import=NAME`` imports more beforehand.
 """
@@ -67,7 +67,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
         code: exit code, or minus the signal that killed it.
@@ -85,7 +85,7 @@ class Outcome:
 
 
 class StageServer:
-    """The test's end: starts the process, asks, and ends it."""
+    """The test's side: starts the process, sends requests, and ends it."""
 
     def __init__(self, *options: str) -> None:
         self._process = subprocess.Popen(
@@ -96,19 +96,19 @@ class StageServer:
         )
 
     def begin(self, out: Path, **request: Any) -> None:
-        """Begin a run, and do not wait for it."""
+        """Start a run, and do not wait for it."""
         assert self._process.stdin is not None
         line = json.dumps(asdict(Request(str(out), **request)))
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def run(self, out: Path, **request: Any) -> Outcome:
-        """What becomes of a run."""
+        """The outcome of a run."""
         self.begin(out, **request)
         return self.outcome()
 
     def outcome(self) -> Outcome:
-        """What becomes of the run that was begun."""
+        """The outcome of the run that was started."""
         assert self._process.stdout is not None
         return Outcome(**json.loads(self._process.stdout.readline()))
 
@@ -116,7 +116,7 @@ class StageServer:
         self._process.communicate()
 
     def kill(self) -> None:
-        """End the server, and leave the run that it has begun to itself."""
+        """End the server, and leave the run that it started running."""
         self._process.kill()
         self._process.wait()
 
@@ -294,7 +294,7 @@ def _serve(request: Request) -> Outcome:
                 os._exit(code)
         if request.kill_after is not None:
             time.sleep(request.kill_after)
-            os.kill(process, signal.SIGKILL)  # one that has ended is there until it is waited for
+            os.kill(process, signal.SIGKILL)  # an ended process exists until it is waited for
         _, status = os.waitpid(process, 0)
         seconds = time.monotonic() - start
         for file in (said, trace, counter):

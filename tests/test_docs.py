@@ -18,7 +18,7 @@ SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_paths_resolve(page):
     text = page.read_text()
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)  # heads["image"](x) is no link
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)  # heads["image"](x) is not a link
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
     for name in re.findall(r"`((?:bench|pipeline|train|tests|docs|configs)/[\w./-]+\.\w+)`", text):

@@ -315,7 +315,7 @@ def test_two_packages_with_one_name_are_one_error(site, monkeypatch, group):
     assert registry.places["mine"] == "first.a:A"
     forget(REGISTRIES)
     install(site, "second", {group: {"mine": "second.b:B"}})
-    with pytest.raises(SightlineError, match="has the name of another") as caught:
+    with pytest.raises(SightlineError, match="has the same name as") as caught:
         list(registry)
     for part in ("first", "second", f"{group}:mine", "first.a:A", "second.b:B", "rename it"):
         assert part in str(caught.value)

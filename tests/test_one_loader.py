@@ -1,4 +1,4 @@
-"""Unsafe and incomplete folders, for whoever loads one: one clear error, no code run, no noise."""
+"""Unsafe and incomplete folders, for every loader: one clear error, no code run, no noise."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ HEADS = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> dict[str, Path]:
-    """A folder without fault for each loader."""
+    """A valid folder for each loader."""
     from transformers import Sam2Model
 
     root = tmp_path_factory.mktemp("whole")
@@ -89,7 +89,7 @@ def kind(request) -> str:
 
 @pytest.fixture
 def folder(kind: str, whole: dict[str, Path], tmp_path: Path) -> Path:
-    """A copy of that folder, to be spoilt."""
+    """A copy of that folder, to be damaged."""
     return shutil.copytree(whole[kind], tmp_path / "spoilt")
 
 
@@ -232,9 +232,9 @@ SPOILT = {
     truncated_weights: "its weights cannot be read",
     weights_are_a_harmful_pickle: "no weights here|a pickle that would run code",
     index_of_a_harmful_pickle: "a pickle that would run code",
-    missing_weights: "its weights lack 2 tensors of the model and 0 have another shape",
-    weights_of_another_shape: "its weights lack 0 tensors of the model and 2 have another shape",
-    no_words: "knows no word|its processor cannot be read",
+    missing_weights: "its weights lack 2 tensors of the model and 0 have the wrong shape",
+    weights_of_another_shape: "its weights lack 0 tensors of the model and 2 have the wrong shape",
+    no_words: "has only special tokens|its processor cannot be read",
 }
 
 
@@ -256,7 +256,7 @@ def test_a_spoilt_folder_is_one_clear_error(folder, kind, load, spoil):
         ("sentence_bert_config.json", '{"max_seq_length": "wide"}'),
     ],
 )
-def test_settings_of_sentence_transformers_that_are_none(whole, tmp_path, file, text):
+def test_invalid_sentence_transformers_settings(whole, tmp_path, file, text):
     for kind in ("student", "teacher"):
         folder = shutil.copytree(whole[kind], tmp_path / kind)
         modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
@@ -267,7 +267,7 @@ def test_settings_of_sentence_transformers_that_are_none(whole, tmp_path, file, 
                 LOADERS[kind](str(folder), "pretrained")
 
 
-def test_a_folder_without_fault_loads(folder, load):
+def test_a_valid_folder_loads(folder, load):
     assert load(folder) is not None
 
 
@@ -282,13 +282,13 @@ def test_code_beside_a_model_is_never_run(folder, kind, load):
 
 
 @pytest.mark.parametrize("name", ["gone", "gone/deeper", "config.json"])
-def test_a_path_that_is_no_folder(folder, load, name):
+def test_a_path_that_is_not_a_folder(folder, load, name):
     with pytest.raises(SightlineError, match=f"^{folder / name}: there is no such folder"):
         load(folder / name)
 
 
-def test_a_name_that_nobody_knows(load):
-    with pytest.raises(SightlineError, match=r"^no-such/model \(no such folder.*cannot be had"):
+def test_an_unknown_name(load):
+    with pytest.raises(SightlineError, match=r"^no-such/model \(no such folder.*cannot be fetched"):
         load("no-such/model")
 
 
@@ -304,7 +304,7 @@ def as_pickle(folder: Path) -> None:
     weights.unlink()
 
 
-def test_tensors_in_a_pickle_are_for_teachers_alone(folder, kind, load):
+def test_pickled_tensors_are_only_for_teachers(folder, kind, load):
     as_pickle(folder)
     if kind == "teacher":
         assert load(folder) is not None
@@ -343,10 +343,10 @@ def test_a_teacher_of_the_papers_comes_from_the_hub_as_a_pickle(whole, tmp_path,
     assert found.weights_sha256 == known.weights_sha256
 
 
-def test_a_student_of_the_hub_is_no_pickle(whole, tmp_path, hub):
+def test_a_hub_student_is_never_a_pickle(whole, tmp_path, hub):
     folder = shutil.copytree(whole["student"], tmp_path / "published")
     place = hub(folder)
     assert load_model("papers/model", read_recipe("papers/model")) is not None
     as_pickle(place / "snapshots" / ("c" * 40))
-    with pytest.raises(SightlineError, match=r"^papers/model .*its weights cannot be had"):
+    with pytest.raises(SightlineError, match=r"^papers/model .*its weights cannot be fetched"):
         load_model("papers/model", read_recipe("papers/model"))

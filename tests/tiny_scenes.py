@@ -1,4 +1,4 @@
-"""The demo's data set at its smallest: every part there, none of it good."""
+"""The demo's data set at its smallest: every part is there, none of it is good."""
 
 TINY = {
     "scenes": 24,

@@ -1,1 +1,1 @@
-"""Learns from the cache: data, losses, objectives, the trainer, evaluation and reports."""
+"""Training from the cache: data, losses, objectives, the trainer, evaluation and reports."""

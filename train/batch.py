@@ -19,7 +19,7 @@ class Phrases:
     """The phrases of a batch, P in all, in the order of their captions.
 
     Attributes:
-        owners: int64 [P], row of the caption that a phrase stands in, ascending.
+        owners: int64 [P], row of the caption that contains the phrase, ascending.
         starts, ends: int64 [P], the phrase's tokens are starts … ends − 1 of that row.
     """
 
@@ -31,11 +31,11 @@ class Phrases:
         return len(self.owners)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Phrases:
-        """The same phrases with every tensor changed."""
+        """The same phrases with every tensor transformed."""
         return Phrases(change(self.owners), change(self.starts), change(self.ends))
 
     def range_of(self, rows: range) -> range:
-        """Which phrases stand in ``rows``, consecutive captions of the batch."""
+        """Which phrases are in ``rows``, consecutive captions of the batch."""
         ends = torch.searchsorted(self.owners, torch.tensor([rows.start, rows.stop]))
         return range(*ends.tolist())
 
@@ -47,8 +47,8 @@ class Sentences:
     Attributes:
         input_ids: int64 [n, L], padded to the longest of them.
         lengths: int64 [n], tokens of each row.
-        phrases: those that stand in these rows, with owners 0 … n − 1; None where the objective
-            reads no objects.
+        phrases: those in these rows, with owners 0 … n − 1; None if the objective reads no
+            objects.
     """
 
     input_ids: Tensor
@@ -74,10 +74,10 @@ class Batch:
         stream: `pairs` or `text`.
         input_ids: int64 [N, L], padded with ``pad_token_id`` to the longest of the batch.
         lengths: int64 [N], tokens of each row, special tokens included.
-        features: slot → float32, one row a sentence [N, D], or one a phrase [P, D] in the slots of
-            objects; empty on the text stream.
+        features: slot → float32, one row per sentence [N, D], or one per phrase [P, D] in the slots
+            of objects; empty on the text stream.
         keys: uint8 [N, 32] of the texts, for error messages.
-        phrases: the phrases of all captions; None where the objective reads no objects.
+        phrases: the phrases of all captions; None if the objective reads no objects.
     """
 
     k: int
@@ -109,7 +109,7 @@ class Batch:
         return Sentences(self.input_ids, self.lengths, self.phrases)
 
     def part(self, rows: range) -> Sentences:
-        """Consecutive ``rows``, as the encoder reads them; of a batch on the CPU."""
+        """Consecutive ``rows``, as the encoder reads them; for a batch on the CPU."""
         if len(rows) == len(self):
             return self.sentences
         lengths = self.lengths[rows.start : rows.stop]

@@ -1,4 +1,4 @@
-"""What a run shows and writes down while it trains: progress, and dvclive's curves."""
+"""What a run shows and logs while it trains: progress, and dvclive's curves."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Say = Callable[[str], None]
 class DVCLiveCallback(Callback):
     """Writes every log entry to ``<folder>/plots/metrics/**.tsv`` and ``<folder>/metrics.json``.
 
-    On a resume the curves are written again from the log that the checkpoint holds, so a step that
-    was trained twice appears once.
+    On resume the curves are rewritten from the log in the checkpoint, so a step that was trained
+    twice appears once.
     """
 
     def __init__(self, folder: Path, claim: Callable[[Path], None] = lambda _: None) -> None:
         self.folder = folder
-        self._claim = claim  # told each file before it is first written
+        self._claim = claim  # called with each file before it is first written
         self._live: Any = None
 
     def begin(self, state: LoopState, model: GroundedModel) -> None:
-        from dvclive.live import Live  # imports DVC, which takes a second
+        from dvclive.live import Live  # imports DVC, which takes about a second
 
         self._claim(self.folder / "metrics.json")
-        # without `resume` it would empty the folder, whoever's the files are
+        # without `resume` it would empty the folder, whatever is in it
         self._live = Live(dir=str(self.folder), resume=True, save_dvc_exp=False, dvcyaml=False)
         for entry in state.log:
             self._write(int(entry["step"]), entry)
@@ -117,7 +117,7 @@ class ProgressReport(Callback):
         (self._say or to_stderr)("  ".join(part for part in parts if part))
 
     def close(self) -> None:
-        """Take the bar away; safe to call more than once."""
+        """Remove the bar; safe to call more than once."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -53,7 +53,7 @@ def model_card(summary: RunSummary, source: str, pooling: str) -> str:
     if any(used.untrained for used in summary.features.values()):
         parts.append(
             "**Untrained weights**: at least one feature set comes from an encoder with random "
-            "weights. Scores of this model say nothing about what grounding is worth."
+            "weights. Scores of this model say nothing about the value of grounding."
         )
     parts.append(_scores(summary))
     parts.append(

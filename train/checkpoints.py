@@ -1,4 +1,4 @@
-"""Checkpoints that appear whole, belong to one run specification, and are found again."""
+"""Checkpoints: published atomically, tied to one run specification, and verified on resume."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ FAILURE_FILE = "failure.json"
 
 @dataclass
 class Progress:
-    """What a checkpoint knows beside weights, optimiser and log.
+    """What a checkpoint records besides weights, optimiser and log.
 
     Attributes:
         digest: of the run specification (see `train.train_run.spec_digest`).
         code: digest of the code that trains it (see `train.code_digest`).
-        seconds: spent in training steps so far, dev scores and checkpoints left out.
+        seconds: spent in training steps so far, without dev scores and checkpoints.
         sentences: rows trained on so far.
         stopped_early: the early stop ended the run here.
-        peak_memory: bytes needed at most, see `sightline.devices.peak_memory`.
-        processes: how many trained it, one number for each part of a run that was resumed with
-            another.
+        peak_memory: peak bytes, see `sightline.devices.peak_memory`.
+        processes: how many trained it; several numbers if it was resumed with a different number
+            of them.
         optimizer: `train.optimizer` of the run; empty in a checkpoint older than this field.
     """
 
@@ -55,7 +55,7 @@ _NEWER = {"code", "processes", "optimizer"}  # which older checkpoints lack
 
 
 class Checkpoints:
-    """The checkpoints of one run, in its output folder: the newest whole one is kept.
+    """The checkpoints of one run, in its output folder: the newest complete one is kept.
 
     Attributes:
         folder: where they are.
@@ -68,7 +68,7 @@ class Checkpoints:
         self._output = output
 
     def made(self, step: int) -> Path:
-        """Where the loop writes the checkpoint of a step, under `part`."""
+        """The folder under `part` where the loop writes the checkpoint of a step."""
         return self.part / f"{_PREFIX}{step}"
 
     def publish(self, step: int, progress: Progress) -> Path:
@@ -97,7 +97,7 @@ class Checkpoints:
         return (self.folder / _MARK).is_file()
 
     def listed(self) -> set[str]:
-        """Files of checkpoints by what the checkpoints themselves say, in names of the output."""
+        """Files of checkpoints, as the checkpoints list them, by their names in the output."""
         names = {self._name(self.folder / _MARK)} if self.begun else set()
         for path in self._all():
             try:
@@ -114,7 +114,7 @@ class Checkpoints:
         self._output.write(mark, b"checkpoints of a training run that is not finished\n")
 
     def clear(self) -> None:
-        """Remove every checkpoint; killed halfway, none of them seems to be there."""
+        """Remove every checkpoint; after a kill halfway, none appears to exist."""
         self._output.remove([self._name(self.folder / _MARK)])
         self._output.remove(self._below(self.folder))
 
@@ -129,7 +129,7 @@ class Checkpoints:
         return [name for name in self._output.owned if name.startswith(prefix)]
 
     def read(self, path: Path) -> Progress:
-        """The progress of a checkpoint, all of whose files are as they were written.
+        """The progress of a checkpoint, after checking that its files are as they were written.
 
         Raises:
             SightlineError: a file of it is missing or damaged.
@@ -150,14 +150,14 @@ class Checkpoints:
 
     def _damaged(self, file: Path) -> SightlineError:
         return SightlineError(
-            f"{file}: missing, or not as it was written, so this checkpoint cannot be gone on "
-            f"from; put it back, or delete {self.folder} to train again"
+            f"{file}: missing or changed, so training cannot resume from this checkpoint; "
+            f"restore it, or delete {self.folder} to train again"
         )
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best weights so far: one file, replaced at once."""
+    """The best weights so far: one file, replaced atomically."""
 
     path: Path
 
@@ -169,7 +169,7 @@ class Best:
 
     @property
     def step(self) -> int | None:
-        """The step that the weights are from, or None where there are none."""
+        """The step that the weights are from, or None if there are none."""
         try:
             with safe_open(self.path, framework="pt") as file:
                 return int(file.metadata()["step"])
@@ -177,7 +177,7 @@ class Best:
             return None
 
     def load(self) -> tuple[dict[str, Tensor], int] | None:
-        """The weights and the step they are from, or None where there are none."""
+        """The weights and the step they are from, or None if there are none."""
         if not self.path.is_file():
             return None
         try:
@@ -188,12 +188,12 @@ class Best:
             return None
 
     def clear(self) -> None:
-        """Forget them."""
+        """Remove them."""
         self.path.unlink(missing_ok=True)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was made; -1 for a name that none has."""
+    """The step after which a checkpoint was made; -1 for any other name."""
     return _step_and_number(checkpoint)[0]
 
 

@@ -1,4 +1,4 @@
-"""The code that trains a system: a digest that an edited loss changes and a comment does not.
+"""A digest of the code that trains a system: editing a loss changes it, editing a comment does not.
 
 Source files are parsed and never imported, so this needs neither torch nor an installed extra.
 """
@@ -23,21 +23,21 @@ ROOTS = (
     "sightline.pooling",
     "pipeline.cache.caption_choice",
 )
-"""What trains every system. The last two are the arithmetic that lies outside of `train`."""
+"""Modules that train every system. The last two are arithmetic outside `train`."""
 
 CODE_SCHEMA = "sightline.code/1"
 _FOLLOWED = "train"  # imports are followed within this package and the objective's own
 
 
 def code_of(modules: Iterable[str]) -> dict[str, str]:
-    """Module → digest of its syntax tree, of ``modules``, `ROOTS` and everything they import.
+    """Module → digest of its syntax tree, for ``modules``, `ROOTS` and everything they import.
 
     Imports are followed within `train` and within the packages of ``modules``. A name imported from
     a package is followed to the module that defines it: an objective depends on the losses that it
     names, not on all of `train.losses`.
 
     Raises:
-        SightlineError: a module has no source file, or one that is no Python.
+        SightlineError: a module has no source file, or one that is not valid Python.
     """
     wanted = [*modules, *ROOTS]
     packages = {_FOLLOWED, *(name.partition(".")[0] for name in modules)}
@@ -52,20 +52,20 @@ def code_of(modules: Iterable[str]) -> dict[str, str]:
 
 
 def tree_digest(source: str) -> str:
-    """SHA-256 (hex) of the syntax tree of ``source`` without docstrings, comments and places.
+    """SHA-256 (hex) of the syntax tree of ``source`` without docstrings, comments and positions.
 
-    Fields of nodes that are empty are left out, so it is the same on Python 3.11 to 3.13, which
+    Empty fields of nodes are left out, so the digest is the same on Python 3.11 to 3.13, which
     have different fields.
     """
     return digest(_plain(ast.parse(source)))
 
 
 def _plain(node: object) -> object:
-    """A syntax tree as lists and numbers; strings that stand by themselves are docstrings."""
+    """A syntax tree as lists and numbers; a string that is a statement is a docstring."""
     if isinstance(node, ast.AST):
         fields = {name: _plain(value) for name, value in ast.iter_fields(node)}
         if isinstance(node, ast.JoinedStr):
-            # Python 3.12 has an empty text behind the last field of a format specification
+            # Python 3.12 adds an empty text after the last field of a format specification
             parts = [each for each in node.values if getattr(each, "value", None) != ""]
             fields = {"values": [_plain(each) for each in parts]}
         filled = {name: value for name, value in fields.items() if value not in (None, [], "")}
@@ -112,18 +112,18 @@ def _tree(module: str) -> ast.Module:
     file = _file(module)
     if file is None or file.suffix != ".py":
         raise SightlineError(
-            f"{module}: its source was not found, and a run records the code that trains it; "
+            f"{module}: source not found, but a run records the code that trains it; "
             "install the package with its source"
         )
     try:
         return ast.parse(file.read_text(encoding="utf-8"), str(file))
     except (SyntaxError, UnicodeDecodeError) as error:
-        raise SightlineError(f"{file}: not Python: {error}") from error
+        raise SightlineError(f"{file}: not valid Python: {error}") from error
 
 
 @cache
 def _imported(module: str) -> tuple[str, ...]:
-    """Modules that ``module`` imports, but for type checking; names lead to where they are made."""
+    """Modules that ``module`` imports, except for type checking; names resolve to their module."""
     found: list[str] = []
     for node in _without_type_checking(_tree(module)):
         if isinstance(node, ast.Import):

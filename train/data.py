@@ -1,6 +1,6 @@
 """Training batches from the cache: pre-tokenised ids and frozen features, gathered by key.
 
-Everything that a run needs is found, and everything that is missing is said, before a model loads.
+Every input of a run is found, and everything missing is reported, before a model loads.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ CONTROLLED: Mapping[str, set[Kind]] = {
     "shuffle_teachers": {"text", "teacher"},
     "shuffle_objects": {"object"},
 }
-"""Control → the kinds of features that it takes the signal from."""
+"""Control → the kinds of features that it removes the signal from."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """One stream, resolved: where each of its rows lies in its token set and feature sets."""
+    """One stream, resolved: where each of its rows is in its token set and feature sets."""
 
     tokens: TokenSet
     token_rows: NDArray[np.int64]
@@ -62,21 +62,21 @@ class TrainingData(Dataset[Batch]):
     """Map-style data set: item k is micro-batch k of the run.
 
     Attributes:
-        schedule: which rows micro-batch k holds.
+        schedule: which rows are in micro-batch k.
         feature_sets: slot → feature set.
         dropped_pairs: pairs left out because their image could not be extracted.
         dropped_phrases: phrases left out because their object could not be extracted.
-        phrases_file: the file of the phrase tokens, where the objective reads any.
+        phrases_file: the phrase token file, if the objective reads one.
         source: what the streams were read from, for the model card.
-        samples: stream → a few texts with their token ids, to check the student's tokenizer by.
+        samples: stream → a few texts with their token ids, to check the student's tokenizer.
     """
 
     def __init__(self, spec: RunSpec, objective: Objective) -> None:
         """Open and check every input of ``spec``.
 
         Raises:
-            SightlineError: an input is missing, damaged, or does not fit the objective or the
-                others: a feature set that is not given, keys that a set lacks, too few rows.
+            SightlineError: an input is missing, damaged, or does not match the objective or the
+                other inputs: a feature set not given, keys missing from a set, too few rows.
         """
         params = objective.params
         needs = objective.features(params)
@@ -100,8 +100,8 @@ class TrainingData(Dataset[Batch]):
         for stream, size in sizes.items():
             if size < 2:
                 raise SightlineError(
-                    f"{self.source[stream]}: too few rows to train on ({size}); contrast needs at "
-                    "least two"
+                    f"{self.source[stream]}: too few rows to train on ({size}); a contrastive loss "
+                    "needs at least two"
                 )
         self.schedule = Schedule(
             sizes.get("pairs", 0),
@@ -124,7 +124,7 @@ class TrainingData(Dataset[Batch]):
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of token ids that the token sets may hold."""
+        """Size of the vocabulary that the token ids are from."""
         return max(rows.tokens.header.vocabulary_size for rows in self._streams.values())
 
     def __len__(self) -> int:
@@ -161,8 +161,8 @@ class TrainingData(Dataset[Batch]):
         self.source["pairs"] = describe_source(spec.pairs)
         if not len(pairs):
             raise SightlineError(
-                f"{self.source['pairs']}: all {pairs.dropped} pairs have an image that could not "
-                "be extracted; see the failures file beside the feature set"
+                f"{self.source['pairs']}: the images of all {pairs.dropped} pairs could not be "
+                "extracted; see the failures file beside the feature set"
             )
         if params.pairs is not None:
             self._paced_by = len(pairs)
@@ -256,17 +256,17 @@ class TrainingData(Dataset[Batch]):
         if spec.text is not None and not objective.trains_on_text:
             raise SightlineError(
                 f"objective {spec.objective}: its text term is off, so a batch of plain sentences "
-                "trains nothing; leave the text stream out, or give text_weight a value above 0"
+                "trains nothing; omit the text stream, or set text_weight to a value above 0"
             )
 
     def _check_controls(self, objective: Objective) -> None:
-        """Refuse a control of features that the objective does not read: it would do nothing."""
+        """Refuse a control for features that the objective does not read: it would do nothing."""
         kinds = {need.kind for need in objective.features(objective.params).values()}
         for control, of_kinds in CONTROLLED.items():
             if getattr(objective.params, control) and not kinds & of_kinds:
                 raise SightlineError(
                     f"{control} is on, but objective {objective.name} reads no "
-                    f"{' or '.join(sorted(of_kinds))} features here; leave it out"
+                    f"{' or '.join(sorted(of_kinds))} features here; remove it"
                 )
 
     def _check_one_tokenizer(self) -> None:
@@ -280,7 +280,7 @@ class TrainingData(Dataset[Batch]):
 
 
 def first_paired(data: TrainingData, batches: int, count: int = 100) -> Iterator[Batch]:
-    """The first ``count`` paired ones among micro-batches 0 … ``batches`` − 1 of a run."""
+    """The first ``count`` paired batches among micro-batches 0 … ``batches`` − 1 of a run."""
     paired = (k for k in range(batches) if data.schedule.draw(k).stream == "pairs")
     return (data[k] for k in itertools.islice(paired, count))
 
@@ -292,7 +292,7 @@ def _open(spec: RunSpec, slot: str, need: FeatureNeed) -> FeatureSet:
         found = FeatureSet.open(path)
     except CacheError as error:
         raise SightlineError(
-            f"{error}\n  It is for slot {slot!r} of objective {spec.objective}: {need}; "
+            f"{error}\n  Needed for slot {slot!r} of objective {spec.objective}: {need}; "
             f"`{need.command}` makes it."
         ) from error
     kind = found.record.spec.kind
@@ -307,18 +307,18 @@ def _open(spec: RunSpec, slot: str, need: FeatureNeed) -> FeatureSet:
 def _rows(
     found: FeatureSet, keys: NDArray[np.uint8], slot: str, need: FeatureNeed
 ) -> NDArray[np.int64]:
-    """Row of each key; an error says whose rows do not match those of the student."""
+    """Row of each key; an error names the slot that does not match the pairs."""
     try:
         return found.rows(keys)
     except MissingKeys as error:
         raise MissingKeys(
-            f"{error}\n  They belong to pairs to train on, for slot {slot!r}: {need}. "
+            f"{error}\n  They belong to training pairs, for slot {slot!r}: {need}. "
             f"Features and captions must come from one data set; `{need.command}` makes them."
         ) from error
 
 
 def open_tokens(path: Path, max_length: int) -> TokenSet:
-    """The token set in ``path``, refused when it was truncated to another length."""
+    """The token set in ``path``; refused if it was truncated to another length."""
     tokens = TokenSet.open(path)
     if tokens.max_length != max_length:
         raise SightlineError(
@@ -330,7 +330,7 @@ def open_tokens(path: Path, max_length: int) -> TokenSet:
 
 
 def pad(tokens: TokenSet, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Token ids of ``rows``, padded to their longest: int64 [n, L], and lengths: int64 [n]."""
+    """Token ids of ``rows``, padded to the longest: int64 [n, L], and lengths: int64 [n]."""
     flat, lengths = tokens.gather(rows)
     inside = np.arange(lengths.max()) < lengths[:, None]  # (n, L)
     ids = np.full(inside.shape, tokens.pad_token_id, dtype=np.int64)

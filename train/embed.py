@@ -42,9 +42,9 @@ class Embedder:
     ) -> None:
         """
         Args:
-            model: an encoder of transformers, on the device to compute on.
+            model: a transformers encoder, on the device to compute on.
             max_length: in tokens, special tokens included; None for the encoder's own maximum.
-            precision: `bf16` and `fp16` compute under autocast; results are float32 all the same.
+            precision: `bf16` and `fp16` compute under autocast; results are always float32.
             normalize: divide each embedding by its norm, as a Normalize module would.
 
         Raises:
@@ -55,8 +55,8 @@ class Embedder:
         self.pooling: Pooling = check_pooling(pooling)
         if self.pooling == "pooler" and getattr(model, "pooler", None) is None:
             raise SightlineError(
-                f"pooling 'pooler' was asked of a {model.config.model_type} encoder that has no "
-                "pooler weights; use cls, mean or first_last_mean"
+                f"pooling 'pooler' was requested, but this {model.config.model_type} encoder has "
+                "no pooler weights; use cls, mean or first_last_mean"
             )
         self.model = model
         self.tokenizer = tokenizer
@@ -83,8 +83,8 @@ class Embedder:
             device: `auto` (CUDA, else MPS, else the CPU) or a name that torch knows.
 
         Raises:
-            SightlineError: no such model, no safetensors, a device that is not there, or a plain
-                Hugging Face folder (which does not say how to pool) without `pooling`.
+            SightlineError: no such model, no safetensors, a device that is not available, or a
+                plain Hugging Face folder (which does not say how to pool) without `pooling`.
         """
         recipe = read_recipe(source, bare=pooling is not None)
         where = pick_device(device)
@@ -115,7 +115,7 @@ class Embedder:
     ) -> np.ndarray:
         """Embeddings of `sentences`, float32 [n, d], in their order.
 
-        Each distinct sentence is encoded once. Batches hold sentences of like length, at most
+        Each distinct sentence is encoded once. Batches hold sentences of similar length, at most
         `batch_size` × 32 tokens with padding, so that a batch of long ones needs no more memory
         than one of short ones.
 
@@ -192,13 +192,13 @@ class Embedder:
             with torch.inference_mode():
                 yield
         finally:
-            # Module by module: a part that was frozen in eval mode stays so.
+            # Module by module: a part that was already in eval mode stays in it.
             for module in training:
                 module.training = True
 
 
 def _batches(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
-    """Row numbers in batches of like length, longest first, at most `budget` padded tokens each.
+    """Row numbers in batches of similar length, longest first; at most `budget` padded tokens each.
 
     Longest first, so that the batch that needs the most memory fails at once or not at all.
     """

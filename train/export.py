@@ -18,11 +18,11 @@ from sightline.errors import SightlineError
 from sightline.pooling_names import Pooling
 
 EXPORTED_POOLINGS: tuple[Pooling, ...] = ("cls", "mean")
-"""What the Pooling module of sentence-transformers can do by itself."""
+"""What the Pooling module of sentence-transformers supports."""
 
 HEADS_FILE = "heads.safetensors"
 LAST_FILE = "last.safetensors"
-"""The encoder as it was after the last step, where the exported one is an earlier one."""
+"""The encoder after the last step, if the exported one is from an earlier step."""
 MODEL_FOLDER = "model"
 EXPORTED_FILES = (
     *("README.md", "config.json", "config_sentence_transformers.json", "model.safetensors"),
@@ -33,7 +33,7 @@ EXPORTED_FILES = (
 
 
 def check_exportable(pooling: Pooling) -> None:
-    """Refuse, before training, a pooling that the exported folder could not express."""
+    """Refuse, before training, a pooling that the exported folder cannot express."""
     if pooling not in EXPORTED_POOLINGS:
         raise SightlineError(
             f"pooling {pooling!r} cannot be written as a sentence-transformers folder; train with "
@@ -50,7 +50,7 @@ def export_model(
 ) -> None:
     """Fill the new folder ``folder``: safetensors, modules Transformer + Pooling, and README.md.
 
-    The maximum length is the encoder's own, never the one of training (METHODS §8).
+    The maximum length is the encoder's own, never that of training (METHODS §8).
 
     Raises:
         SightlineError: a pooling other than `cls` and `mean`.
@@ -60,7 +60,7 @@ def export_model(
     with tempfile.TemporaryDirectory() as scratch:
         encoder.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-        # built from the saved files, so that the modules are what a reader of the folder gets
+        # built from the saved files, so that the modules are what a user of the folder gets
         transformer = Transformer(scratch, max_seq_length=max_length)
         _drop_pooler(transformer.model, encoder)
         vectors = PoolingModule(
@@ -85,10 +85,10 @@ def export_last(path: Path, encoder: nn.Module) -> None:
 
 
 def load_last(path: Path, encoder: nn.Module) -> None:
-    """Put the weights of the last step in place of the exported ones.
+    """Replace the exported weights with those of the last step.
 
     Raises:
-        SightlineError: the file is damaged, or not of this encoder.
+        SightlineError: the file is damaged, or does not belong to this encoder.
     """
     try:
         missing, strange = encoder.load_state_dict(load_file(path), strict=False)
@@ -97,7 +97,9 @@ def load_last(path: Path, encoder: nn.Module) -> None:
     missing = [name for name in missing if not name.startswith("pooler.")]
     if missing or strange:
         names = ", ".join([*missing, *strange][:3])
-        raise SightlineError(f"{path}: not of the model beside it ({names}); train the run again")
+        raise SightlineError(
+            f"{path}: does not belong to the model beside it ({names}); train the run again"
+        )
 
 
 def _on_the_host(module: nn.Module) -> dict[str, Tensor]:
@@ -105,6 +107,6 @@ def _on_the_host(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _drop_pooler(exported: nn.Module, trained: PreTrainedModel) -> None:
-    """Leave out the random pooler that transformers adds to weights that have none."""
+    """Drop the random pooler that transformers adds if the weights have none."""
     if getattr(trained, "pooler", None) is None and getattr(exported, "pooler", None) is not None:
         exported.pooler = None  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Which cached features a run learned from, as its summary, model card and reports say it."""
+"""Which cached features a run learned from, as recorded in its summary, model card and reports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """A batch's embeddings in chunks, so that memory for activations does not grow with the batch.
 
 Gradient caching (Gao et al. 2021, arXiv 2101.06983): the embeddings leave the encoder without a
-graph, the loss is computed of all of them, and its gradient by each embedding is carried back into
-the encoder chunk by chunk. Each chunk is encoded again for that, with the same dropout.
+graph, the loss is computed from all of them, and its gradient with respect to each embedding is
+propagated back into the encoder chunk by chunk. For that, each chunk is encoded again with the same
+dropout.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ Encode = Callable[[Sentences], tuple[Tensor, Tensor | None]]
 
 
 def split(rows: range, parts: int) -> list[range]:
-    """``rows`` in so many consecutive parts, as even as can be, the larger ones first."""
+    """``rows`` in ``parts`` consecutive parts, as even as possible, the larger ones first."""
     size, larger = divmod(len(rows), parts)
     ends = [rows.start + size * part + min(part, larger) for part in range(parts + 1)]
     return [range(start, end) for start, end in pairwise(ends)]
 
 
 def chunks_of(rows: range, chunk: int | None) -> list[range]:
-    """``rows`` in parts of at most ``chunk``, and at least one part; None makes one."""
+    """``rows`` in parts of at most ``chunk``, and at least one part; exactly one if None."""
     return split(rows, 1 if chunk is None else max(1, -(-len(rows) // chunk)))
 
 
 class CachedEmbeddings:
-    """Embeddings of some chunks, without a graph, and the way of their gradients back.
+    """Embeddings of some chunks, without a graph, and the backward pass of their gradients.
 
-    The graph of a single chunk is kept, so nothing is encoded twice. That of several chunks is not:
-    `backward` encodes one after the other again, from the random state it had the first time.
+    The graph of a single chunk is kept, so nothing is encoded twice. With several chunks it is not:
+    `backward` encodes each again, from the random state it had the first time.
 
     Attributes:
-        sentences: [2, n, d], all chunks one after the other.
-        phrases: [2, p, d], or None where no chunk has any to embed.
+        sentences: [2, n, d], the chunks concatenated.
+        phrases: [2, p, d], or None if no chunk has any to embed.
     """
 
     def __init__(self, encode: Encode, chunks: Sequence[Sentences], device: torch.device) -> None:
         """
         Args:
-            chunks: at least one, which may be the only one and have no rows.
+            chunks: at least one; a single chunk may have no rows.
         """
         self._encode, self._chunks, self._device = encode, chunks, device
         self._graph: tuple[Tensor, Tensor | None] | None = None
@@ -60,10 +61,10 @@ class CachedEmbeddings:
         self.phrases = _joined(phrases) if phrases else None
 
     def backward(self, of_sentences: Tensor | None, of_phrases: Tensor | None) -> None:
-        """Add to the encoder's gradients what those of the embeddings come to; once.
+        """Backpropagate gradients of the embeddings into the encoder's; call once.
 
         Args:
-            of_sentences: [2, n, d], or None where no term depends on them.
+            of_sentences: [2, n, d], or None if no term depends on them.
             of_phrases: [2, p, d], likewise.
         """
         row = phrase = 0
@@ -97,7 +98,7 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """What dropout is drawn from: the state of the CPU's generator and of the accelerator's."""
+    """The random state of dropout: that of the CPU's generator and of the accelerator's."""
     if device.type == "cuda":
         return torch.get_rng_state(), torch.cuda.get_rng_state(device)
     if device.type == "mps":

@@ -1,4 +1,4 @@
-"""Cutting a batch into groups of like length, so that less of what is computed is padding."""
+"""Cutting a batch into groups of similar length, so that less computation is spent on padding."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 _TOKENS_A_GROUP = 48
 _WIDTH = 768
-"""What one more group costs on a CPU, in tokens of a model of that width (bench/train_step.py)."""
+"""Cost of one more group on a CPU, in tokens of a model of that width (bench/train_step.py)."""
 
-# At a width of 128 the best overhead lies between 200 and 400 tokens (90 ms a step of the demo
-# against 112 ms with one group), which a line through 48 at 768 meets.
+# At a width of 128 the best overhead is between 200 and 400 tokens (90 ms a step of the demo
+# against 112 ms with one group), which agrees with 48 at 768 divided by the width.
 
 
 def group_overhead(device: str, hidden: int) -> int | None:
-    """What one more group costs, in tokens of a model with ``hidden`` units; None: too much.
+    """Cost of one more group, in tokens of a model with ``hidden`` units; None if it is too high.
 
-    On a CPU time goes with the number of tokens, so several groups pay; a group's own time, that of
-    launching its kernels and of passing over all weights once more, grows more slowly with the
-    width than a token's does. A GPU that waits for kernels to be launched is best served by one
+    On a CPU time is proportional to the number of tokens, so several groups pay off; the overhead
+    of a group, for launching its kernels and reading all weights once more, grows more slowly with
+    the width than the time of a token. A GPU that waits for kernel launches is fastest with one
     group.
     """
     if device != "cpu":
@@ -26,17 +26,17 @@ def group_overhead(device: str, hidden: int) -> int | None:
 
 
 def length_groups(lengths: Sequence[int], overhead: int | None) -> list[list[int]]:
-    """The partition of a batch that costs least: Σ over groups of (rows × longest + overhead).
+    """The partition of a batch with the lowest cost: Σ over groups of (rows × longest + overhead).
 
-    Sorted by length, an optimal partition is a cut into runs that never part rows of one length;
-    so this is a shortest path over the distinct lengths (at most 32 of them in training).
+    Sorted by length, an optimal partition is a cut into runs that never separates rows of equal
+    length; so this is a shortest path over the distinct lengths (at most 32 of them in training).
 
     Args:
         lengths: tokens of each row.
         overhead: cost of a group, in tokens; None makes one group.
 
     Returns:
-        Row numbers of each group; the batch's own order where there is one group.
+        Row numbers of each group; in the batch's own order if there is only one group.
     """
     if overhead is None:
         return [list(range(len(lengths)))]

@@ -1,12 +1,12 @@
-"""The training loop. What happens in a step is `Loop._step`; the rest is when to say and keep what.
+"""The training loop. `Loop._step` is one step; the rest decides what to report and save, and when.
 
-Nothing in a step depends on what happened before it but the weights, the optimiser and the number
-of the step: batch k is a function of k, dropout is seeded by the run's seed, k and the process, the
-learning rate follows from the step. So a resumed run is an unbroken one, bit for bit on a CPU.
+A step depends on nothing before it except the weights, the optimiser and the number of the step:
+batch k is a function of k, dropout is seeded by the run's seed, k and the process, the learning
+rate follows from the step. So a resumed run equals an uninterrupted one, bit for bit on a CPU.
 
 Several processes, and chunks of a batch, are the same step: a process encodes its share of the
-batch, takes the graph off, gathers the embeddings of all, computes the loss of the whole batch, and
-carries the gradient of its own embeddings back into the encoder.
+batch, detaches the graph, gathers the embeddings of all, computes the loss of the whole batch, and
+propagates the gradient of its own embeddings back into the encoder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NonFiniteLoss(SightlineError):
 
 @dataclass
 class LoopState:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         step: optimiser steps done.
@@ -58,7 +58,7 @@ class LoopState:
         log: entries so far, each with its ``step``.
         best: dev score of the best weights, or None.
         should_stop: end after this step, with a checkpoint; a callback may set it, in any process.
-        signal: number of the signal that asked for it, or 0; the same in all processes then.
+        signal: number of the signal that asked for it, or 0; the same in all processes.
     """
 
     steps: int
@@ -70,10 +70,10 @@ class LoopState:
 
 
 class Callback:
-    """What wants to know how a run goes on; a subclass has the methods that it needs."""
+    """Observes a run; a subclass overrides the methods that it needs."""
 
     def begin(self, state: LoopState, model: GroundedModel) -> None:
-        """Before the first step, also of a resumed run."""
+        """Before the first step, of a resumed run too."""
 
     def step(self, state: LoopState) -> None:
         """After an optimiser step, before anything is logged, scored or saved."""
@@ -82,7 +82,7 @@ class Callback:
         """A log entry was added: means since the last one, or the dev score."""
 
     def end(self, state: LoopState) -> None:
-        """After the last step, or the one after which the run was to stop."""
+        """After the last step, or the one after which the run stops."""
 
 
 class Loop:
@@ -92,10 +92,10 @@ class Loop:
         seed: of the run.
         processes: that train together; each has a loop, model and data of its own.
         checkpoints, best, progress: of its folder, which process 0 writes to.
-        dev_score: scores the model as it is, in process 0; None trains without selection.
+        dev_score: scores the current model, in process 0; None trains without selection.
 
     Attributes:
-        state: how far it is.
+        state: its progress.
 
     Raises:
         SightlineError: a precision that the device does not have.
@@ -139,7 +139,7 @@ class Loop:
         """Train to the end, or until a callback stops it.
 
         Args:
-            resume: checkpoint to go on from.
+            resume: checkpoint to resume from.
 
         Raises:
             NonFiniteLoss: a loss or gradient became NaN or infinite; that step is undone.
@@ -238,11 +238,11 @@ class Loop:
             return self._model.encode(sentences)
 
     def keep(self) -> int:
-        """Write the checkpoint of the last step that was finished, unless it is there.
+        """Write the checkpoint of the last finished step, unless it exists.
 
-        For the process that holds the run's folder after another one was lost: nothing that all
-        take part in stands between the optimiser's step and the step being counted, so weights,
-        optimiser and `state` belong together whenever `LostProcess` was raised.
+        For the process that holds the run's folder after another one was lost: the processes
+        exchange nothing between the optimiser's step and counting that step, so weights, optimiser
+        and `state` are consistent whenever `LostProcess` is raised.
 
         Returns:
             The step that is kept, 0 for none.
@@ -260,14 +260,14 @@ class Loop:
             callback.log(self.state, entry)
 
     def _agree_to_stop(self) -> None:
-        """Stop in all processes after this step where a callback in one of them wants that."""
+        """Stop in all processes after this step if a callback in one of them asks for it."""
         state = self.state
         wish = self._processes.most(1 + state.signal if state.should_stop else 0)
         if wish:
             state.should_stop, state.signal = True, wish - 1
 
     def _score_is_due(self) -> bool:
-        """Whether the weights are to be scored after this step, and are not yet."""
+        """Whether the weights must be scored after this step, and have not been yet."""
         state = self.state
         if self._dev_score is None:
             return False
@@ -282,7 +282,7 @@ class Loop:
         if not math.isfinite(score):
             self._fail(
                 SightlineError(
-                    f"the dev score of step {state.step} is {score}: all embeddings are alike or "
+                    f"the dev score of step {state.step} is {score}: all embeddings are equal or "
                     "not finite; lower the learning rate"
                 )
             )
@@ -302,7 +302,7 @@ class Loop:
             self._best.keep(self._model.state_dict(), self.state.step, score)
 
     def _fail(self, error: SightlineError) -> None:
-        """End all processes by an error that each of them has found; process 0 says it."""
+        """End all processes with an error that each of them has found; process 0 reports it."""
 
         def fail() -> NoReturn:
             raise error
@@ -340,7 +340,7 @@ class Loop:
         self.state.step, self.state.log, self.state.best = state.step, state.log, state.best
 
     def _stop_non_finite(self, batch: Batch, values: dict[str, float]) -> None:
-        """Keep the state before this step as a checkpoint, write down the batch, and stop."""
+        """Save the state before this step as a checkpoint, record the batch, and stop."""
 
         def stop() -> NoReturn:
             raise self._non_finite(batch, values) if self._processes.main else SaidElsewhere()
@@ -357,7 +357,7 @@ class Loop:
             kept = f"the weights of step {step} are not finite either; " + (
                 f"the last checkpoint is {before}" if before else "there is no checkpoint before"
             )
-        elif step:  # a run that has done no step starts over by itself
+        elif step:  # a run without a finished step starts over anyway
             self._write_checkpoint()
             kept = f"the weights of step {step} are kept in {self._checkpoints.folder}"
         keys = [key.tobytes().hex() for key in batch.keys]
@@ -374,7 +374,7 @@ class Loop:
             f"step {step + 1} (micro-batch {batch.k}, {batch.stream}): "
             f"{', '.join(f'{name} is {values[name]}' for name in culprits)}. {kept}, and "
             f"{path} lists the {len(keys)} texts of the batch by key ({keys[0][:16]} …). "
-            f"{self._advice(step)}; other parameters start over, and in the "
+            f"{self._advice(step)}; changed parameters start over, and in the "
             "same folder they replace what is kept"
         )
 
@@ -389,7 +389,7 @@ class Loop:
 
 
 class _Window:
-    """Sums since the last log entry; they stay on the device until they are asked for."""
+    """Sums since the last log entry; they stay on the device until they are needed."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, list[Any]] = defaultdict(lambda: [0.0, 0])
@@ -435,19 +435,19 @@ def micro_batches(config: TrainConfig, data: TrainingData) -> int:
 
 
 def _dropout_seed(seed: int, k: int, rank: int) -> int:
-    """What dropout is drawn from in micro-batch ``k``, by process ``rank``."""
+    """The seed of dropout in micro-batch ``k``, in process ``rank``."""
     words = f"dropout {seed} {k}" + (f" {rank}" if rank else "")
     digest = hashlib.sha256(words.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _leaf(embeddings: Tensor) -> Tensor:
-    """The same numbers, with a gradient of their own."""
+    """The same numbers as a new leaf, with their own gradient."""
     return embeddings.detach().requires_grad_()
 
 
 def _rows(embeddings: Tensor | None, rows: range) -> Tensor | None:
-    """The gradient of some ``rows`` of [2, n, d]; None where no term depends on them."""
+    """The gradient of some ``rows`` of [2, n, d]; None if no term depends on them."""
     if embeddings is None or embeddings.grad is None:
         return None
     return embeddings.grad[:, rows.start : rows.stop]

@@ -43,10 +43,10 @@ class GroundedModel(nn.Module):
     ) -> None:
         """
         Args:
-            encoder: any encoder of transformers.
+            encoder: any transformers encoder.
             dims: slot → width of the objective's cached features.
-            group_overhead: what another length group costs, in tokens; None takes what was
-                measured for the batch's device and the encoder's width (see `length_groups`).
+            group_overhead: cost of another length group, in tokens; None uses the value measured
+                for the batch's device and the encoder's width (see `length_groups`).
         """
         super().__init__()
         self.encoder = encoder
@@ -62,7 +62,7 @@ class GroundedModel(nn.Module):
         return self.terms(batch, Views(first, second, phrases))
 
     def terms(self, batch: Batch, views: Views) -> dict[str, Tensor]:
-        """What the forward pass gives, from the two views of ``batch``."""
+        """The result of the forward pass, from the two views of ``batch``."""
         terms = self.objective.terms(batch, views, self.heads)
         return {**terms, TOTAL: self.objective.total(terms)}
 
@@ -71,11 +71,11 @@ class GroundedModel(nn.Module):
 
         Each length group holds both views of its rows, so one pass draws independent dropout for
         them. A row's embedding does not depend on which rows it is padded with, so the grouping
-        changes the time and nothing else.
+        changes only the time.
 
         Returns:
-            Sentence embeddings [2, n, d] in the dtype of the encoder's weights, and those of the
-            phrases [2, p, d] (None without phrases, or where the objective does not read them).
+            Sentence embeddings [2, n, d] in the dtype of the encoder's weights, and phrase
+            embeddings [2, p, d] (None without phrases, or if the objective does not read them).
         """
         if not len(sentences):
             nothing = next(self.encoder.parameters()).new_zeros(2, 0, self.width)
@@ -145,7 +145,7 @@ def _group(sentences: Sentences, rows: list[int]) -> tuple[Sentences, Tensor | N
 def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The encoder to fine-tune, in float32, and its tokenizer.
 
-    The pooler is left out unless the pooling is `pooler`: it would be trained by nothing.
+    The pooler is dropped unless the pooling is `pooler`: it would not be trained.
 
     Raises:
         SightlineError: no such folder or hub model, an incomplete or unsafe folder, fewer layers
@@ -161,13 +161,13 @@ def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedToke
 
 
 def _keep_first_layers(encoder: PreTrainedModel, config: StudentConfig) -> None:
-    """Drop the layers above ``config.layers``, as if they had never been there."""
+    """Drop the layers above ``config.layers``, as if the encoder never had them."""
     stack: Any = getattr(encoder, "encoder", None)
     layers = getattr(stack, "layer", None)
     if not isinstance(layers, nn.ModuleList):
         raise SightlineError(
-            f"{config.model}: `layers` is understood for BERT and RoBERTa encoders, not for "
-            f"{encoder.config.model_type}; leave it out"
+            f"{config.model}: `layers` works for BERT and RoBERTa encoders, not for "
+            f"{encoder.config.model_type}; remove it"
         )
     assert config.layers is not None
     if config.layers > len(layers):
@@ -185,11 +185,11 @@ def check_tokenizer(
     max_length: int,
     vocabulary_size: int,
 ) -> None:
-    """Refuse token sets that another tokenizer made, by tokenising a few of their texts again.
+    """Refuse token sets made with another tokenizer, by tokenising a few of their texts again.
 
     Raises:
-        SightlineError: ids differ, the token sets hold ids that the encoder has no row for, or
-            rows longer than it has positions.
+        SightlineError: ids differ, or the token sets hold ids that the encoder has no embedding
+            for, or rows longer than its number of positions.
     """
     limit = positions(encoder.config)
     if limit is not None and max_length > limit:
@@ -200,7 +200,7 @@ def check_tokenizer(
     rows = int(encoder.config.vocab_size)
     if vocabulary_size > rows:
         raise SightlineError(
-            f"the token sets are of a vocabulary of {vocabulary_size}, but the student has "
+            f"the token sets have a vocabulary of {vocabulary_size}, but the student has "
             f"embeddings for {rows}; run `sightline tokens` with this student"
         )
     for stream, texts in samples.items():

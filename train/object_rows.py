@@ -19,10 +19,10 @@ from train.pairs import Pairs
 
 @dataclass(frozen=True)
 class ObjectRows:
-    """The phrases of every pair, and where the features of their objects lie.
+    """The phrases of every pair, and where to find the features of their objects.
 
     Attributes:
-        path: the file of the phrase tokens.
+        path: the phrase token file.
         offsets: int64 [n + 1]; phrases of pair i are offsets[i] … offsets[i + 1] − 1.
         starts, ends: int64 [m] token spans.
         features: slot → feature set, and its row for each phrase, int64 [m].
@@ -45,14 +45,14 @@ class ObjectRows:
         tokens: TokenSet,
         rows_of: Callable[[str, NDArray[np.uint8]], NDArray[np.int64]],
     ) -> ObjectRows:
-        """The objects of ``pairs``, in slots as ``sets`` has them.
+        """The objects of ``pairs``, in the slots of ``sets``.
 
         Args:
-            rows_of: finds the rows of keys in the set of a slot, or says what is missing.
+            rows_of: finds the rows of keys in the set of a slot, or raises naming what is missing.
 
         Raises:
-            SightlineError: the phrase tokens are missing, damaged or of another tokenizer, no pair
-                has a phrase, or a feature set lacks an object.
+            SightlineError: the phrase tokens are missing, damaged or from another tokenizer, no
+                pair has a phrase, or a feature set lacks an object.
         """
         phrase_tokens = PhraseTokens.open(path)
         header = phrase_tokens.header
@@ -61,15 +61,15 @@ class ObjectRows:
             tokens.max_length,
         ):
             raise SightlineError(
-                f"{phrase_tokens.path}: made with another tokenizer or max_length than "
-                f"{tokens.path} ({header.student}, {header.max_length} tokens against "
-                f"{tokens.header.student}, {tokens.max_length}); run `sightline phrase-tokens` "
-                "with the student of this run"
+                f"{phrase_tokens.path}: made with a different tokenizer or max_length than "
+                f"{tokens.path} ({header.student}, {header.max_length} tokens; "
+                f"{tokens.header.student}, {tokens.max_length} tokens); run `sightline "
+                "phrase-tokens` with the student of this run"
             )
         found = phrase_tokens.of_pairs(pairs.image_keys, pairs.caption_keys)
         if not len(found.starts):
             raise SightlineError(
-                f"{phrase_tokens.path}: holds {len(phrase_tokens):,} phrases, none of the "
+                f"{phrase_tokens.path}: has {len(phrase_tokens):,} phrases, but none for the "
                 f"{len(pairs):,} pairs to train on; make it from the phrases of this data set"
             )
         failed = {key for features in sets.values() for key in features.failed}
@@ -81,10 +81,10 @@ class ObjectRows:
         return cls(file, found.offsets, starts, ends, features, int(bad.sum()))
 
     def exchanged(self) -> ObjectRows:
-        """Every phrase with the object of the next of its caption, the last with the first's.
+        """Every phrase with the object of its caption's next phrase, the last with the first's.
 
-        The control of the object term. A caption that names one object twice in a row keeps it
-        there.
+        The control of the object term. Where a caption names one object twice in a row, the phrase
+        keeps it.
         """
         counts = np.diff(self.offsets)
         next_ = np.arange(len(self.starts)) + 1

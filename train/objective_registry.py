@@ -1,4 +1,4 @@
-"""Where the objectives are, by name. Nothing here imports torch: stages ask it for source files."""
+"""Where to find each objective by name. Imports no torch: stages only need the source files."""
 
 from __future__ import annotations
 

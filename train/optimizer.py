@@ -1,4 +1,4 @@
-"""AdamW as the published runs had it, or as PyTorch has it, and the learning rate of a step."""
+"""AdamW as in the published runs or as in PyTorch, and the learning rate of a step."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
         lr=config.learning_rate,
         betas=_BETAS,
         eps=config.epsilon or (1e-6 if released else 1e-8),
-        fused=config.precision != "fp16",  # a fused step skips what overflowed by itself, uncounted
+        fused=config.precision != "fp16",  # a fused step skips overflows itself, uncounted
     )
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Rate of the step after ``step`` ones: up from 0 over the warm-up, then linearly down to 0."""
+    """Learning rate after ``step`` steps: rises from 0 over the warm-up, then decays to 0."""
     warmup = math.ceil(config.warmup * steps)
     if step < warmup:
         return config.learning_rate * (step / max(1, warmup))
@@ -37,18 +37,18 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
 
 
 class ReleasedAdamW(AdamW):
-    """AdamW of transformers 4 on torch 1.7, with which MCSE, KDMCSE and DALR were released.
+    """AdamW of transformers 4 on torch 1.7, as used by the releases of MCSE, KDMCSE and DALR.
 
     Two things differ from `torch.optim.AdamW` (METHODS, section 6):
 
     - ε is added to √v before the bias correction, so it equals torch's with
       ε_t = ε / √(1 − β₂^t), t counting the steps of a parameter.
-    - Gradients are cleared by filling in zeros. A parameter that a batch does not reach, such as a
-      head of images on a batch of plain sentences, still moves by its momentum, and its second
-      moment decays. Before its first gradient it has none, and is left alone.
+    - Gradients are cleared by filling in zeros. A parameter that a batch does not reach, such as
+      the image head on a batch of plain sentences, still moves by its momentum, and its second
+      moment decays. Before its first gradient it has no momentum and is left alone.
 
-    Parameters are kept in groups of those that had their first gradient at the same time, so that
-    one t, and the fused step, serves all of a group.
+    Parameters that had their first gradient at the same time share a group, so that one t, and one
+    fused step, works for the whole group.
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], **settings: Any) -> None:
@@ -58,7 +58,7 @@ class ReleasedAdamW(AdamW):
             group["t"] = 0
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Fill every gradient that there is with zeros."""
+        """Fill every existing gradient with zeros."""
         super().zero_grad(set_to_none=False)
 
     @torch.no_grad()
@@ -72,7 +72,7 @@ class ReleasedAdamW(AdamW):
         return super().step(closure)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over moments, and the groups that they belong to."""
+        """Load the moments, and the groups that they belong to."""
         every = {
             name: parameter
             for group in self.param_groups

@@ -1,4 +1,4 @@
-"""Which caption of which image is trained on: caption policy, failed images, shuffled images."""
+"""Which captions and images to train on: caption policy, failed images, shuffled images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from train.run_spec import PairSource
 
 @dataclass(frozen=True)
 class Pairs:
-    """Image–caption pairs to train on, one a row.
+    """Image–caption pairs to train on, one per row.
 
     Attributes:
         caption_ids: names of the captions.
@@ -53,15 +53,15 @@ class Pairs:
         return replace(kept, dropped=self.dropped + int((~keep).sum()))
 
     def sample(self, count: int, seed: int) -> Pairs:
-        """``count`` of the pairs, drawn by ``seed``, in their order; a larger draw holds a smaller.
+        """``count`` pairs drawn by ``seed``, in order; a larger draw contains every smaller one.
 
         Raises:
             SightlineError: there are fewer.
         """
         if count > len(self):
             raise SightlineError(
-                f"pairs is {count:,}, but there are {len(self):,} to draw from; lower it or leave "
-                "it out"
+                f"pairs is {count:,}, but there are {len(self):,} to draw from; lower it or remove "
+                "it"
             )
         order = np.random.default_rng([seed, len(self)]).permutation(len(self))
         return self._only(np.sort(order[:count]))
@@ -78,7 +78,7 @@ class Pairs:
     def with_random_images(self, seed: int) -> Pairs:
         """Every caption with an image drawn at random with replacement, once for the whole run.
 
-        Unlike `with_shuffled_images`, captions of one image no longer share one either.
+        Unlike with `with_shuffled_images`, captions of one image no longer share an image either.
 
         Raises:
             SightlineError: there is only one image.
@@ -89,7 +89,7 @@ class Pairs:
         return replace(self, image_keys=distinct[drawn])
 
     def with_shuffled_images(self, seed: int) -> Pairs:
-        """Every image's captions with the image of another: the control of MCSE's table 2.
+        """The captions of each image with another image: the control of MCSE's table 2.
 
         One fixed permutation for the whole run. It is a single cycle through all distinct images
         (by content), so no caption keeps its own image.
@@ -100,7 +100,7 @@ class Pairs:
         return replace(self, image_keys=_exchanged(self.image_keys, seed, "shuffle_images"))
 
     def shuffled_captions(self, seed: int) -> NDArray[np.uint8]:
-        """For every pair the key of another caption: uint8 [n, 32]; rows of teachers shuffled.
+        """For every pair the key of another caption, uint8 [n, 32], to shuffle teacher rows by.
 
         One fixed permutation of the distinct captions, a single cycle.
 
@@ -111,12 +111,12 @@ class Pairs:
 
 
 def read_pairs(source: PairSource, policy: CaptionPolicy, seed: int) -> Pairs:
-    """The training pairs of two manifests; rows whose split is `train` or empty take part.
+    """The training pairs of two manifests: rows whose split is `train` or empty.
 
     Args:
         policy: `random` takes one caption of each image, drawn once by a hash of ``seed`` and the
-            image id, so the choice depends on neither the order of the manifest nor the other
-            images; `longest` takes the one with most words (then most characters, then the first);
+            image id, so the choice depends on neither the order of the manifest nor other images;
+            `longest` takes the one with the most words (then most characters, then the first);
             `all` takes every caption.
 
     Raises:
@@ -166,7 +166,7 @@ def _need_two(found: int, control: str, what: str) -> None:
 
 
 def describe_source(source: PairSource) -> str:
-    """The folder that both manifests lie in, or both paths."""
+    """The folder that contains both manifests, or both paths."""
     folder = Path(source.captions).parent
     same = folder == Path(source.images).parent
     return str(folder) if same else f"{source.captions}, {source.images}"

@@ -1,4 +1,4 @@
-"""What a phrase is embedded as: the mean of its tokens' embeddings."""
+"""The embedding of a phrase: the mean of its tokens' embeddings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from train.batch import Phrases
 def phrase_embeddings(tokens: Tensor, phrases: Phrases) -> Tensor:
     """The mean of each phrase's token embeddings: [N, L, d] → [P, d].
 
-    One matrix product with the P × N·L matrix of the tokens' shares: no loop over captions, and no
-    scatter whose order of addition would vary.
+    One matrix product with the P × N·L matrix of token weights: no loop over captions, and no
+    scatter with a nondeterministic order of addition.
     """
     count, longest, _ = tokens.shape
     position = torch.arange(longest, device=tokens.device)

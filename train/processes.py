@@ -1,8 +1,8 @@
 """Several processes that train one run together: how they meet, exchange tensors, and end.
 
-They are started by `torchrun` or `accelerate launch`, which tell each its number by environment
-variables. Process 0 alone owns the run's folder. What the processes say to each other about the run
-goes over the CPU (gloo), tensors of a GPU over NCCL.
+They are started by `torchrun` or `accelerate launch`, which pass each its number in environment
+variables. Only process 0 owns the run's folder. Messages between the processes go over the CPU
+(gloo), GPU tensors over NCCL.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ARRIVAL_LIMIT = 300.0
 """Seconds in which all processes of a run must have started."""
 COLLECTIVE_LIMIT = 3600.0
 """Seconds that one process waits for the others within a run; they wait for dev scores, too."""
-_LOOK = 0.1  # seconds between two looks at who is there
+_LOOK = 0.1  # seconds between two checks of who has arrived
 _LINGER = 1.0  # seconds in which the others read why the host of the store gives up
 _BUCKET = 1 << 23  # numbers that are added up at once, 32 MiB in float32
 _meetings = itertools.count()  # of this process; keys of an earlier run stay in a launcher's store
@@ -44,12 +44,12 @@ T = TypeVar("T")
 
 
 class LostProcess(SightlineError):
-    """Another process of the run ended, so that what all take part in cannot go on."""
+    """Another process of the run ended, so what all take part in cannot continue."""
 
 
 @dataclass(frozen=True)
 class _Launched:
-    """What the launcher told this process."""
+    """What the launcher passed to this process."""
 
     rank: int
     count: int
@@ -61,7 +61,7 @@ class _Launched:
 
     @classmethod
     def read(cls) -> _Launched | None:
-        """From the environment; None for a process by itself."""
+        """From the environment; None for a single process."""
         if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
             return None
         count, rank = _number("WORLD_SIZE"), _number("RANK")
@@ -79,7 +79,7 @@ class _Launched:
 
 
 class Processes:
-    """The processes of one run, as one of them sees the others. By itself it is alone.
+    """The processes of one run, as seen by one of them; created directly, it is the only one.
 
     Whatever waits for the others raises `LostProcess` if one of them has ended.
 
@@ -98,15 +98,15 @@ class Processes:
     @classmethod
     @contextmanager
     def joined(cls, device: str, limit: float = ARRIVAL_LIMIT) -> Iterator[Processes]:
-        """Meet the other processes that the environment speaks of, for one run.
+        """Meet the other processes that the environment describes, for one run.
 
         Args:
             device: `auto`, `cpu` or `cuda`, where all of them train.
             limit: seconds to wait for those that have not started.
 
         Raises:
-            SightlineError: a process did not come in time, which is named; or the environment, the
-                device or the address does not fit.
+            SightlineError: a process (named) did not start in time; or the environment, the device
+                or the address is invalid.
         """
         self = cls()
         self._launched = launched = _Launched.read()
@@ -115,8 +115,8 @@ class Processes:
             return
         if dist.is_initialized():
             raise SightlineError(
-                "this process has a group of torch.distributed already; a training run makes its "
-                "own, so call it before or without yours"
+                "this process already has a torch.distributed group; a training run creates its "
+                "own, so call it before you create yours, or without one"
             )
         self.rank, self.count = launched.rank, launched.count
         self._cuda = self.device(device).type == "cuda"
@@ -135,11 +135,11 @@ class Processes:
 
     @property
     def main(self) -> bool:
-        """Whether this process owns the run's folder and says how the run goes on."""
+        """Whether this process owns the run's folder and reports its progress."""
         return self.rank == 0
 
     def device(self, name: str) -> torch.device:
-        """The device called ``name``; of several processes on a machine each has a GPU of its own.
+        """The device called ``name``; each of several processes on a machine has its own GPU.
 
         Raises:
             SightlineError: no such device here, fewer GPUs than processes, or one that several
@@ -167,7 +167,7 @@ class Processes:
         """Which of the ``rows`` of a batch each process encodes."""
         return split(range(rows), self.count)
 
-    # ---- what the processes tell each other ------------------------------------------------------
+    # ---- messages between the processes ----------------------------------------------------------
 
     def exchange(self, text: str) -> list[str]:
         """The texts of all processes, by rank."""
@@ -187,7 +187,7 @@ class Processes:
         return [bytes(each[: int(size)].tolist()).decode() for each, size in every]
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do ``work`` in every process; what fails in one ends all.
+        """Do ``work`` in every process; a failure in one ends all.
 
         Raises:
             Exception: that of ``work``, in the first process where it failed.
@@ -210,7 +210,7 @@ class Processes:
         return result  # pyright: ignore[reportReturnType]
 
     def from_main(self, work: Callable[[], str]) -> str:
-        """What ``work`` gives in process 0; it is done nowhere else. Fails as `together` does."""
+        """The result of ``work``, done only in process 0. Fails as `together` does."""
         own = self.together(lambda: work() if self.main else "")
         return self.exchange(own)[0]
 
@@ -242,10 +242,9 @@ class Processes:
         return torch.cat([each[:, :size] for each, size in zip(found, sizes, strict=True)], dim=1)
 
     def add_gradients(self, module: nn.Module) -> None:
-        """Replace every gradient of ``module`` by its sum over all processes.
+        """Replace every gradient of ``module`` with its sum over all processes.
 
-        A parameter that some processes have no gradient for counts as 0 there; one that none has a
-        gradient for stays without.
+        A missing gradient counts as 0 if another process has one; if none has, it stays missing.
         """
         if self.count == 1:
             return
@@ -280,7 +279,7 @@ class Processes:
     # ---- ends ---------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Break the connections to the others, so that they see at once that this one is gone.
+        """Break the connections to the others, so that they notice at once that this one has ended.
 
         A broken group of NCCL may wait for the lost process here; its connections end with this
         process.
@@ -294,7 +293,7 @@ class Processes:
         assert self._store is not None
         backend = "gloo"
         if self._cuda:
-            # a lost process is an error where its part is waited for, and not the end of this one
+            # waiting for a lost process raises an error instead of ending this process
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
             torch.cuda.set_device(self._launched.local_rank)
             backend = "cpu:gloo,cuda:nccl"
@@ -308,7 +307,7 @@ class Processes:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Where something is exchanged: PyTorch has no error of its own for a lost peer of gloo."""
+        """Wraps an exchange: PyTorch has no specific error for a lost peer of gloo."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -316,12 +315,12 @@ class Processes:
         except RuntimeError as error:
             self._lost = True
             raise LostProcess(
-                f"another process of this run has ended ({_reason(error)}); look at what it said, "
+                f"another process of this run has ended ({_reason(error)}); check its output, "
                 "and run the same command again"
             ) from error
 
     def _first_to_say_so(self) -> bool:
-        """Whether no other process tells the user; also where they cannot be asked any more."""
+        """Whether no other process has reported it; also if they can no longer be asked."""
         assert self._store is not None
         try:
             return self._store.add("said", 1) == 1
@@ -330,11 +329,11 @@ class Processes:
 
 
 def _meet(launched: _Launched, limit: float) -> Store:
-    """A store that all processes have said to be there in.
+    """A store in which all processes have registered.
 
     Raises:
-        SightlineError: some did not come in ``limit`` seconds.
-        SaidElsewhere: another process has said so already.
+        SightlineError: some did not start within ``limit`` seconds.
+        SaidElsewhere: another process has already reported that.
     """
     hosts = launched.rank == 0 and not launched.has_store
     where = f"{launched.address}:{launched.port}"
@@ -346,10 +345,10 @@ def _meet(launched: _Launched, limit: float) -> Store:
                 f"process 0 cannot listen at {where} ({_reason(error)}); give another MASTER_PORT"
             ) from error
         raise SightlineError(
-            f"process 0 did not come: nothing answers at {where} within {limit:g} s; start all "
+            f"process 0 did not start: no answer at {where} within {limit:g} s; start all "
             f"{launched.count} processes, and check MASTER_ADDR and MASTER_PORT"
         ) from error
-    # processes of one run meet as often as each other; a launcher's restart counts anew
+    # all processes of a run meet equally often; a launcher's restart starts a new count
     store = PrefixStore(f"sightline/{launched.attempt}/{next(_meetings)}", shared)
     end = time.monotonic() + limit
     missing = list(range(launched.count))
@@ -372,7 +371,7 @@ def _meet(launched: _Launched, limit: float) -> Store:
             time.sleep(_LINGER)
     except RuntimeError as error:
         raise LostProcess(
-            f"process 0, which the others meet at ({where}), has ended; look at what it said, and "
+            f"process 0, which the others connect to ({where}), has ended; check its output, and "
             "run the same command again"
         ) from error
     raise SightlineError(message) if alone else SaidElsewhere(message)
@@ -387,7 +386,7 @@ def _store_at(address: str, port: int, hosts: bool, limit: float) -> Store:
         is_master=hosts,
         timeout=timedelta(seconds=limit),
         wait_for_workers=False,
-        multi_tenant=True,  # whatever else of this process meets there
+        multi_tenant=True,  # this process may use it for other groups
     )
 
 
@@ -395,18 +394,18 @@ def _never_came(missing: list[int], count: int, limit: float) -> str:
     who = ", ".join(map(str, missing))
     noun = "process" if len(missing) == 1 else "processes"
     return (
-        f"{noun} {who} of {count} did not come within {limit:g} s; look at what they said where "
+        f"{noun} {who} of {count} did not start within {limit:g} s; check their output where "
         f"they were started, and start all {count} again"
     )
 
 
 def _reason(error: RuntimeError) -> str:
-    """What PyTorch says, without the place in its source and its advice."""
+    """PyTorch's message, without the place in its source and its advice."""
     return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
 
 
 def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """``parameters`` in order, in lists of one dtype that are added up at once."""
+    """``parameters`` in order, in lists of one dtype that are summed at once."""
     bucket: list[nn.Parameter] = []
     for parameter in parameters:
         full = sum(each.numel() for each in bucket) + parameter.numel() > _BUCKET

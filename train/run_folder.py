@@ -1,4 +1,4 @@
-"""The folder of a training run: whose it is, what of it is finished, and one run at a time."""
+"""The folder of a training run: its ownership, its finished results, and one run at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHILE_IT_RUNS = (_BEST_FILE, FAILURE_FILE)
 
 
 class RunFolder:
-    """Where a run writes: results that stay, and what a stopped run needs to go on.
+    """Where a run writes: results that stay, and what a stopped run needs to resume.
 
     Only files that ``run.json``, the checkpoints or an unfinished run have listed are replaced or
     removed (`sightline.output`); notes beside or below them stay.
@@ -39,15 +39,15 @@ class RunFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[Path]:
-        """Hold the folder, so that no other run writes there at the same time.
+        """Lock the folder, so that no other run writes there at the same time.
 
         Yields:
-            A new folder for what is being made, removed at the end.
+            A new folder for work in progress, removed at the end.
 
         Raises:
-            BusyError: another run does.
-            SightlineError: the folder is a file, holds what no run of ours has left, or holds an
-                input.
+            BusyError: another run is writing there.
+            SightlineError: the folder is a file, contains files that no run of ours left, or
+                contains an input.
         """
         self._require_ours()
         with self.output as output:
@@ -64,12 +64,12 @@ class RunFolder:
                 yield made
 
     def finished(self, digest: str, code: Mapping[str, str]) -> RunSummary | None:
-        """The finished run of this specification and code, or None without one."""
+        """The finished run of this specification and code, or None."""
         found = RunSummary.load(self.path)
         return found if found and not self.outdated(found, digest, code) else None
 
     def outdated(self, found: RunSummary, digest: str, code: Mapping[str, str]) -> str:
-        """Why a finished run has to be trained again; empty if it has not."""
+        """Why a finished run has to be trained again; empty if it does not."""
         if found.spec_digest != digest:
             return "its parameters or inputs changed"
         if not found.is_of(code):
@@ -82,7 +82,7 @@ class RunFolder:
         return f"its model is incomplete: {missing[0]} is missing" if missing else ""
 
     def accept(self, code: Mapping[str, str]) -> bool:
-        """Record that ``code`` moves no number of the finished run; False if it is recorded.
+        """Record that ``code`` does not change the finished run's results; False if it already is.
 
         Raises:
             BusyError: a training run writes to the folder.
@@ -98,7 +98,7 @@ class RunFolder:
             return True
 
     def begin(self) -> bool:
-        """Take away what another run left, so that nothing stale can be read beside the new.
+        """Remove what another run left, so that nothing stale is read beside the new results.
 
         Returns whether a finished run was replaced.
         """
@@ -115,11 +115,11 @@ class RunFolder:
         self.output.claim([path.relative_to(self.path).as_posix()])
 
     def drop_curves(self) -> None:
-        """Take away what dvclive wrote before; a resumed run writes its curves again."""
+        """Remove what dvclive wrote before; a resumed run writes its curves again."""
         self.output.remove(self._below(LIVE_FOLDER))
 
     def finish(self, summary: RunSummary, made: Path) -> RunSummary:
-        """Publish the files of ``made`` and ``run.json``, and take away what is needed no more."""
+        """Publish the files of ``made`` and ``run.json``, and remove what is no longer needed."""
         names = [*self.output.move_in(made), *self._below(LIVE_FOLDER)]
         names = sorted(name for name in set(names) if (self.path / name).is_file())
         summary = summary.model_copy(update={"files": tuple(names)})
@@ -127,7 +127,7 @@ class RunFolder:
         return summary
 
     def tidy(self, summary: RunSummary) -> None:
-        """Take away what a run that was killed as it ended left beside its results."""
+        """Remove what a run that was killed while it finished left beside its results."""
         self.output.drop_stale(summary.files)
 
     def _below(self, folder: str) -> list[str]:
@@ -146,6 +146,6 @@ class RunFolder:
         ours = (self.path / FILE_NAME).exists() or self.checkpoints.begun or self.output.claims()
         if there and not ours:
             raise SightlineError(
-                f"{self.path}: holds {', '.join(there)}, which no training run of Sightline left "
-                "and which this one would write to; name another folder, or move them away"
+                f"{self.path}: contains {', '.join(there)}, which no training run of Sightline "
+                "left and this one would overwrite; name another folder, or move them away"
             )

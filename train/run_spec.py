@@ -1,4 +1,4 @@
-"""What a training run is told: the student, the optimisation, and where its inputs lie.
+"""The specification of a training run: the student, the optimisation, and the input paths.
 
 Plain pydantic models without torch, so that a command line can check parameters before it loads
 anything heavy. Parameters of an objective live with the objective (train/objectives/).
@@ -30,7 +30,7 @@ class StudentConfig(_Strict):
         pooling: how token vectors become the sentence embedding.
         max_length: tokens of a training text, special tokens included. Evaluation and export use
             the encoder's own maximum instead.
-        layers: keep only the first so many layers; None keeps all.
+        layers: keep only this many first layers; None keeps all.
     """
 
     name: str = Field(min_length=1)
@@ -48,24 +48,25 @@ class TrainConfig(_Strict):
         chunk: rows that a process encodes at once (see `train.gradient_cache`), so that memory for
             activations does not grow with the batch; None encodes all at once.
         learning_rate: AdamW's peak; it decays linearly to 0.
-        epochs: passes; one has as many steps as both streams have batches. Or `max_steps`.
-        max_steps: optimiser steps. Exactly one of the two is given.
+        epochs: passes; one has as many steps as both streams have batches. Or give `max_steps`.
+        max_steps: optimiser steps. Exactly one of the two must be given.
         precision: arithmetic of the encoder; the losses are always at least float32.
         gradient_accumulation: micro-batches of one optimiser step.
-        optimizer: ``released`` is AdamW as the published runs had it, ``torch`` is PyTorch's; see
+        optimizer: ``released`` is AdamW as in the published runs, ``torch`` is PyTorch's; see
             `train.optimizer`.
-        epsilon: of AdamW; None takes 1e-6 for ``released`` and 1e-8 for ``torch``.
+        epsilon: of AdamW; None uses 1e-6 for ``released`` and 1e-8 for ``torch``.
         weight_decay, max_grad_norm: of AdamW, and of the clipping (L2 norm over all parameters).
         warmup: share of the steps over which the learning rate rises from 0.
         eval_steps: optimiser steps between two dev scores.
-        save_steps: optimiser steps between two checkpoints; None means with every dev score.
-        early_stopping_patience: stop after so many dev scores without a new best; None never does.
+        save_steps: optimiser steps between two checkpoints; None saves with every dev score.
+        early_stopping_patience: stop after this many dev scores without a new best; None never
+            stops early.
         logging_steps: optimiser steps between two lines of the log.
         eval_batch_size: sentences encoded at once for the dev score.
         keep_last: keep the weights of the last step beside the best ones, so that both are scored.
-        text_stream: false leaves the stream of plain sentences out: every step is a paired batch
+        text_stream: false omits the stream of plain sentences: every step is a paired batch
             (the papers' "flickr" and "coco" settings).
-        device: where to train; `auto` takes CUDA, then MPS, then the CPU.
+        device: where to train; `auto` tries CUDA, then MPS, then the CPU.
     """
 
     batch_size: int = Field(default=64, ge=2)
@@ -94,7 +95,7 @@ class TrainConfig(_Strict):
         if self.chunk is not None and self.chunk > self.batch_size:
             raise ValueError(
                 f"chunk is {self.chunk}, but a batch has {self.batch_size} rows (batch_size); give "
-                "a smaller chunk, or leave it out"
+                "a smaller chunk, or remove it"
             )
         return self
 

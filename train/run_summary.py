@@ -22,9 +22,10 @@ class RunSummary(BaseModel):
 
     Attributes:
         spec_digest: SHA-256 over the specification and the content of every input.
-        code: module → digest of its syntax tree, of all that trained it (`train.code_digest`).
-        accepted_code: digests of later states of that code, for which somebody said that they move
-            no number (`sightline runs accept`).
+        code: module → digest of its syntax tree, for every module that trained it
+            (`train.code_digest`).
+        accepted_code: digests of later states of that code, accepted as not changing the results
+            (`sightline runs accept`).
         data: stream → where it was read from.
         dropped_pairs: pairs left out because their image could not be extracted.
         dev: name of the dev set, or None.
@@ -34,12 +35,12 @@ class RunSummary(BaseModel):
         steps: optimiser steps done; fewer than planned after an early stop.
         sentences, seconds: rows trained on, and the time of the training steps alone.
         sentences_per_second: their ratio.
-        peak_memory: bytes needed at most, by ``host`` and ``device``.
+        peak_memory: peak bytes, by ``host`` and ``device``.
         trained_parameters: of encoder and heads.
         negatives_per_anchor: other sentences of a full batch.
-        processes: how many processes trained it; more than one number where it was resumed with
-            another.
-        device, precision: that the run was trained on and in.
+        processes: how many processes trained it; several numbers if it was resumed with a
+            different number of them.
+        device, precision: used for training.
         files: what the run left beside this file, by name.
     """
 
@@ -81,7 +82,7 @@ class RunSummary(BaseModel):
         return [(int(entry["step"]), entry[DEV]) for entry in self.log if DEV in entry]
 
     def is_of(self, code: Mapping[str, str]) -> bool:
-        """Whether ``code`` trained it, or is accepted as what would have."""
+        """Whether ``code`` trained it, or is accepted as equivalent."""
         return self.code == dict(code) or digest(dict(code)) in self.accepted_code
 
     def to_bytes(self) -> bytes:
@@ -90,7 +91,7 @@ class RunSummary(BaseModel):
 
     @classmethod
     def load(cls, folder: Path) -> RunSummary | None:
-        """The finished run in ``folder``, or None when there is none that this version reads."""
+        """The finished run in ``folder``, or None if there is none that this version can read."""
         try:
             return cls.model_validate_json((folder / FILE_NAME).read_bytes())
         except (OSError, ValidationError):
@@ -101,7 +102,7 @@ class RunSummary(BaseModel):
         """The finished run in ``folder``.
 
         Raises:
-            SightlineError: there is none, or it is of another version.
+            SightlineError: there is none, or it is from another version.
         """
         found = cls.load(folder)
         if found is None:

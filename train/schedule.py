@@ -1,6 +1,6 @@
 """Which rows make up micro-batch k: the two-stream schedule of METHODS §6, as functions of k.
 
-Nothing here has a state: a run that resumes at micro-batch k sees what an unbroken one saw.
+Nothing here has state: a run that resumes at micro-batch k sees what an uninterrupted one would.
 k counts micro-batches over the whole run.
 """
 
@@ -20,9 +20,9 @@ _STREAM_NUMBER: dict[Stream, int] = {"pairs": 0, "text": 1}
 
 
 def batches_per_pass(rows: int, batch_size: int) -> int:
-    """Batches of one pass over ``rows``; a last batch of one row joins the one before.
+    """Batches of one pass over ``rows``; a last batch of one row is merged into the one before.
 
-    One row alone has no negatives, so its contrastive loss would be 0.
+    A single row has no negatives, so its contrastive loss would be 0.
     """
     batches = -(-rows // batch_size)
     return batches - 1 if batches > 1 and rows % batch_size == 1 else batches
@@ -43,8 +43,8 @@ class Schedule:
 
     Attributes:
         pairs, text: rows of the two streams; either may be 0.
-        paced_by: pairs that decide how many steps an epoch has and which of them are paired; None
-            means `pairs`. With fewer pairs than that they come round more often, at equal steps.
+        paced_by: number of pairs that determines how many steps an epoch has and which of them are
+            paired; None means `pairs`. With fewer `pairs` each is used more often in as many steps.
         batch_size: rows of a batch (one more where a single row was merged in).
         seed: of the run; each pass over a stream is shuffled by (seed, stream, pass).
 
@@ -97,7 +97,7 @@ class Schedule:
         return k * self.pair_batches // self.steps_per_epoch
 
     def draw(self, k: int) -> Draw:
-        """What micro-batch ``k`` ≥ 0 is."""
+        """The draw of micro-batch ``k`` ≥ 0."""
         before = self.pairs_before(k)
         if self.pairs_before(k + 1) > before:
             of_pass = batches_per_pass(self.pairs, self.batch_size)
@@ -113,10 +113,10 @@ class Schedule:
         return order[start:] if last else order[start : start + self.batch_size]
 
 
-@lru_cache(maxsize=4)  # both streams, and the pass before while its last batch is read again
+@lru_cache(maxsize=4)  # both streams, and the previous pass while its last batch is read again
 def shuffled(seed: int, stream: Stream, pass_number: int, rows: int) -> NDArray[np.int64]:
     """The order of one pass: a permutation of ``rows`` rows, fixed by (seed, stream, pass)."""
     generator = np.random.default_rng([seed, _STREAM_NUMBER[stream], pass_number])
     order = generator.permutation(rows)
-    order.setflags(write=False)  # shared by everybody who asks
+    order.setflags(write=False)  # shared by all callers
     return order

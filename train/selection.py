@@ -15,7 +15,7 @@ def load_dev_set(path: Path) -> GradedPairs:
     """STS-B's dev split from SentEval's `downstream` folder, or a similarity TSV.
 
     Raises:
-        SightlineError: neither is there.
+        SightlineError: neither exists.
     """
     if path.is_dir():
         return load_sts_benchmark(path, "dev")
@@ -28,6 +28,6 @@ def load_dev_set(path: Path) -> GradedPairs:
 
 
 def dev_score(embedder: Embedder, pairs: GradedPairs, batch_size: int) -> float:
-    """Spearman × 100 of ``pairs``; NaN where it is not defined."""
+    """Spearman × 100 of ``pairs``; NaN if it is not defined."""
     result = evaluate_pairs(lambda texts: embedder.encode(texts, batch_size=batch_size), pairs)
     return math.nan if result.spearman is None else result.spearman

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM during training: the step is finished, a checkpoint saved, then it ends."""
+"""SIGINT and SIGTERM during training: finish the step, save a checkpoint, then end."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ PATIENCE = 2.0
 
 
 class StopAtStep(Callback):
-    """Ends training after the step in which a signal came, with a checkpoint of that step.
+    """Ends training after the step in which a signal arrived, with a checkpoint of that step.
 
     ```python
     stop = StopAtStep()
     with stop:
         Loop(..., callbacks=[stop]).run()
     ```
-    Inside the block signals are only remembered. When it ends they get the handlers that they had
-    before, and the signal is delivered to these: whoever runs the training decides what it means.
-    Of several processes all end after one and the same step, by the signal that one of them got.
+    Inside the block signals are only recorded. When the block ends, the previous handlers are
+    restored and the signal is delivered to them: the caller of the training decides what it means.
+    Several processes all end after the same step, with the signal that one of them received.
 
     Attributes:
-        asked: number of the signal that came, or None.
+        asked: number of the signal that arrived, or None.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class StopAtStep(Callback):
             self._before = {
                 number: signal.signal(number, self._ask)
                 for number in SIGNALS
-                if signal.getsignal(number) is not signal.SIG_IGN  # of a background job
+                if signal.getsignal(number) is not signal.SIG_IGN  # in a background job
             }
         return self
 
@@ -62,19 +62,19 @@ class StopAtStep(Callback):
             state.should_stop, state.signal = True, self.asked
 
     def end(self, state: LoopState) -> None:
-        if state.signal:  # which another process may have got
+        if state.signal:  # another process may have received it
             self.asked = state.signal
 
     def hold(self) -> None:
-        """Go on after the block as inside it, until `restore`.
+        """Keep recording signals after the block as inside it, until `restore`.
 
-        A launcher that has seen one process end sends SIGTERM to the others, which are about to say
-        the same by themselves.
+        When one process ends, a launcher sends SIGTERM to the others, which are about to end with
+        the same message anyway.
         """
         self._held = True
 
     def restore(self) -> None:
-        """Give the signals the handlers back that they had before."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}

@@ -1,4 +1,4 @@
-"""One training run, from explicit paths to an exported model; goes on where it was stopped."""
+"""One training run, from explicit paths to an exported model; resumes where it was stopped."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def train_run(
     ``best.safetensors`` the best weights; both go when the run is done.
 
     On SIGINT or SIGTERM the step is finished and a checkpoint saved before the signal takes effect.
-    A run that was stopped goes on from its checkpoint, with the weights that an unbroken run would
-    have (bit for bit on a CPU). A finished run of the same specification and inputs is returned as
-    it is; one of another is replaced, once everything that the new one needs is loaded.
+    A stopped run resumes from its checkpoint, with the weights that an uninterrupted run would have
+    (bit for bit on a CPU). A finished run of the same specification and inputs is returned
+    unchanged; any other is replaced, once everything that the new one needs is loaded.
 
-    Started in several processes by `torchrun` or `accelerate launch`, they train one run together
-    (`train.processes`), and each is given its summary. Process 0 alone writes and says something.
+    Several processes started by `torchrun` or `accelerate launch` train one run together
+    (`train.processes`), and each gets its summary. Only process 0 writes and reports.
 
     Args:
         say: takes lines of progress; without it they go to stderr, or a bar on a terminal.
         callbacks: further callbacks of the loop, in every process.
 
     Raises:
-        SightlineError: an input is missing or does not fit, said before the model is loaded; the
-            folder is not a run's, or its checkpoint is damaged or of another optimiser.
+        SightlineError: an input is missing or does not match, reported before the model is loaded;
+            the folder is not a run's, or its checkpoint is damaged or from another optimiser.
         BusyError: another run writes to the same folder.
         NonFiniteLoss: a loss or gradient became NaN or infinite.
         LostProcess: another process of the run ended; the last step is kept.
@@ -92,11 +92,11 @@ def train_run(
 
 
 _PATIENCE = 2.0
-"""Seconds in which the system takes the lock from a process 0 that was killed."""
+"""Seconds for the system to release the lock of a process 0 that was killed."""
 
 
 def _nobody(line: str) -> None:
-    """Takes what another process says."""
+    """Discards progress lines, in every process but 0."""
 
 
 def _claimed(stack: ExitStack, folder: RunFolder, processes: Processes) -> Path | None:
@@ -104,7 +104,7 @@ def _claimed(stack: ExitStack, folder: RunFolder, processes: Processes) -> Path 
 
 
 def _finished(folder: RunFolder, inputs: _Inputs, tell: Say) -> str:
-    """The summary of the finished run of these inputs, as JSON, or nothing."""
+    """The summary of the finished run of these inputs, as JSON; empty if there is none."""
     finished = folder.finished(inputs.digest, inputs.code)
     if finished is None:
         return ""
@@ -114,15 +114,15 @@ def _finished(folder: RunFolder, inputs: _Inputs, tell: Say) -> str:
 
 
 def _require_one_run(processes: Processes, digest: str) -> None:
-    """Refuse processes that were told or read different things."""
+    """Refuse processes with different parameters or inputs."""
     found = processes.exchange(digest)
 
     def check() -> None:
         for rank, other in enumerate(found):
             if other != found[0]:
                 raise SightlineError(
-                    f"process {rank} was started with other parameters or inputs than process 0; "
-                    "start all with the same command, where they see the same files"
+                    f"process {rank} was started with different parameters or inputs than process "
+                    "0; start all with the same command, where they see the same files"
                 )
 
     processes.together(check)
@@ -130,7 +130,7 @@ def _require_one_run(processes: Processes, digest: str) -> None:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a run reads, checked against each other, its digest, and that of the code."""
+    """The inputs of a run, checked against each other, their digest, and that of the code."""
 
     objective: Objective
     device: torch.device
@@ -145,7 +145,7 @@ class _Inputs:
         if size % processes.count:
             raise SightlineError(
                 f"batch_size is {size}, which {processes.count} processes cannot share evenly; "
-                f"give a multiple of {processes.count}, or start another number of processes"
+                f"give a multiple of {processes.count}, or start a different number of processes"
             )
         objective = make_objective(spec.objective, spec.parameters)
         check_exportable(spec.student.pooling)
@@ -171,8 +171,8 @@ def _run(
     """Train and export; the summary as JSON, in every process.
 
     Args:
-        made: folder for what is being made, of process 0.
-        stop: keeps signals from whatever they would interrupt.
+        made: process 0's folder for work in progress.
+        stop: holds signals back from code that they would interrupt.
     """
     tell = (say or to_stderr) if processes.main else _nobody
     objective, data, dev = inputs.objective, inputs.data, inputs.dev
@@ -258,7 +258,7 @@ def _student(spec: RunSpec, data: TrainingData) -> tuple[PreTrainedModel, PreTra
 def _begin(
     spec: RunSpec, inputs: _Inputs, folder: RunFolder, resume: Path | None, tell: Say
 ) -> str:
-    """Take away what is not of this run."""
+    """Remove what is not from this run."""
     before = RunSummary.load(folder.path)
     if resume is None and folder.begin():
         why = "this version cannot read it"
@@ -272,10 +272,10 @@ def _begin(
 def _lost(
     spec: RunSpec, folder: RunFolder, loop: Loop, processes: Processes, error: LostProcess
 ) -> SightlineError:
-    """What to raise after another process was lost, when the last step is kept.
+    """The error to raise after another process was lost, with the last step saved.
 
-    The lock of the folder is process 0's as long as it lives: so it keeps the step and says so, or
-    else the first of the others that gets the lock, which still names the killed one.
+    Process 0 holds the folder's lock as long as it lives, so it saves the step and reports it;
+    otherwise the first other process to get the lock does, which still names the killed one.
     """
     with ExitStack() as stack:
         if not processes.main:
@@ -303,9 +303,9 @@ def _paths(spec: RunSpec) -> list[Path]:
 def spec_digest(
     spec: RunSpec, objective: Objective, data: TrainingData, dev: GradedPairs | None
 ) -> str:
-    """SHA-256 (hex) over what decides the result: parameters and the content of every input.
+    """SHA-256 (hex) over what determines the result: parameters and the content of every input.
 
-    Where the inputs lie, where the result goes and what is logged how often leave it as it is.
+    The paths of inputs and result, and how often something is logged, do not change it.
     """
     body: dict[str, Any] = spec.model_dump(
         mode="json", exclude={"out", "pairs", "text", "features", "dev", "parameters", "run"}
@@ -313,7 +313,7 @@ def spec_digest(
     body["parameters"] = objective.describe()
     for name in ("logging_steps", "save_steps"):
         body["train"].pop(name)
-    if spec.train.chunk is None:  # as before there were chunks
+    if spec.train.chunk is None:  # as before chunks existed
         body["train"].pop("chunk")
     files: dict[str, Path] = {}
     if spec.pairs is not None:
@@ -336,7 +336,7 @@ def spec_digest(
 
 
 def _checkpoint_to_resume(spec: RunSpec, inputs: _Inputs, folder: RunFolder, tell: Say) -> str:
-    """Name of the checkpoint to go on from, or nothing.
+    """Name of the checkpoint to resume from; empty if there is none.
 
     Raises:
         SightlineError: it is damaged, was made by another optimiser, or lacks the best weights.
@@ -349,12 +349,12 @@ def _checkpoint_to_resume(spec: RunSpec, inputs: _Inputs, folder: RunFolder, tel
     if (progress.digest, progress.code) == (inputs.digest, code):
         if inputs.dev is not None:
             _require_best(path, folder.best)
-        tell(f"{spec.run}: going on from {path.name}")
+        tell(f"{spec.run}: resuming from {path.name}")
         return path.name
     if progress.optimizer not in ("", spec.train.optimizer):
         raise SightlineError(
-            f"{path}: was made with train.optimizer {progress.optimizer}, and this run has "
-            f"{spec.train.optimizer}; give {progress.optimizer} to go on, or delete "
+            f"{path}: was made with train.optimizer {progress.optimizer}, but this run has "
+            f"{spec.train.optimizer}; set {progress.optimizer} to resume, or delete "
             f"{folder.checkpoints.folder} to start over"
         )
     changed = "code" if progress.digest == inputs.digest else "parameters or inputs"
@@ -365,7 +365,7 @@ def _checkpoint_to_resume(spec: RunSpec, inputs: _Inputs, folder: RunFolder, tel
 def _progress(
     spec: RunSpec, inputs: _Inputs, folder: RunFolder, checkpoint: str
 ) -> tuple[Path | None, Progress]:
-    """The checkpoint that process 0 has found, and how far the run is; a new run without one."""
+    """The checkpoint that process 0 found, and the run's progress; a new run without one."""
     if not checkpoint:
         return None, Progress(
             inputs.digest, digest(inputs.code), processes=[], optimizer=spec.train.optimizer
@@ -373,8 +373,8 @@ def _progress(
     path = folder.checkpoints.folder / checkpoint
     if not path.is_dir():
         raise SightlineError(
-            f"{path}: process 0 goes on from this checkpoint, and this process does not see it; "
-            "put the run's folder where all processes see it"
+            f"{path}: process 0 resumes from this checkpoint, but this process cannot see it; "
+            "put the run's folder where all processes can see it"
         )
     progress = folder.checkpoints.read(path)
     progress.optimizer = spec.train.optimizer
@@ -394,13 +394,13 @@ def _kept(run: str, checkpoints: Checkpoints, steps: int) -> str:
     if found is None:
         return f"{run}: no step was finished; run the same command again"
     step = step_of(found)
-    return f"{run}: step {step:,} of {steps:,} is kept; run the same command again to go on"
+    return f"{run}: step {step:,} of {steps:,} is kept; run the same command again to resume"
 
 
 def _load_best(model: GroundedModel, best: Best) -> int:
     found = best.load()
     if found is None:
-        raise SightlineError(f"{best.path}: the best weights are gone; run it again")
+        raise SightlineError(f"{best.path}: the best weights are missing; run it again")
     weights, step = found
     model.load_state_dict(weights)
     return step

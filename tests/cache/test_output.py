@@ -58,7 +58,7 @@ def test_a_folder_that_is_empty_then_goes(tmp_path):
 def test_a_file_that_is_not_listed_is_never_replaced(tmp_path, name):
     (tmp_path / "out/sub").mkdir(parents=True)
     (tmp_path / "out" / name).write_text("mine")
-    with pytest.raises(SightlineError, match=rf"out/{name}: is there already, and {RECORD} does"):
+    with pytest.raises(SightlineError, match=rf"out/{name}: already exists, and {RECORD} does"):
         publish(tmp_path / "out", a="1", sub__c="1")
     assert names_in(tmp_path) == [f"out/{name}"]
 
@@ -156,7 +156,7 @@ def test_a_file_of_the_same_bytes_is_taken_over(tmp_path):
 def test_a_run_folder_of_somebody_else_is_refused(tmp_path, name):
     (tmp_path / "out.run").mkdir()
     (tmp_path / "out.run" / name).write_text("years of work")
-    with pytest.raises(SightlineError, match=r"out\.run.*somebody else's"):
+    with pytest.raises(SightlineError, match=r"out\.run.*belongs? to something else"):
         publish(tmp_path / "out", a="1")
     assert names_in(tmp_path) == [f"out.run/{name}"]
 
@@ -171,7 +171,7 @@ def test_inputs_are_kept_apart(tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
     Path("mine/img/a.jpg").mkdir(parents=True)
     Path("img").symlink_to("mine/img")
-    with pytest.raises(SightlineError, match=r"is also an input|lies in it"):
+    with pytest.raises(SightlineError, match=r"is also an input|contains the input"):
         check_apart(Path(out), [Path("mine/img")])
 
 
@@ -179,7 +179,7 @@ def test_an_output_inside_an_input_is_a_new_folder_or_ours(tmp_path):
     (tmp_path / "img/theirs").mkdir(parents=True)
     (tmp_path / "img/theirs/a.jpg").write_text("x")
     with (
-        pytest.raises(SightlineError, match=r"lies inside the input .* holds other files"),
+        pytest.raises(SightlineError, match=r"is inside the input .* contains other files"),
         opened(tmp_path / "img/theirs", tmp_path / "img"),
     ):
         pass
@@ -239,7 +239,7 @@ def test_a_file_is_replaced_only_if_it_bears_our_mark(tmp_path):
     write_file(path, b"<!-- Sightline page --> 1", mark)
     write_file(path, b"<!-- Sightline page --> 2", mark)
     path.write_text("my notes on the Sightline project")
-    with pytest.raises(SightlineError, match=r"page\.html: is there already, and not written by"):
+    with pytest.raises(SightlineError, match=r"page\.html: already exists and was not written by"):
         write_file(path, b"<!-- Sightline page --> 3", mark)
     assert path.read_text() == "my notes on the Sightline project"
 

@@ -158,5 +158,5 @@ def test_every_kind_has_parameters_and_refuses_unknown_ones():
 
 
 def test_an_unknown_kind_lists_what_there_is():
-    with pytest.raises(SightlineError, match=r"did you mean 'coco'\? \(there are: coco, flickr"):
+    with pytest.raises(SightlineError, match=r"did you mean 'coco'\? \(available: coco, flickr"):
         source_type("cocoo")

@@ -146,7 +146,7 @@ def test_mistakes_are_one_error_each(tmp_path: Path, trained) -> None:
         (str(tmp_path / "gone.json"), "random:0", "no such file"),
         (path, "pretrained:openai", "no published weights"),
         (str(few_tokens), "random:0", "set text_cfg.vocab_size to 49408"),
-        (str(foreign), "random:0", "tokenizer 'nobody/no-tokenizer' cannot be had"),
+        (str(foreign), "random:0", "tokenizer 'nobody/no-tokenizer' cannot be fetched"),
         ("ViT-B-32", "pretrained:openai", "use model 'ViT-B-32-quickgelu'"),
         ("ViT-B-32", "pretrained", "needs the tag of its weights; published tags: .*laion2b"),
         ("ViT-B-23", "random:0", "unknown open_clip model 'ViT-B-23'.*ViT-B-32"),
@@ -161,5 +161,5 @@ def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch) -> No
     with pytest.raises(SightlineError) as caught:
         config("ViT-B-32", "pretrained:laion2b_s34b_b79k").build_image(CPU, "fp32")
     message = str(caught.value)
-    assert message.startswith("ViT-B-32: its weights 'laion2b_s34b_b79k' cannot be had")
-    assert "Nothing was put in its place" in message
+    assert message.startswith("ViT-B-32: its weights 'laion2b_s34b_b79k' cannot be fetched")
+    assert "No substitute was loaded" in message

@@ -108,8 +108,8 @@ def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch, capsy
     with pytest.raises(SightlineError) as caught:
         build("pretrained:IMAGENET1K_V1")
     message = str(caught.value)
-    assert "resnet18: its weights 'IMAGENET1K_V1' cannot be had: not cached here" in message
-    assert "Nothing was put in its place" in message
+    assert "resnet18: its weights 'IMAGENET1K_V1' cannot be fetched: not cached here" in message
+    assert "No substitute was loaded" in message
     assert capsys.readouterr().out == ""  # which belongs to results
     with pytest.raises(
         SightlineError, match="has no weights 'V9'; use pretrained: with one of IMA"

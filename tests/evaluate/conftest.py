@@ -1,4 +1,4 @@
-"""Small encoders of random weights and a small SentEval folder, made on the spot."""
+"""Small encoders with random weights and a small SentEval folder, made on the fly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedder: equal to sentence-transformers, in the order asked, without disturbing training."""
+"""The embedder: equal to sentence-transformers, in the given order, without disturbing training."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_each_distinct_sentence_is_encoded_once_within_the_token_budget():
     assert [length for _, length in shapes] == sorted((x for _, x in shapes), reverse=True)
 
 
-def test_a_model_in_training_is_left_as_it_was():
+def test_a_model_in_training_is_unchanged():
     model, tokenizer = make_encoder()
     model.train()
     model.embeddings.eval()
@@ -129,12 +129,14 @@ def test_no_sentences_give_no_rows(encoder_folder):
     assert Embedder.load(encoder_folder, "cls", device="cpu").encode([]).shape == (0, 16)
 
 
-def test_a_missing_model_says_so_once_and_what_to_do(tmp_path):
+def test_a_missing_model_is_reported_once_with_what_to_do(tmp_path):
     with pytest.raises(SightlineError) as caught:
         Embedder.load(tmp_path / "nowhere", "cls")
     assert str(tmp_path / "nowhere") in str(caught.value)
     assert "hub" in str(caught.value)
-    with pytest.raises(SightlineError, match=r"no-such/model \(no such folder .* cannot be had"):
+    with pytest.raises(
+        SightlineError, match=r"no-such/model \(no such folder .* cannot be fetched"
+    ):
         Embedder.load("no-such/model", "cls")
 
 
@@ -149,14 +151,14 @@ def test_a_folder_without_config_or_safetensors_is_refused(tmp_path, encoder_fol
 
 @pytest.mark.parametrize("kind", ["encoder_folder", "roberta_folder"])
 def test_a_tokenizer_without_words_is_refused(tmp_path, kind, request):
-    """transformers makes up one where the folder has none, and every word is unknown to it."""
+    """transformers creates one if the folder has none, and every word is unknown to it."""
     for name in ("config.json", "model.safetensors"):
         shutil.copy(request.getfixturevalue(kind) / name, tmp_path)
-    with pytest.raises(SightlineError, match=f"{tmp_path}: its tokenizer knows no word"):
+    with pytest.raises(SightlineError, match=f"{tmp_path}: its tokenizer has only special tokens"):
         Embedder.load(tmp_path, "cls")
 
 
-def test_a_plain_folder_must_be_told_how_to_pool(encoder_folder):
+def test_a_plain_folder_needs_a_pooling(encoder_folder):
     with pytest.raises(SightlineError, match="does not say how to pool"):
         Embedder.load(encoder_folder)
 
@@ -187,7 +189,7 @@ def test_missing_weights_are_never_random(tmp_path, encoder_folder):
         Embedder.load(folder, "cls")
 
 
-def test_a_module_or_pooling_that_would_be_left_out_is_an_error(encoder_folder, tmp_path):
+def test_an_unsupported_module_or_pooling_is_an_error(encoder_folder, tmp_path):
     sentence_transformer(encoder_folder, "mean").save(str(tmp_path))
     modules = json.loads((tmp_path / "modules.json").read_text())
     dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.Dense"}
@@ -197,5 +199,5 @@ def test_a_module_or_pooling_that_would_be_left_out_is_an_error(encoder_folder, 
     assert Embedder.load(tmp_path, "mean", device="cpu").pooling == "mean"
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
-    with pytest.raises(SightlineError, match="pools by max"):
+    with pytest.raises(SightlineError, match="sets max pooling"):
         Embedder.load(tmp_path)

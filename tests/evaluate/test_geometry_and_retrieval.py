@@ -99,7 +99,7 @@ def test_a_batch_without_a_positive_pair_counts_as_nothing(monkeypatch):
     assert result.alignment is None
 
 
-def test_what_is_not_defined_is_none_with_a_reason():
+def test_an_undefined_value_is_none_with_a_reason():
     pairs = GradedPairs("low", ("a", "b"), ("b", "c"), np.array([1.0, 2.0]))
     low = evaluate_geometry(lambda texts: np.eye(len(texts)), pairs)
     assert low.alignment is None
@@ -140,11 +140,11 @@ def test_a_perfect_space_recalls_everything_and_a_constant_one_nothing():
     [
         (np.eye(3), np.array([0, 1]), "every image to have a caption"),
         (np.eye(3)[:2], np.array([0, 1, 1]), "every one of 2 captions"),
-        (np.eye(3)[:, :2], np.array([0, 1]), "of one space"),
+        (np.eye(3)[:, :2], np.array([0, 1]), "in one space"),
         (np.array([[0.0, 0, 0], [1, 1, 1]]), np.array([0, 1]), "embedding of image 0 is zero"),
     ],
 )
-def test_retrieval_refuses_what_does_not_fit(images, image_of, message):
+def test_retrieval_refuses_mismatched_inputs(images, image_of, message):
     captions = np.ones((2, 3))
     with pytest.raises(SightlineError, match=message):
         evaluate_retrieval(images, captions, image_of)

@@ -17,7 +17,7 @@ def test_cls_is_the_raw_first_token():
     assert torch.equal(pool(LAST, MASK, "cls"), torch.tensor([[1.0, 2.0], [5.0, 6.0]]))
 
 
-def test_mean_leaves_padding_out():
+def test_mean_excludes_padding():
     assert torch.allclose(pool(LAST, MASK, "mean"), torch.tensor([[2.0, 3.0], [4.0, 5.0]]))
 
 
@@ -42,10 +42,10 @@ def test_first_last_mean_without_hidden_states_is_an_error():
         pool(LAST, MASK, "first_last_mean")
 
 
-def test_an_unknown_pooling_lists_those_there_are():
+def test_an_unknown_pooling_lists_the_valid_ones():
     with pytest.raises(SightlineError, match="'max'; use one of cls, pooler, mean"):
         check_pooling("max")
 
 
-def test_a_row_of_padding_alone_gives_no_nan():
+def test_a_row_of_only_padding_gives_no_nan():
     assert torch.equal(pool(LAST, torch.zeros_like(MASK), "mean"), torch.zeros(2, 2))

@@ -1,4 +1,4 @@
-"""What an evaluation keeps beside its scores: those of the subsets, and what was scored."""
+"""What an evaluation saves besides its scores: those of the subsets, and what was scored."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_undefined_subsets_say_why_in_the_result(senteval, pairs):
         RunResult(**body, subsets=found.subsets, reasons=without)
 
 
-def test_what_was_scored_is_known_by_its_content(senteval, pairs):
+def test_what_was_scored_is_identified_by_its_content(senteval, pairs):
     first = Evaluation.load(senteval, pairs).evaluated_on
     assert first["STS12"].pairs == 15
     assert first["alignment"] == first["uniformity"]

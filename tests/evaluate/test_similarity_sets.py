@@ -81,7 +81,7 @@ def test_ties_take_their_mean_rank():
         ([0.5, np.nan], [1.0, 2.0], "1 of 2 pairs"),
     ],
 )
-def test_what_is_not_defined_has_a_reason(cosines, gold, reason):
+def test_an_undefined_score_has_a_reason(cosines, gold, reason):
     score = correlate(np.array(cosines), np.array(gold))
     assert score.spearman is None
     assert reason in (score.reason or "")

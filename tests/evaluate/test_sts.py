@@ -59,7 +59,7 @@ def test_rows_with_licence_columns_and_quotes_are_plain(senteval):
 
 
 def test_subsets_are_concatenated_before_the_one_correlation(senteval):
-    # Two subsets that agree perfectly each, but on different scales: their mean would be 100.
+    # Two subsets that each agree perfectly, but on different scales: their mean would be 100.
     folder = senteval / "STS" / "STS13-en-test"
     for name, scale in zip(SUBSETS["STS13"], (5, 5, 1), strict=True):
         (folder / f"STS.gs.{name}.txt").write_text(f"{scale}\n{scale - 0.9}\n\n{scale - 0.5}\n")
@@ -77,7 +77,7 @@ def test_subsets_are_concatenated_before_the_one_correlation(senteval):
     assert set(scores.tasks["STS13"].subsets) == set(SUBSETS["STS13"])
 
 
-def test_each_distinct_sentence_of_all_tasks_is_asked_for_once(senteval):
+def test_each_distinct_sentence_of_all_tasks_is_encoded_once(senteval):
     asked = []
 
     def encode(sentences):
@@ -94,7 +94,7 @@ def test_each_distinct_sentence_of_all_tasks_is_asked_for_once(senteval):
 def test_counts_that_differ_from_the_published_are_a_warning(senteval):
     data = load_sts(senteval, ["STS12"])
     assert data.warnings == (
-        "STS12: 15 scored pairs, the published results have 3108; scores are not comparable "
+        "STS12: 15 scored pairs, but published results have 3108; scores are not comparable "
         "with them",
     )
     assert evaluate_sts(bag_of_letters, data).to_json()["warnings"] == list(data.warnings)
@@ -177,8 +177,8 @@ def test_bytes_that_are_not_utf8_are_named(senteval):
         load_sts(senteval, ["STS-B"])
 
 
-def test_unknown_tasks_and_splits_list_those_there_are(senteval):
-    with pytest.raises(SightlineError, match="'STS17'; use some of STS12"):
+def test_unknown_tasks_and_splits_list_the_valid_ones(senteval):
+    with pytest.raises(SightlineError, match="'STS17'; choose from STS12"):
         load_sts(senteval, ["STS17"])
     with pytest.raises(SightlineError, match="'valid'; use one of train, dev, test"):
         load_sick(senteval, "valid")
@@ -206,7 +206,7 @@ def test_minilm_reaches_the_public_scores_on_all_seven(senteval_files, minilm):
 
 
 @pytest.mark.slow
-def test_the_training_length_would_move_the_score(senteval_files, minilm):
+def test_the_training_length_would_change_the_score(senteval_files, minilm):
     minilm.max_length = 32
     scores = evaluate_sts(minilm.encode, load_sts(senteval_files, ["STS-B"])).scores
     assert scores["STS-B"] == pytest.approx(81.80, abs=0.01)

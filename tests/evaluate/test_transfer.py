@@ -1,4 +1,4 @@
-"""Transfer tasks: files read as SentEval reads them, classifiers equal to ones trained singly."""
+"""Transfer tasks: files read as SentEval reads them, classifiers equal to individually trained."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def downstream(tmp_path: Path) -> Path:
 
 
 def made(protocol, sizes: dict[str, int], classes=2, name="MADE", pairs=False, seed=0):
-    """A task with sentences that are their own numbers, and embeddings that tell their classes."""
+    """A task whose sentences are numbers, and embeddings that reveal their classes."""
     rng = np.random.default_rng(seed)
     splits, rows = {}, []
     centres = rng.standard_normal((classes, 12))
@@ -110,9 +110,9 @@ def test_files_are_read_as_senteval_reads_them(downstream):
 
 def test_counts_that_differ_from_the_published_are_a_warning(downstream):
     assert load_transfer(downstream, ["TREC"]).warnings == (
-        "TREC train: 3 examples, the published results have 5452; accuracies are not comparable "
+        "TREC train: 3 examples, but published results have 5452; accuracies are not comparable "
         "with them",
-        "TREC test: 2 examples, the published results have 500; accuracies are not comparable "
+        "TREC test: 2 examples, but published results have 500; accuracies are not comparable "
         "with them",
     )
 
@@ -164,8 +164,8 @@ def test_a_bad_file_is_named(downstream, file, data, message):
     assert repr(message)[1:-1] in repr(str(caught.value)) or message in str(caught.value)
 
 
-def test_an_unknown_task_lists_those_there_are(downstream):
-    with pytest.raises(SightlineError, match="'SST-5'; use some of MR, CR"):
+def test_an_unknown_task_lists_the_valid_ones(downstream):
+    with pytest.raises(SightlineError, match="'SST-5'; choose from MR, CR"):
         load_transfer(downstream, ["SST-5"])
 
 
@@ -205,7 +205,7 @@ def test_pairs_have_differences_and_products_as_features():
 
 
 def test_a_dev_set_equals_one_by_one_to_the_last_epoch():
-    """Until training stops by itself, and where it goes on to the most epochs allowed."""
+    """Until training stops early, and where it continues to the maximum number of epochs."""
     task, encode = made("split", {"train": 300, "dev": 70, "test": 80}, seed=3)
     train, dev, test = task.splits.values()
     for max_epoch in (200, 8):
@@ -247,7 +247,7 @@ def test_every_classifier_has_the_weights_of_one_trained_alone():
             assert steps == alone.steps
 
 
-def test_how_folds_are_divided_for_memory_moves_no_accuracy(monkeypatch):
+def test_dividing_folds_for_memory_changes_no_accuracy(monkeypatch):
     task, encode = made("nested", {"train": 200}, seed=2)
     together = evaluate(task, encode, folds=3, recipe=SHORT)
     monkeypatch.setattr("train.evaluate.softmax_classifiers._BATCH_BYTES_ON_CPU", 1)
@@ -265,7 +265,7 @@ def test_the_caller_keeps_its_random_states():
     assert (np.random.rand(), float(torch.rand(()))) == expected
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_gpu_gives_the_accuracies_of_the_cpu():
     task, encode = made("nested", {"train": 600})
     on_cpu = evaluate(task, encode, folds=4)
@@ -273,7 +273,7 @@ def test_a_gpu_gives_the_accuracies_of_the_cpu():
     assert on_gpu.accuracy == pytest.approx(on_cpu.accuracy, abs=0.3)
 
 
-def test_of_equal_means_the_first_penalty_is_chosen():
+def test_equal_means_choose_the_first_penalty():
     accuracies = np.array([[0.5, 0.70001, 0.7], [0.5, 0.7, 0.7]])
     assert choose((1.0, 2.0, 3.0), accuracies) == (1, 70.0)
 
@@ -363,7 +363,7 @@ def test_too_few_examples_of_a_class_are_named():
     assert len(selections(task, 5, 1111)) == 5
 
 
-def test_an_unknown_classifier_lists_those_there_are():
+def test_an_unknown_classifier_lists_the_valid_ones():
     task, encode = made("k-fold", {"train": 60, "test": 20})
     with pytest.raises(SightlineError, match="'svm'; use senteval or sklearn"):
         evaluate(task, encode, classifier="svm")

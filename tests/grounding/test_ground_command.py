@@ -90,7 +90,7 @@ def test_the_command_writes_records_and_cutouts(data, tmp_path):
         ({"grounder": "florence2"}, "grounder: found str, expected a mapping with a `family`"),
         (
             {"segmenter": {"family": "annotations", "x": 1}},
-            r"segmenter: unknown key 'x' \(there are: family\)",
+            r"segmenter: unknown key 'x' \(available: family\)",
         ),
         ({"segmenter": {"family": "sam3"}}, "segmenter.family: unknown segmenter 'sam3'; did you"),
         ({"rules": {"min_score": 2}}, "min_score"),

@@ -234,7 +234,7 @@ def test_configurations_that_are_none(folder, tmp_path):
 def test_published_weights_that_cannot_be_reached(folder, monkeypatch, tmp_path):
     monkeypatch.setattr("pipeline.grounding.segmenters.sam2._instantiate", lambda path: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(SightlineError, match=r"sam2\.1-hiera-large: its weights cannot be had"):
+    with pytest.raises(SightlineError, match=r"sam2\.1-hiera-large: its weights cannot be fetched"):
         build(family="sam2")
 
 

@@ -1,4 +1,4 @@
-"""Batches that the losses are tried on: random ones, and those that break careless arithmetic."""
+"""Batches to test the losses on: random ones, and ones that break careless arithmetic."""
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ def owners_of(rows):
 
 
 def exact(array):
-    """The nearest values that float32 holds, in float64: both precisions then see one input."""
+    """The nearest float32 values, in float64, so that both precisions see the same input."""
     return np.asarray(array, dtype=np.float32).astype(np.float64)
 
 

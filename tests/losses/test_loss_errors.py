@@ -1,4 +1,4 @@
-"""A loss refuses what has no meaning, and its message names the argument and what was found."""
+"""A loss refuses meaningless input, and its message names the argument and what was found."""
 
 import ast
 from pathlib import Path
@@ -128,7 +128,7 @@ def test_temperature_must_be_above_zero(name, temperature):
         (lambda: object_phrase_nce(ROWS[0], ROWS[0], OWNERS), r"phrases has shape \[6\]"),
     ],
 )
-def test_message_has_what_was_found_and_what_to_give(call, message):
+def test_the_message_says_what_was_found_and_what_to_give(call, message):
     with pytest.raises(LossError, match=message):
         call()
 
@@ -156,7 +156,7 @@ def test_a_nan_in_the_rows_reaches_the_value():
 
 
 def test_losses_import_torch_and_the_cache_and_nothing_else():
-    """Whoever trains from a cache need not have torchvision, open_clip or sam2."""
+    """Training from a cache does not need torchvision, open_clip or sam2."""
     imported = set()
     for file in Path(train.losses.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

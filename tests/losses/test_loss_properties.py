@@ -1,4 +1,4 @@
-"""What must hold of the losses for any batch, tried by Hypothesis."""
+"""Properties of the losses for any batch, tested with Hypothesis."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_without_margin_and_threshold_adaptive_margin_is_info_nce(
     labels = rows(seed + 1, size, size).tanh()
     plain = info_nce(queries, keys, temperature)
     close(adaptive_margin_nce(queries, keys, labels, 0.0, temperature, margin_gate=gate), plain)
-    # Nor does a margin count where the teacher calls every negative a match.
+    # Nor does a margin matter if the teacher calls every negative a match.
     close(adaptive_margin_nce(queries, keys, torch.ones_like(labels), 0.3, temperature), plain)
 
 

@@ -68,7 +68,7 @@ def test_adaptive_margin(shape, precision, setting):
 
 @every_precision
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 9.0])
-def test_adaptive_margin_with_scores_of_its_own_to_filter_by(precision, threshold):
+def test_adaptive_margin_with_separate_filter_scores(precision, threshold):
     queries, keys = pair("random", seed=2)
     labels, scores = soft_labels(len(queries)), 3 * soft_labels(len(queries), seed=1)
     dtype = PRECISIONS[precision][0]

@@ -87,7 +87,7 @@ def test_a_file_of_somebody_else_is_not_replaced(
     before = everything(tmp_path)
     done = world.run(command, tmp_path / "page.html")
     assert done.code == 1, done.said
-    assert "is there already" in done.said
+    assert "already exists" in done.said
     assert everything(tmp_path) == before
 
 

@@ -198,7 +198,7 @@ def test_a_full_disk_is_said_before_anything_starts(monkeypatch, capsys, photos,
         ({"--encoder": "resnet5"}, "ViT-B-32"),
         ({"--weights": "lucky:7"}, "random:SEED"),
         ({"--images": "nowhere"}, "nowhere: no such folder or manifest"),
-        ({"--device": "cuda"}, "'cuda' was asked for"),
+        ({"--device": "cuda"}, "'cuda' was requested"),
         ({"--precision": "fp8"}, "unknown precision 'fp8'"),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_file_in_the_place_of_the_output_is_said_before_anything_starts(
 ):
     (tmp_path / "out").write_text("a file")
     assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
-    assert "out: is a file; the output is a folder" in capsys.readouterr().err
+    assert "out: is a file, not a folder" in capsys.readouterr().err
     assert not (tmp_path / "out.run").exists()
 
 

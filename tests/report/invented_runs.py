@@ -36,7 +36,7 @@ UNTRAINED = FeatureUse(
 
 
 def invented(run: str, seed: int, scores: tuple[float, float], /, **changes: object) -> RunResult:
-    """A result whose subsets lie around the score of their task; `changes` replace its fields."""
+    """A result whose subsets are around the score of their task; `changes` replace its fields."""
     slope = SLOPES.get(run, 2.0)
     tasks = dict(zip(SUBSETS, scores, strict=True))
     values = {

@@ -1,4 +1,4 @@
-"""`sightline compare`: its statistics by hand, its formats, and what it refuses."""
+"""`sightline compare`: its statistics checked by hand, its formats, and what it refuses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cell(*seeds: float) -> Cell:
 
 
 def compared(*names: str, published=(), **renamed: str) -> RunComparison:
-    """The invented runs compared, without files; `renamed` gives some another name."""
+    """The invented runs compared, without files; `renamed` renames some of them."""
     runs = []
     for name in names:
         shown = renamed.get(name.replace("-", "_"), name)
@@ -89,11 +89,11 @@ def test_the_threshold_is_that_of_the_tables_of_t():
         assert found.significant is significant
 
 
-def test_what_cannot_be_tested_says_why():
+def test_untestable_differences_say_why():
     assert t_test(cell(1.0), cell(1, 2, 3)) == (None, "a test needs at least two seeds of each")
     assert "no spread" in t_test(cell(1, 1), cell(2, 2))[1]
     assert t_test(Cell(None, None), cell(1, 2)) == (None, "a score is not defined")
-    p_value, reason = t_test(cell(1, 1, 1), cell(3, 4, 5))  # one without spread can be tested
+    p_value, reason = t_test(cell(1, 1, 1), cell(3, 4, 5))  # a test works if only one has no spread
     assert p_value is not None
     assert p_value < 0.01
     assert reason == ""
@@ -144,7 +144,7 @@ def test_one_seed_has_no_deviation_and_no_test(sightline, folder):
 
 def test_runs_are_named_by_name_folder_or_file(folder):
     results = folder / "results"
-    (folder / "mcse").mkdir()  # a run of this name comes before a folder of this name
+    (folder / "mcse").mkdir()  # a run of this name takes precedence over a folder of this name
     by_name = find_run("mcse", results)
     assert [result.seed for result in by_name.results] == [0, 1, 2]
     assert find_run("mcse/", results).results == by_name.results
@@ -176,10 +176,10 @@ OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
 @pytest.mark.parametrize(
     ("prepare", "words", "message"),
     [
-        (None, ["simcs"], r"'simcs' is no run, folder or file \(did you mean 'simcse'\?\)"),
-        (None, ["simcse", "--baseline", "mcsee"], r"'mcsee' is no run.*'mcse'"),
+        (None, ["simcs"], r"'simcs' is not a run, folder or file \(did you mean 'simcse'\?\)"),
+        (None, ["simcse", "--baseline", "mcsee"], r"'mcsee' is not a run.*'mcse'"),
         (None, ["results"], r"results: no result file here; expected seed-\*\.json.*simcse"),
-        (None, [""], "'' is no run, folder or file"),
+        (None, [""], "'' is not a run, folder or file"),
         (None, ["notes.txt"], r"'notes\.txt' is a file, not a result \(\.json\)"),
         (None, ["simcse", "simcse"], "'simcse' has seed 0 twice: results/simcse/seed-0.json and"),
         (None, ["a=simcse", "a=mcse"], "'a' has seed 0 twice: .* and results/mcse/seed-0.json"),
@@ -187,9 +187,9 @@ OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
         (
             {"scores": {"similarity": 1.0}},
             ["simcse", "mcse"],
-            "seed-3.json was scored on similarity, and .*simcse/seed-0.json on STS12, STS13, Avg",
+            "seed-3.json was scored on similarity, but .*simcse/seed-0.json on STS12, STS13, Avg",
         ),
-        ({"scores": {}}, ["mcse", "simcse"], "seed-3.json: holds no score"),
+        ({"scores": {}}, ["mcse", "simcse"], "seed-3.json: has no scores"),
         (
             {"evaluated_on": OTHER_SET},
             ["simcse", "mcse"],
@@ -198,7 +198,7 @@ OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
         ),
         (None, ["simcse", "--published", "MCSE"], r"no published row 'MCSE' \(did you mean 'MC"),
         (None, ["simcse", "--published", "MCSE-BERT:x"], r"\n  MCSE-BERT: wiki\+flickr, wiki\+c"),
-        (None, ["simcse", "--plot", "a.png"], "no differences on subsets to draw"),
+        (None, ["simcse", "--plot", "a.png"], "no differences on subsets to plot"),
     ],
 )
 def test_a_mistake_is_one_clear_error(sightline, folder, prepare, words, message):
@@ -225,12 +225,12 @@ def test_misuse_exits_with_2(sightline, folder, words):
     assert sightline(*words)[0] == 2
 
 
-def test_scores_of_other_things_cannot_stand_beside_published_ones(sightline, tmp_path):
+def test_scores_of_other_tasks_cannot_be_shown_beside_published_ones(sightline, tmp_path):
     file = tmp_path / "seed-0.json"
     save_result(invented("scenes", 0, (0.0, 0.0), scores={"similarity": 50.0, "Avg": 50.0}), file)
     _, _, err = sightline(file, "--published", "DALR-BERT:wiki+coco")
     assert "DALR-BERT, wiki+coco: DALR table 1 has STS12" in err
-    assert "nothing to set side by side" in err
+    assert "they share no task" in err
 
 
 FORMATS = ("terminal", "markdown", "latex", "json")
@@ -264,7 +264,7 @@ def test_json_is_unrounded_and_strict():
     assert body["subsets"][1]["scores"]["STS12 MSRpar"]["mean"] == pytest.approx(68.5)
 
 
-def test_an_average_stands_only_beside_one_over_the_same_tasks():
+def test_an_average_is_shown_only_beside_one_over_the_same_tasks():
     rows = select_published(["MCSE-BERT:wiki+flickr"], published_rows())
     comparison = compared("simcse", published=rows)
     assert set(comparison.table.rows[-1].cells) == {"STS12", "STS13"}
@@ -276,7 +276,7 @@ def test_an_average_stands_only_beside_one_over_the_same_tasks():
     assert whole.table.rows[-1].cells["Avg"].sd == 0.5
 
 
-def test_other_pairs_than_the_published_are_noted():
+def test_pairs_that_differ_from_the_published_ones_are_noted():
     rows = select_published(["MCSE-BERT:wiki+flickr"], published_rows())
     result = invented("few", 0, (1.0, 2.0), evaluated_on=OTHER_SET)
     notes = compare_runs([FoundRun("few", "few", (Path("f"),), (result,))], "few", rows).notes
@@ -287,11 +287,11 @@ def test_files_from_before_subsets_were_kept():
     old = invented("old", 0, (1.0, 2.0), subsets={}, evaluated_on={})
     comparison = compare_runs([FoundRun("old", "old", (Path("f"),), (old,))], "old")
     assert comparison.subsets is None
-    assert any("hold no scores of the subsets" in note for note in comparison.notes)
+    assert any("have no scores of the subsets" in note for note in comparison.notes)
     assert any("do not say which test sets" in note for note in comparison.notes)
 
 
-def test_an_undefined_score_is_told_and_not_averaged():
+def test_an_undefined_score_is_reported_and_not_averaged():
     runs = [
         invented("simcse", 0, (1.0, 2.0)),
         invented(
@@ -310,7 +310,7 @@ def test_an_undefined_score_is_told_and_not_averaged():
     comparison = compare_runs(found, "simcse")
     assert comparison.differences[0].difference is None
     assert "simcse, STS12: not defined: seed 1: constant" in comparison.notes
-    assert "mcse, STS13: no test: the seeds of neither differ" in " ".join(comparison.notes)
+    assert "mcse, STS13: no test: neither varies over its seeds" in " ".join(comparison.notes)
     assert "not defined" in to_text(comparison, "terminal")
 
 
@@ -363,7 +363,7 @@ def test_latex_signs(text, escaped):
 
 
 @pytest.mark.parametrize("width", [20, 60, 72, 100, 200])
-def test_no_figure_is_cut_on_a_narrow_terminal(width):
+def test_no_figure_is_truncated_on_a_narrow_terminal(width):
     grids = grids_of(compared("simcse", "mcse", "mcse-untrained"))
     words = terminal_text(grids, [], width).split()
     for grid in grids:
@@ -414,7 +414,7 @@ def test_a_file_holds_what_would_be_printed(sightline, folder, format_):
     head, mark, written = marked.partition("sightline.comparison/1")
     if format_ == "json":
         written = head + mark + written
-    else:  # the mark stands in a comment of its own
+    else:  # the mark is in a separate comment
         _, _, written = written.partition("\n\n" if format_ != "latex" else "\n")
     assert written == "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
 

@@ -82,7 +82,7 @@ def results():
 COMPARISON = Comparison("simcse", "mcse-clip", "shuffled")
 
 
-def test_a_result_survives_its_file(tmp_path, results):
+def test_a_result_survives_a_round_trip(tmp_path, results):
     path = save_result(results[3], tmp_path / "runs" / "mcse")
     assert path.name == "result.json"
     assert load_result(path) == load_result(path.parent) == results[3]
@@ -143,7 +143,7 @@ def test_cells_are_mean_and_sample_standard_deviation(results):
     assert make_table(results[:1]).rows[0].cells["scenes"].text == "5.00"
 
 
-def test_one_undefined_seed_leaves_no_mean():
+def test_one_undefined_seed_makes_the_mean_undefined():
     one = result("simcse", 0, 50.0)
     two = result("simcse", 1, None, reasons={"scenes": "the embeddings are constant"})
     cell = make_table([one, two]).rows[0].cells["scenes"]
@@ -241,7 +241,7 @@ def test_lower_uniformity_is_a_gain():
     assert compute_gains(make_table(runs), [Comparison("x", "y")])[0].gain == 2.0
 
 
-def test_the_average_is_told_first():
+def test_the_average_is_stated_first():
     runs = [
         RunResult(run=name, objective="o", seed=0, scores={"STS12": v, "Avg": v + 1})
         for name, v in (("x", 1.0), ("y", 2.0))
@@ -251,7 +251,7 @@ def test_the_average_is_told_first():
     assert headline(gains[:1]) == gains[:1]
 
 
-def test_alignment_and_uniformity_are_no_gains_to_tell_beside_a_score():
+def test_alignment_and_uniformity_are_not_stated_as_gains_beside_a_score():
     scores = [("x", 1.0, -2.0), ("y", 3.0, -2.1)]
     runs = [
         RunResult(run=name, objective="o", seed=0, scores={"scenes": score, "uniformity": spread})

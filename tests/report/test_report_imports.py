@@ -1,4 +1,4 @@
-"""Evaluation and reporting start light, and never need what only extraction needs."""
+"""Evaluation and reporting import little, and never need what only extraction needs."""
 
 from __future__ import annotations
 

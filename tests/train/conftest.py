@@ -36,7 +36,7 @@ MAX_LENGTH = 16
 
 @dataclass(frozen=True)
 class World:
-    """Paths of everything that a run reads."""
+    """Paths of all inputs of a run."""
 
     root: Path
     student: Path

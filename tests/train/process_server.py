@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the processes, by rank: exit codes (minus a signal's number), and words."""
+    """The outcome of the processes, by rank: exit codes (minus a signal's number), and output."""
 
     codes: list[int]
     said: list[str]
@@ -66,7 +66,7 @@ class Outcome:
 
 
 class ProcessServer:
-    """The test's end: starts the server, asks, and ends it."""
+    """The test's side: starts the server, sends requests, and ends it."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -74,7 +74,7 @@ class ProcessServer:
         )
 
     def run(self, specs: Sequence[Any], **request: Any) -> Outcome:
-        """What becomes of the runs of some specs (see `Request`)."""
+        """The outcome of the runs of some specs (see `Request`)."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         told = [_dumped(each) for each in specs]
@@ -158,7 +158,7 @@ def _features_in_double() -> None:
 
 
 def _break_at(request: Request) -> None:
-    """Let this process end, or get a signal, when it comes to the point."""
+    """End or signal this process when it reaches the point."""
     from train import train_run as training
     from train.model import GroundedModel
     from train.processes import Processes

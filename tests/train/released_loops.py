@@ -76,7 +76,7 @@ class ReleasedModel(nn.Module):
 
 
 class ReleasedLoss(ABC):
-    """What a system makes of a batch: on plain sentences its text term alone."""
+    """The loss of a system on a batch: on plain sentences only its text term."""
 
     @abstractmethod
     def __call__(self, model: ReleasedModel, batch: Sentences) -> Tensor: ...
@@ -159,7 +159,7 @@ class KDMCSELoss(ReleasedLoss):
         return loss
 
     def _moved(self, cosines: Tensor, margin: float, alike: Tensor | None = None) -> Tensor:
-        """Negatives beyond the margin come nearer by it, times 1 − what the teacher says."""
+        """Negatives beyond the margin move nearer by it, times 1 − the teacher's similarity."""
         angles = torch.acos(cosines.clamp(-1, 1))
         moved = ~one_hot(torch.arange(len(cosines))).bool()
         if self.gated:
@@ -238,7 +238,7 @@ class DALRLoss(ReleasedLoss):
 
 @dataclass(frozen=True)
 class Released:
-    """How the loops were run; a test changes one point to see that it matters.
+    """The settings of the loops; a test changes one to see that it matters.
 
     Attributes:
         learning_rate: falls linearly to 0.
@@ -307,7 +307,7 @@ class Loader:
 
 
 def stream_of(step: int, pairs: Loader, text: Loader, rule: str) -> Loader:
-    """The loader that a mixed step takes its batch from; steps are counted anew in each epoch."""
+    """The loader that a mixed step takes its batch from; steps are counted from 0 in each epoch."""
     step %= pairs.batches + text.batches
     if rule == "evenly":
         share = pairs.batches / (pairs.batches + text.batches)

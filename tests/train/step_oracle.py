@@ -121,7 +121,7 @@ class OracleStudent:
 
 @dataclass(frozen=True)
 class OracleBatch:
-    """What an objective's oracle is given.
+    """The input of an objective's oracle.
 
     Attributes:
         first, second: sentence embeddings of both views, before any head.

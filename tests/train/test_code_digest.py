@@ -120,11 +120,11 @@ def test_names_are_followed_through_packages_to_where_they_are_made(package: Pat
     assert code.keys() >= set(ROOTS)
 
 
-def test_what_is_no_source_is_one_error(package: Path) -> None:
-    with pytest.raises(SightlineError, match=r"other_losses\.nowhere: its source was not found"):
+def test_an_invalid_source_is_one_error(package: Path) -> None:
+    with pytest.raises(SightlineError, match=r"other_losses\.nowhere: source not found"):
         code_of(["other_losses.nowhere"])
     (package / "broken.py").write_text("def f(:\n")
-    with pytest.raises(SightlineError, match=r"broken\.py: not Python"):
+    with pytest.raises(SightlineError, match=r"broken\.py: not valid Python"):
         code_of(["other_losses.broken"])
 
 

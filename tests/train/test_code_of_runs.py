@@ -1,4 +1,4 @@
-"""Code is an input of a run: what an edited loss does to finished and to killed runs."""
+"""Code is an input of a run: the effect of an edited loss on finished and on killed runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KillAfter(Callback):
 
 
 def edit(monkeypatch: pytest.MonkeyPatch, module_name: str = LOSS) -> dict[str, str]:
-    """The source of one module is another from now on."""
+    """Change the source of one module from now on."""
     edited = {**code_of(["train.objectives.simcse"]), module_name: "0" * 64}
     monkeypatch.setattr(module, "code_of", lambda modules: edited)
     return edited
@@ -104,7 +104,7 @@ def test_an_accepted_edit_keeps_the_run_and_its_results_say_so(
     assert marked.scores == plain.scores
     assert make_table([plain]).rows[0].marks == ()
     assert make_table([marked]).rows[0].marks == ("code edited since, accepted",)
-    edit(monkeypatch, "train.loop")  # another edit, which nobody accepted
+    edit(monkeypatch, "train.loop")  # another edit, which was not accepted
     lines.clear()
     train_run(spec, say=lines.append)
     assert "its code changed: train.loop" in lines[0]

@@ -127,7 +127,7 @@ def test_a_combination_trains_and_logs_every_term(world, features, objects, tmp_
     assert "MCSEO" in card
 
 
-def test_a_part_of_weight_zero_is_gone(world, features, objects):
+def test_a_part_of_weight_zero_is_dropped(world, features, objects):
     parts = {"mcse": {"parameters": {"image": "clip"}}, "dalr": {"weight": 0, "parameters": DALR}}
     case = case_of(world, features, objects, parts=parts)
     assert set(case.slots) == {"image-clip"}
@@ -143,8 +143,8 @@ def test_a_part_of_weight_zero_is_gone(world, features, objects):
         ({"parts": {"dalr": {"weight": -1, "parameters": DALR}}}, "greater than or equal to 0"),
         ({"parts": {"dalr": {"weight": 0, "parameters": DALR}}}, "every part has weight 0"),
         ({"parts": {"nobody": {}}}, "unknown objective 'nobody'"),
-        ({"parts": {"a.b": {"objective": "simcse"}}}, "a name without dots"),
-        ({"parts": {"x": {"objective": "combined"}}}, "is no combination itself"),
+        ({"parts": {"a.b": {"objective": "simcse"}}}, "name must have no dots"),
+        ({"parts": {"x": {"objective": "combined"}}}, "must not be a combination"),
         ({"parts": {"simcse": {}}, "temperature": 0.1}, "temperature is a parameter of each part"),
         (
             {"parts": {"simcse": {"parameters": {"caption": "all"}}}},

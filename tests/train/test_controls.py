@@ -1,4 +1,4 @@
-"""Controls and ablations: each takes the signal that it names, and nothing else."""
+"""Controls and ablations: each removes the signal that it names, and nothing else."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_shuffled_images_leave_no_caption_its_own_and_keep_captions_together(wor
     assert len(set(targets)) == len(targets)
 
 
-def test_random_images_are_drawn_once_and_part_the_captions_of_an_image(world, features):
+def test_random_images_are_drawn_once_and_separate_the_captions_of_an_image(world, features):
     truth = own(features, "clip")
     found = rows_by_key(batches(world, features, random_images=True), "image")
     assert all(len(rows) == 1 for rows in found.values())
@@ -91,7 +91,7 @@ def test_shuffled_teachers_leave_images_alone(world, features):
 
 
 @pytest.mark.parametrize("control", ["shuffle_images", "random_images", "shuffle_teachers"])
-def test_a_control_depends_on_the_data_seed_and_on_no_other(world, features, control):
+def test_a_control_depends_only_on_the_data_seed(world, features, control):
     slot = "text" if control == "shuffle_teachers" else "image"
 
     def of(data_seed: int, **changes: Any) -> dict[bytes, set[bytes]]:
@@ -102,7 +102,7 @@ def test_a_control_depends_on_the_data_seed_and_on_no_other(world, features, con
     assert of(0) != of(1)
 
 
-def test_few_pairs_come_round_more_often_at_equal_steps(world, features):
+def test_fewer_pairs_repeat_more_often_in_as_many_steps(world, features):
     _, all_of_them = build(world, features)
     _, few = build(world, features, pairs=12)
     assert few.schedule.steps_per_epoch == all_of_them.schedule.steps_per_epoch
@@ -111,10 +111,10 @@ def test_few_pairs_come_round_more_often_at_equal_steps(world, features):
     found = rows_by_key(batches(world, features, pairs=12), "image")
     assert len(found) == 12
     more = rows_by_key(batches(world, features, pairs=20), "image")
-    assert found.keys() < more.keys()  # a larger draw holds a smaller
+    assert found.keys() < more.keys()  # a larger draw contains a smaller one
 
 
-def test_more_pairs_than_there_are(world, features):
+def test_more_pairs_than_available(world, features):
     with pytest.raises(SightlineError, match="pairs is 5,000, but there are 54 to draw from"):
         build(world, features, pairs=5000)
 
@@ -137,7 +137,7 @@ def test_both_controls_of_images():
         ("mcse", {"image": "clip", "weight": 0, "random_images": True}, "reads no image features"),
     ],
 )
-def test_a_control_of_what_is_not_read(world, features, objective, parameters, message):
+def test_a_control_of_features_that_are_not_read(world, features, objective, parameters, message):
     made = make_objective(objective, parameters)
     slots = dict.fromkeys(made.features(made.params), "clip")
     with pytest.raises(SightlineError, match=message):

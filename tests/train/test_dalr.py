@@ -242,7 +242,7 @@ def test_one_term_alone_has_only_its_heads_and_features(
 
 
 @pytest.mark.parametrize("term", DEFAULTS)
-def test_switching_one_term_off_leaves_the_others_as_they_are(
+def test_switching_one_term_off_does_not_change_the_others(
     world: World, features: Features, term: str
 ) -> None:
     whole, data = case_of(world, features).build()
@@ -345,8 +345,8 @@ def test_plain_sentences_without_a_text_term_are_refused(
         ({"variant": "released"}, "unknown key 'variant'"),
         ({"image": None}, "set image_weight, consistency_weight, cross_modal_weight to 0"),
         ({"teachers": []}, "set cross_modal_weight, ranking_weight, intra_modal_weight to 0"),
-        ({"teachers": [{"encoder": "first", "weight": 0}]}, "none with a weight above 0"),
-        ({"teachers": [*MIX, MIX[0]]}, "teachers: first is there more than once"),
+        ({"teachers": [{"encoder": "first", "weight": 0}]}, "no teacher has a weight above 0"),
+        ({"teachers": [*MIX, MIX[0]]}, "teachers: first is listed more than once"),
         ({"teachers": [{"encoder": "first", "weight": -1}]}, "teachers.0.weight: input should be"),
         ({"teachers": [{"encoder": "first", "weight": math.inf}]}, "teachers.0.weight: input"),
         ({"teachers": [{"encoder": "", "weight": 1}]}, "teachers.0.encoder: string should have"),

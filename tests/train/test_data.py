@@ -1,4 +1,4 @@
-"""Batches from the cache, and the one clear error for each thing that can be missing."""
+"""Batches from the cache, and one clear error for each missing input."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_features_and_ids_of_a_batch_belong_to_its_texts(world: World) -> None:
             seen += len(batch)
         else:
             assert batch.features == {}
-    assert seen == 18  # the dev split's two images take no part
+    assert seen == 18  # the dev split's two images are excluded
 
 
 def test_a_batch_seeds_its_own_draws(world: World) -> None:
@@ -100,7 +100,7 @@ def test_pairs_whose_image_failed_are_dropped_and_counted(tmp_path: Path) -> Non
 
 
 def test_all_images_failed_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SightlineError, match="all 18 pairs have an image"):
+    with pytest.raises(SightlineError, match="the images of all 18 pairs"):
         load(make_world(tmp_path, failed=20))
 
 
@@ -123,7 +123,7 @@ def test_all_images_failed_is_an_error(tmp_path: Path) -> None:
         ({"student": {"max_length": 12}}, "truncated to 16 tokens"),
     ],
 )
-def test_what_does_not_fit_is_one_error(world: World, changes: dict, message: str) -> None:
+def test_mismatched_inputs_are_one_error(world: World, changes: dict, message: str) -> None:
     if "features" in changes:
         real = {"F": world.root / "features"}
         changes = {"features": {k: real.get(v, v) for k, v in changes["features"].items()}}
@@ -131,14 +131,14 @@ def test_what_does_not_fit_is_one_error(world: World, changes: dict, message: st
         load(world, "mcse", **changes)
 
 
-def test_an_unknown_objective_lists_those_there_are() -> None:
+def test_an_unknown_objective_lists_the_available_ones() -> None:
     with pytest.raises(
-        SightlineError, match=r"unknown objective 'clip'.* \(there are: .*mcse.*simcse"
+        SightlineError, match=r"unknown objective 'clip'.* \(available: .*mcse.*simcse"
     ):
         make_objective("clip", {})
 
 
-def test_a_key_that_a_set_lacks_is_counted(world: World, tmp_path: Path) -> None:
+def test_missing_keys_are_counted(world: World, tmp_path: Path) -> None:
     table = read_manifest(world.root / "captions.parquet", CAPTIONS)
     row = {"caption_id": "x#0", "image_id": "00.png", "text": "never seen", "split": ""}
     table = pa.concat_tables([table, pa.Table.from_pylist([row], CAPTIONS)])
@@ -162,7 +162,7 @@ def test_no_caption_in_the_training_split(world: World, tmp_path: Path) -> None:
         load(world, "simcse", pairs=changed)
 
 
-def test_one_pair_has_nothing_to_be_contrasted_with(world: World, tmp_path: Path) -> None:
+def test_one_pair_has_no_negatives(world: World, tmp_path: Path) -> None:
     table = read_manifest(world.root / "captions.parquet", CAPTIONS)
     table = table.set_column(3, "split", pa.array(["train"] + ["test"] * (len(table) - 1)))
     write_manifest(tmp_path / "captions.parquet", table, CAPTIONS)

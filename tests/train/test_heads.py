@@ -1,4 +1,4 @@
-"""What heads begin with, and the defaults of training: METHODS, sections 5 and 6."""
+"""Initial weights of heads, and the defaults of training: METHODS, sections 5 and 6."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def linear(module: nn.Module) -> nn.Linear:
     return found
 
 
-def test_the_text_head_begins_as_berts_own_layers_do() -> None:
+def test_the_text_head_is_initialised_like_berts_layers() -> None:
     torch.manual_seed(0)
     layer = linear(text_head(768))
     assert float(layer.weight.detach().std()) == pytest.approx(0.02, rel=0.01)
@@ -26,7 +26,7 @@ def test_the_text_head_begins_as_berts_own_layers_do() -> None:
     assert not layer.bias.any()
 
 
-def test_other_heads_begin_as_torchs_linear_layers_do() -> None:
+def test_other_heads_are_initialised_like_torchs_linear_layers() -> None:
     torch.manual_seed(0)
     layer = linear(head(512))
     bound = 1 / math.sqrt(512)
@@ -37,7 +37,7 @@ def test_other_heads_begin_as_torchs_linear_layers_do() -> None:
 
 
 @pytest.mark.parametrize("name", ["simcse", "mcse", "kdmcse", "dalr", "mcseo"])
-def test_which_heads_of_an_objective_begin_which_way(name: str) -> None:
+def test_the_initialisation_of_each_head_of_an_objective(name: str) -> None:
     torch.manual_seed(0)
     dims = dict.fromkeys(("image", "text", "object", "teacher", "teacher_0"), 512)
     parameters = {

@@ -1,4 +1,4 @@
-"""The partition of a batch into groups of like length."""
+"""The partition of a batch into groups of similar length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cost(lengths: list[int], groups: list[list[int]], overhead: int) -> int:
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(0, 30))
 @settings(max_examples=80, deadline=None)
-def test_no_cut_of_the_sorted_batch_costs_less(lengths: list[int], overhead: int) -> None:
+def test_no_cut_of_the_sorted_batch_is_cheaper(lengths: list[int], overhead: int) -> None:
     groups = length_groups(lengths, overhead)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     order = sorted(range(len(lengths)), key=lengths.__getitem__)

@@ -242,7 +242,7 @@ def test_bad_parameters(parameters, message):
         make_objective("mcseo", {"image": "clip", **parameters})
 
 
-def test_phrase_tokens_that_are_missing_are_asked_for(world, features, objects, tmp_path):
+def test_missing_phrase_tokens_are_requested(world, features, objects, tmp_path):
     case = case_of(world, features, objects)
     case.pairs.clear()
     with pytest.raises(SightlineError, match="needs phrase tokens; make them with `sightline phra"):
@@ -258,7 +258,7 @@ def test_phrase_tokens_of_another_tokenizer_are_refused(world, features, objects
     write_phrase_tokens(tmp_path, header, keys, keys, [1], [2])
     case = case_of(world, features, objects)
     case.pairs["phrases"] = tmp_path
-    with pytest.raises(SightlineError, match="another tokenizer or max_length"):
+    with pytest.raises(SightlineError, match="a different tokenizer or max_length"):
         case.build()
 
 
@@ -268,7 +268,7 @@ def test_phrases_of_another_data_set_are_refused(world, features, objects, tmp_p
     write_phrase_tokens(tmp_path, header, keys, keys, [1], [2])
     case = case_of(world, features, objects)
     case.pairs["phrases"] = tmp_path
-    with pytest.raises(SightlineError, match="holds 1 phrases, none of the"):
+    with pytest.raises(SightlineError, match="has 1 phrases, but none for the"):
         case.build()
 
 
@@ -291,7 +291,7 @@ def test_a_missing_feature_set_names_term_set_and_command(world, features, objec
         case.build()
 
 
-def test_objects_that_a_set_lacks_are_told_with_term_and_command(world, features, objects):
+def test_missing_objects_are_named_with_term_and_command(world, features, objects):
     features.write("few", "object", dict(list(objects.rows.items())[2:]))
     del features.rows["few"]
     case = case_of(world, features, objects)
@@ -303,7 +303,7 @@ def test_objects_that_a_set_lacks_are_told_with_term_and_command(world, features
         case.build()
 
 
-def test_captions_with_one_phrase_each_are_warned_of(world, features, objects):
+def test_captions_with_one_phrase_each_cause_a_warning(world, features, objects):
     objective = make_objective("mcseo", {"image": "clip"})
     _, data = case_of(world, features, objects).build()
     batch = paired(data)

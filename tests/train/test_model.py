@@ -1,4 +1,4 @@
-"""The student: grouping changes nothing but time, heads are those that are trained."""
+"""The student: grouping changes only the time, and only trained heads exist."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def paired_batch(data: TrainingData) -> Batch:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_length_groups_leave_embeddings_loss_and_gradients_as_they_are(
+def test_length_groups_do_not_change_embeddings_loss_and_gradients(
     world: World, pooling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SimCSE, "needs_phrases", True)
@@ -64,7 +64,7 @@ def test_length_groups_leave_embeddings_loss_and_gradients_as_they_are(
         torch.testing.assert_close(one, many, rtol=1e-9, atol=1e-12)
 
 
-def test_the_views_differ_by_dropout_alone(world: World) -> None:
+def test_the_views_differ_only_by_dropout(world: World) -> None:
     model, data = build(world)
     model.train()
     (first, second), _ = model.encode(data[0].sentences)
@@ -171,7 +171,7 @@ def test_tokens_of_another_tokenizer_are_refused(world: World, tmp_path: Path) -
         check_tokenizer(tokenizer, encoder, {}, 99, data.vocabulary_size)
 
 
-def test_a_student_that_is_nowhere_is_one_error() -> None:
+def test_a_missing_student_is_one_error() -> None:
     config = StudentConfig(name="x", model="no-such-owner/no-such-model")
     with pytest.raises(SightlineError, match="no-such-owner/no-such-model"):
         load_student(config)

@@ -1,4 +1,4 @@
-"""AdamW as transformers 4 had it on torch 1.7, and the learning rate of a step."""
+"""AdamW as in transformers 4 on torch 1.7, and the learning rate of a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gradients_of(step: int) -> dict[str, Tensor]:
 
 
 def steps_of(model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig) -> None:
-    """Train as the loop does, and go on from a stored state in the middle."""
+    """Train as the loop does, and resume from a saved state in the middle."""
     for step in range(STEPS):
         if step == 17:  # as a run that resumes: another optimiser, and no gradients
             stored = io.BytesIO()
@@ -87,7 +87,7 @@ def test_thirty_steps_are_those_of_the_released_optimiser(epsilon: float | None)
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=1e-12)
 
 
-def test_torchs_own_is_torchs_own_and_another_one() -> None:
+def test_torch_is_pytorchs_adamw_and_differs_from_released() -> None:
     config = TrainConfig(optimizer="torch", learning_rate=1e-2, max_steps=STEPS)
     torch.manual_seed(0)
     model, plain = Model(), Model()
@@ -107,7 +107,7 @@ def test_torchs_own_is_torchs_own_and_another_one() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "expected"), [("released", math.sqrt(33)), ("torch", 1.0)])
-def test_how_far_a_head_travels_with_one_paired_batch_in_33(
+def test_how_far_a_head_moves_with_one_paired_batch_in_33(
     optimizer: Literal["released", "torch"], expected: float
 ) -> None:
     config = TrainConfig(optimizer=optimizer, learning_rate=1e-3, max_steps=1)
@@ -126,7 +126,7 @@ def test_how_far_a_head_travels_with_one_paired_batch_in_33(
     assert travelled / 100 / 1e-3 == pytest.approx(expected, rel=0.01)
 
 
-def test_weight_decay_is_for_matrices_alone() -> None:
+def test_weight_decay_is_only_for_matrices() -> None:
     config = TrainConfig(weight_decay=0.1, max_steps=1)
     decays = {
         name: group["weight_decay"]

@@ -1,4 +1,4 @@
-"""Mistakes in parameters: the place, what was found, and the nearest key that there is."""
+"""Mistakes in parameters: the place, what was found, and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Drawing(Strict):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"sise": 2}, "unknown key 'sise'; did you mean 'size'? (there are: named, several, s"),
+        ({"sise": 2}, "unknown key 'sise'; did you mean 'size'? (available: named, several, s"),
         ({"size": 0}, "size: input should be greater than or equal to 1; found 0"),
         ({"title": "LOUD"}, "title: 'LOUD' is shouting"),
         ({"title": None}, "title: input should be a valid string; found None"),
         (
             {"shape": {"shape": "circle", "radios": 1}},
-            "did you mean 'radius'? (there are: radius, ",
+            "did you mean 'radius'? (available: radius, ",
         ),
-        ({"shape": {"shape": "square", "widht": 1}}, "did you mean 'width'? (there are: shape, wi"),
+        ({"shape": {"shape": "square", "widht": 1}}, "did you mean 'width'? (available: shape, wi"),
         ({"several": [{"shape": "circle", "radios": 1}]}, "several.0: unknown key 'radios'; did"),
-        ({"named": {"a": {"shape": "square", "qqq": 1}}}, "named.a: unknown key 'qqq' (there are:"),
+        ({"named": {"a": {"shape": "square", "qqq": 1}}}, "named.a: unknown key 'qqq' (available:"),
     ],
 )
 def test_each_mistake_has_its_line(given, line):
@@ -62,7 +62,7 @@ def test_each_mistake_has_its_line(given, line):
     assert line in found
 
 
-def test_all_mistakes_are_told():
+def test_all_mistakes_are_reported():
     with pytest.raises(ValidationError) as caught:
         Drawing.model_validate({"size": 0})
     assert explain(caught.value, Drawing) == [
@@ -72,4 +72,4 @@ def test_all_mistakes_are_told():
 
 
 def test_nothing_to_choose_from():
-    assert unknown("a", [], "run") == "unknown run 'a' (there are: none)"
+    assert unknown("a", [], "run") == "unknown run 'a' (available: none)"

@@ -232,7 +232,7 @@ def test_a_killed_process_ends_all_and_the_last_step_is_kept(
         assert "No step was finished" in error
     resumed = server.run([spec], count=2)
     assert resumed.codes == [0, 0], resumed.said
-    assert (f"going on from checkpoint-{step}" in resumed.said[0]) == (step > 0)
+    assert (f"resuming from checkpoint-{step}" in resumed.said[0]) == (step > 0)
     assert_same_run(out, unbroken)
 
 
@@ -250,7 +250,7 @@ def test_of_three_processes_one_survivor_says_what_is_kept(
     assert kept_step(out) == 3
 
 
-def test_a_run_goes_on_with_another_number_of_processes(
+def test_a_run_resumes_with_a_different_number_of_processes(
     server: ProcessServer, cases: dict[str, Case], tmp_path: Path
 ) -> None:
     alone, out = tmp_path / "alone", tmp_path / "run"
@@ -302,12 +302,12 @@ def test_a_finished_run_is_returned_by_every_process(
 @pytest.mark.parametrize(
     ("count", "started", "limit", "message"),
     [
-        (3, [0, 2], 2.0, "process 1 of 3 did not come within 2 s"),
-        (4, [0], 1.0, "processes 1, 2, 3 of 4 did not come within 1 s"),
-        (2, [1], 2.0, "process 0 did not come: nothing answers at 127.0.0.1:"),
+        (3, [0, 2], 2.0, "process 1 of 3 did not start within 2 s"),
+        (4, [0], 1.0, "processes 1, 2, 3 of 4 did not start within 1 s"),
+        (2, [1], 2.0, "process 0 did not start: no answer at 127.0.0.1:"),
     ],
 )
-def test_processes_that_never_come_are_named(
+def test_processes_that_never_start_are_named(
     server: ProcessServer,
     world: World,
     tmp_path: Path,
@@ -324,14 +324,17 @@ def test_processes_that_never_come_are_named(
     assert not (tmp_path / "run").exists()
 
 
-def test_bad_starts_have_one_error(server: ProcessServer, world: World, tmp_path: Path) -> None:
+def test_a_bad_start_is_one_error(server: ProcessServer, world: World, tmp_path: Path) -> None:
     odd = world.spec(tmp_path / "run", train={"batch_size": 7})
     fine = world.spec(tmp_path / "run")
     other = world.spec(tmp_path / "run", train={"learning_rate": 2e-3})
     missing = world.spec(tmp_path / "run", dev=tmp_path / "nowhere.tsv")
     for specs, message in (
         ([odd], "batch_size is 7, which 2 processes cannot share evenly; give a multiple of 2"),
-        ([[fine], [other]], "process 1 was started with other parameters or inputs than process 0"),
+        (
+            [[fine], [other]],
+            "process 1 was started with different parameters or inputs than process 0",
+        ),
         ([[fine], [missing]], "nowhere.tsv: no such dev set"),
         ([missing], "nowhere.tsv: no such dev set"),
     ):
@@ -342,7 +345,7 @@ def test_bad_starts_have_one_error(server: ProcessServer, world: World, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_a_launcher_that_says_too_little_is_refused(
+def test_an_incomplete_launcher_environment_is_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = world.spec(tmp_path / "run")

@@ -46,7 +46,7 @@ MIX = {"teacher-first": 0.33, "teacher-second": 0.67}
 
 @dataclass(frozen=True)
 class System:
-    """One objective, what the released loop has in its place, and the sets that both read."""
+    """One objective, its counterpart in the released loop, and the sets that both read."""
 
     objective: str
     parameters: dict[str, Any]
@@ -251,7 +251,7 @@ def test_thirty_steps_are_those_of_the_released_loop(
             model.get_parameter(name).data.copy_(ours.end_weights[name])
     of_losses, of_weights = differences(ours, losses, model)
     moved = max(float((w - ours.start[n]).abs().max()) for n, w in ours.end_weights.items())
-    assert moved > 5e-3  # the comparison is of weights that went somewhere
+    assert moved > 5e-3  # the compared weights have actually moved
     assert of_losses <= TOLERANCE[dtype]
     assert of_weights <= TOLERANCE[dtype]
 
@@ -270,7 +270,7 @@ LOOP: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "point"), LOOP, ids=str)
-def test_each_point_of_the_released_loop_shows(
+def test_each_point_of_the_released_loop_matters(
     world: World,
     features: Features,
     tmp_path: Path,

@@ -49,7 +49,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_resume_gives_the_weights_of_an_unbroken_run(
+def test_resume_gives_the_weights_of_an_uninterrupted_run(
     world: World, tmp_path: Path, accumulation: int
 ) -> None:
     train = {"gradient_accumulation": accumulation}
@@ -60,7 +60,7 @@ def test_resume_gives_the_weights_of_an_unbroken_run(
         train_run(spec, say=silent, callbacks=[KillAfter(5)])
     lines: list[str] = []
     resumed = train_run(spec, say=lines.append)
-    assert "going on from checkpoint-4" in lines[0]
+    assert "resuming from checkpoint-4" in lines[0]
     assert re.fullmatch(r"mcse: step 5/6  loss \S+  \d+ sentences/s  0:00:0\d left", lines[1])
     assert resumed.dev_history == expected.dev_history
     assert resumed.sentences == expected.sentences
@@ -129,7 +129,7 @@ def test_the_best_weights_are_exported_and_score_what_the_history_says(
 ) -> None:
     from train.selection import dev_score, load_dev_set
 
-    # a learning rate that destroys: the best score comes early
+    # a destructive learning rate: the best score comes early
     spec = world.spec(tmp_path, train={"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1})
     summary = train_run(spec, say=silent)
     best = max(summary.dev_history, key=lambda entry: entry[1])
@@ -181,7 +181,7 @@ def test_a_result_is_current_until_its_run_or_its_data_changes(
     assert current_result(tmp_path / "run", sets, out) is None
 
 
-def test_the_summary_says_what_the_run_took(world: World, tmp_path: Path) -> None:
+def test_the_summary_records_the_cost_of_the_run(world: World, tmp_path: Path) -> None:
     summary = train_run(world.spec(tmp_path, "mcse"), say=silent)
     assert (summary.device, summary.precision) == ("cpu", "fp32")
     assert summary.negatives_per_anchor == 7
@@ -203,7 +203,7 @@ def test_early_stop_after_patience_scores_without_a_new_best(world: World, tmp_p
     assert summary.steps == summary.best_step + 3 < 50
 
 
-def test_a_finished_run_is_not_trained_again_and_another_one_is(
+def test_a_finished_run_is_not_trained_again_but_a_changed_one_is(
     world: World, tmp_path: Path
 ) -> None:
     first = train_run(world.spec(tmp_path), say=silent)
@@ -216,7 +216,9 @@ def test_a_finished_run_is_not_trained_again_and_another_one_is(
     assert RunSummary.load(tmp_path) == other
 
 
-def test_a_checkpoint_of_other_parameters_is_not_resumed(world: World, tmp_path: Path) -> None:
+def test_a_checkpoint_with_different_parameters_is_not_resumed(
+    world: World, tmp_path: Path
+) -> None:
     with pytest.raises(Killed):
         train_run(world.spec(tmp_path), say=silent, callbacks=[KillAfter(5)])
     lines: list[str] = []
@@ -224,21 +226,21 @@ def test_a_checkpoint_of_other_parameters_is_not_resumed(world: World, tmp_path:
     assert "starting over" in lines[0]
 
 
-def test_a_checkpoint_of_another_optimiser_is_an_error_and_stays(
+def test_a_checkpoint_of_another_optimiser_is_an_error_and_is_kept(
     world: World, tmp_path: Path
 ) -> None:
     spec = world.spec(tmp_path)
     with pytest.raises(Killed):
         train_run(spec, say=silent, callbacks=[KillAfter(5)])
     message = (
-        "checkpoint-4: was made with train.optimizer released, and this run has torch; "
-        "give released to go on, or delete .*checkpoints to start over"
+        "checkpoint-4: was made with train.optimizer released, but this run has torch; "
+        "set released to resume, or delete .*checkpoints to start over"
     )
     with pytest.raises(SightlineError, match=message):
         train_run(world.spec(tmp_path, train={"optimizer": "torch"}), say=silent)
     lines: list[str] = []
     train_run(spec, say=lines.append)
-    assert "going on from checkpoint-4" in lines[0]
+    assert "resuming from checkpoint-4" in lines[0]
 
 
 def nan_loss(value: torch.Tensor) -> torch.Tensor:
@@ -258,7 +260,7 @@ def nan_gradient(value: torch.Tensor) -> torch.Tensor:
         (0, nan_loss, r"step 1 \(.* text is nan.*step 0 is the state to start from"),
     ],
 )
-def test_what_is_not_finite_stops_the_run_with_its_batch_and_after_a_checkpoint(
+def test_a_non_finite_value_stops_the_run_naming_its_batch_after_a_checkpoint(
     world: World,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -284,7 +286,7 @@ def test_what_is_not_finite_stops_the_run_with_its_batch_and_after_a_checkpoint(
     batch = TrainingData(spec, make_objective("simcse", {}))[k]
     assert report["keys"] == [key.tobytes().hex() for key in batch.keys]
     monkeypatch.undo()
-    train_run(spec, say=silent)  # goes on from there as if nothing had happened
+    train_run(spec, say=silent)  # resumes from there as if nothing had happened
     for name, tensor in weights(reference).items():
         assert torch.equal(weights(out)[name], tensor), name
 

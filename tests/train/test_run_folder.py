@@ -1,4 +1,4 @@
-"""The folder of a run: nobody else's is touched, one run at a time, nothing stale, nothing lost."""
+"""The folder of a run: foreign files are untouched, one run at a time, nothing stale or lost."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_folder_of_something_else_is_not_touched(world: World, tmp_path: Path,
     file = tmp_path / "theirs" / name
     file.parent.mkdir(parents=True)
     file.write_text('{"mine": true}')
-    said = rf"theirs: holds {Path(name).parts[0]}, which no"
+    said = rf"theirs: contains {Path(name).parts[0]}, which no"
     if name == "run.json":
         said = r"theirs/run.json: another file, expected sightline\.run/1"
     with pytest.raises(SightlineError, match=said):
@@ -81,7 +81,7 @@ def test_notes_beside_a_run_stay(world: World, tmp_path: Path) -> None:
 
 def test_a_file_cannot_be_the_folder(world: World, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("x")
-    with pytest.raises(SightlineError, match="out: is a file; the output is a folder"):
+    with pytest.raises(SightlineError, match="out: is a file, not a folder"):
         train_run(world.spec(tmp_path / "out"), say=silent)
 
 
@@ -107,7 +107,7 @@ def test_one_run_at_a_time(world: World, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"alone", "out"}  # and no lock
 
 
-def test_a_slip_leaves_a_finished_run_as_it_is(world: World, tmp_path: Path) -> None:
+def test_a_mistake_does_not_change_a_finished_run(world: World, tmp_path: Path) -> None:
     train_run(world.spec(tmp_path / "out"), say=silent)
     before = content(tmp_path)
     shutil.copytree(world.student, tmp_path / "mute")
@@ -121,7 +121,7 @@ def test_a_slip_leaves_a_finished_run_as_it_is(world: World, tmp_path: Path) -> 
     assert content(tmp_path) == before
 
 
-def test_who_replaces_a_finished_run_is_told(world: World, tmp_path: Path) -> None:
+def test_replacing_a_finished_run_is_reported(world: World, tmp_path: Path) -> None:
     train_run(world.spec(tmp_path), say=silent)
     lines: list[str] = []
     train_run(world.spec(tmp_path, seed=1), say=lines.append)
@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_is_named_and_left_alone(
     if damage == "cut":
         file.write_bytes(data[: len(data) // 2])
     before = content(tmp_path)
-    with pytest.raises(SightlineError, match=f"{file}: missing, or not as it was written"):
+    with pytest.raises(SightlineError, match=f"{file}: missing or changed"):
         train_run(world.spec(tmp_path), say=silent)
     assert content(tmp_path) == before
     file.write_bytes(data)
@@ -194,7 +194,9 @@ def killed_while_clearing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) ->
         checkpoints.clear()
 
 
-def test_checkpoints_go_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_removed_all_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
         killed_while_clearing(RunFolder(tmp_path / "run"), patch)
     assert list((tmp_path / "run").rglob("optimizer.pt"))
@@ -218,7 +220,7 @@ def test_weights_that_are_not_finite_are_not_kept(world: World, tmp_path: Path) 
     assert json.loads((tmp_path / "failure.json").read_text())["keys"]
 
 
-def test_other_phrase_tokens_are_another_run(world: World, tmp_path: Path) -> None:
+def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> None:
     features = Features(world, tmp_path)
     features.add("clip", "image", dim=7)
     objects = Objects(world, features, "clip-objects", dim=7)
@@ -245,7 +247,9 @@ def test_other_phrase_tokens_are_another_run(world: World, tmp_path: Path) -> No
     assert RunSummary.load(tmp_path / "out") == second
 
 
-def test_another_configuration_of_the_student_is_another_run(world: World, tmp_path: Path) -> None:
+def test_a_changed_configuration_of_the_student_makes_a_new_run(
+    world: World, tmp_path: Path
+) -> None:
     student = Path(shutil.copytree(world.student, tmp_path / "student"))
     spec = world.spec(tmp_path / "out", student={"model": str(student)})
     first = train_run(spec, say=silent)

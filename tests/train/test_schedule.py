@@ -89,6 +89,6 @@ def test_seed_stream_and_pass_each_change_the_order() -> None:
 
 
 @pytest.mark.parametrize(("pairs", "text", "batch"), [(0, 0, 4), (1, 9, 4), (9, 1, 4), (9, 9, 1)])
-def test_what_cannot_be_contrasted_is_refused(pairs: int, text: int, batch: int) -> None:
+def test_too_few_rows_to_contrast_are_refused(pairs: int, text: int, batch: int) -> None:
     with pytest.raises(ValueError, match=r"too few|no negatives"):
         Schedule(pairs, text, batch, 0)

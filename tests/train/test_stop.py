@@ -1,4 +1,4 @@
-"""A signal ends training after the step it came in, and nothing of that step is lost."""
+"""A signal ends training after the step in which it arrives, and nothing of that step is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from train.train_run import train_run
 
 
 class Ended(BaseException):
-    """What the caller of the training makes of a signal."""
+    """How the caller of the training handles a signal."""
 
 
 def signal_in(monkeypatch: pytest.MonkeyPatch, number: int, step: int, times: int = 1) -> None:
@@ -36,7 +36,7 @@ def signal_in(monkeypatch: pytest.MonkeyPatch, number: int, step: int, times: in
 
 @pytest.fixture
 def ending() -> Iterator[None]:
-    """Handlers that end the training, as the command line has them."""
+    """Handlers that end the training, like those of the command line."""
 
     def end(number: int, frame: object) -> None:
         raise Ended(number)
@@ -76,7 +76,7 @@ def test_a_signal_keeps_the_step_and_the_weights_come_out_the_same(
         assert torch.equal(found[name], tensor), name
 
 
-def test_who_asks_again_later_need_not_wait_for_the_step(
+def test_a_later_second_signal_does_not_wait_for_the_step(
     world: World, tmp_path: Path, ending: None, monkeypatch
 ) -> None:
     monkeypatch.setattr(stopping, "PATIENCE", 0.0)
@@ -87,7 +87,7 @@ def test_who_asks_again_later_need_not_wait_for_the_step(
     assert "step 4 of 6 is kept" in note
 
 
-def test_handlers_are_put_back(world: World, tmp_path: Path, ending: None) -> None:
+def test_handlers_are_restored(world: World, tmp_path: Path, ending: None) -> None:
     before = [signal.getsignal(number) for number in stopping.SIGNALS]
     train_run(world.spec(tmp_path, "mcse"), say=silent)
     assert [signal.getsignal(number) for number in stopping.SIGNALS] == before

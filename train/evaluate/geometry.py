@@ -13,20 +13,20 @@ from train.evaluate.similarity import Encode, GradedPairs, encode_distinct
 _CHUNK = 1024  # rows of the distance matrix held at once
 _RELEASED_BATCH = 128
 GEOMETRY = ("alignment", "uniformity", "alignment_released", "uniformity_released")
-"""Figures of `Geometry` by the names that results have for them."""
+"""Figures of `Geometry`, as results name them."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """All are better when lower. A value is None where `reasons` says why it is not defined.
+    """Lower is better for all. A value is None if undefined; `reasons` says why.
 
     Attributes:
         alignment, uniformity: as the papers define them: over all pairs with gold > 4, and over
             every two distinct sentences.
-        alignment_released, uniformity_released: as the released evaluation takes them, see
+        alignment_released, uniformity_released: as the released evaluation computes them, see
             `released_geometry`; published figures are of this kind.
-        positive_pairs: with gold > 4.
-        sentences: distinct ones.
+        positive_pairs: number of pairs with gold > 4.
+        sentences: number of distinct sentences.
     """
 
     alignment: float | None
@@ -74,10 +74,10 @@ def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.
 def released_geometry(
     embeddings: np.ndarray, row_of: Mapping[str, int], pairs: GradedPairs
 ) -> tuple[float, float]:
-    """Alignment and uniformity as MCSE's evaluation takes them (SentEval/senteval/sts.py there).
+    """Alignment and uniformity as MCSE's evaluation computes them (its SentEval/senteval/sts.py).
 
     Pairs are sorted by the words of both sentences and by gold and cut into batches of 128. A
-    batch's alignment is over its pairs with gold ≥ 4, 0 where it has none; its uniformity over both
+    batch's alignment is over its pairs with gold ≥ 4, 0 if it has none; its uniformity over both
     sides, repeated sentences included. The result is the mean over batches.
 
     Args:
@@ -120,7 +120,7 @@ def uniformity(embeddings: np.ndarray, t: float = 2.0) -> float:
     total = 0.0
     for start in range(0, n, _CHUNK):
         block = points[start : start + _CHUNK]
-        # Each unordered pair once: this block with all rows after its own.
+        # Each unordered pair once: this block with all rows from its own on.
         squared = 2.0 - 2.0 * (block @ points[start:].T)
         kernel = np.exp(-t * np.maximum(squared, 0.0))
         total += float(np.triu(kernel, k=1).sum())

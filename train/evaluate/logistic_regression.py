@@ -1,8 +1,8 @@
 """SentEval's other classifier: scikit-learn's logistic regression, at the optimum.
 
-It is not the one behind published figures, which are those of `softmax_classifiers`. SentEval
-passes scikit-learn's defaults, which give up after 100 iterations; here L-BFGS runs until it has
-converged, so the figure depends on the embeddings alone.
+Published figures do not use it; they use `softmax_classifiers`. SentEval passes scikit-learn's
+defaults, which stop after 100 iterations; here L-BFGS runs until it has converged, so the figure
+depends only on the embeddings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sightline.errors import SightlineError
 from train.evaluate.transfer_data import Protocol
 from train.evaluate.transfer_folds import Choice, Selection, choose, percent
 
-# Inverse strengths of l2 as in SentEval, whose k-fold classifier has others than the other two.
+# Inverse strengths of l2 as in SentEval, whose k-fold classifier differs from the other two.
 PENALTIES: dict[Protocol, tuple[float, ...]] = {
     "nested": tuple(2.0**power for power in range(-2, 4)),
     "split": tuple(2.0**power for power in range(-2, 4)),
@@ -42,7 +42,7 @@ def choose_by_logistic_regression(
     Raises:
         SightlineError: a fit did not converge.
     """
-    # In float32, L-BFGS may lose its way before it is that close.
+    # In float32, L-BFGS may fail before it is that close.
     features = features.astype(np.float64)
     penalties = PENALTIES[protocol]
     choices = []
@@ -76,6 +76,6 @@ def _fit(
         except ConvergenceWarning as warning:
             raise SightlineError(
                 f"logistic regression with C = {model.C:g} did not converge "
-                f"({str(warning).splitlines()[0]}); embeddings of very unequal scale do that: "
+                f"({str(warning).splitlines()[0]}); embeddings of very unequal scale cause this; "
                 "use the classifier senteval"
             ) from warning

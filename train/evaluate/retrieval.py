@@ -14,7 +14,7 @@ _CHUNK = 1024  # queries whose similarities are held at once
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Recall ×100 by K in each direction; `images` and `captions` are what was searched."""
+    """Recall ×100 by K in each direction; `images` and `captions` are how many were searched."""
 
     image_to_text: dict[int, float]
     text_to_image: dict[int, float]
@@ -34,8 +34,8 @@ def evaluate_retrieval(
 ) -> Retrieval:
     """Recall of the matching image among all images, and of any matching caption among all.
 
-    An image counts as found at K when any of its captions is among the K nearest (as the papers
-    count it). A tie is a miss: what scores as high as the match is ranked before it, so that
+    An image counts as found at K if any of its captions is among the K nearest (as in the papers).
+    A tie is a miss: anything that scores as high as the match is ranked before it, so that
     constant embeddings recall nothing.
 
     Args:
@@ -44,18 +44,18 @@ def evaluate_retrieval(
         image_of: int [m], the row of each caption's image.
 
     Raises:
-        SightlineError: sizes that do not fit, an image without a caption, or a zero embedding.
+        SightlineError: mismatched sizes, an image without a caption, or a zero embedding.
     """
     if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
         raise SightlineError(
-            f"retrieval needs images [n, d] and captions [m, d] of one space; found "
+            f"retrieval needs images [n, d] and captions [m, d] in one space; found "
             f"{images.shape} and {captions.shape}"
         )
     if image_of.shape != (len(captions),) or set(image_of.tolist()) != set(range(len(images))):
         raise SightlineError(
             f"retrieval needs every one of {len(captions)} captions to name one of {len(images)} "
             "images, and every image to have a caption; check that the captions and the images "
-            "are of one split"
+            "are from the same split"
         )
     pictures, texts = _normalised(images, "image"), _normalised(captions, "caption")
     text_ranks = np.empty(len(texts), dtype=np.int64)

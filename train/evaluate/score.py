@@ -15,9 +15,9 @@ from train.report.results import EvaluationSet
 
 @dataclass(frozen=True)
 class Scores:
-    """Task → score, None where `reasons` says why it is not defined; doubts about the data.
+    """Task → score (None if undefined; `reasons` says why), and `warnings` about the data.
 
-    `subsets` holds the scores of the parts of a task (STS12–16), whose `reasons` are named
+    `subsets` holds the scores of the parts of a task (STS12–16), whose keys in `reasons` are
     "task/subset".
     """
 
@@ -28,10 +28,10 @@ class Scores:
 
 
 def load_graded(path: Path, split: str) -> GradedPairs:
-    """A similarity TSV, or a split of STS-B in a folder of SentEval's layout.
+    """A similarity TSV, or a split of STS-B in a folder with SentEval's layout.
 
     Raises:
-        SightlineError: missing, or not in the format (names the file and the line).
+        SightlineError: missing or malformed (names the file and the line).
     """
     return load_sts_benchmark(path, split) if path.is_dir() else load_pairs(path, split)
 
@@ -43,7 +43,7 @@ class Evaluation:
     Attributes:
         test: the STS tasks, or one set of graded pairs.
         dev: graded pairs for alignment and uniformity.
-        evaluated_on: task → the pairs that it consists of.
+        evaluated_on: task → its pairs.
     """
 
     test: StsData | GradedPairs
@@ -55,13 +55,13 @@ class Evaluation:
         """Read both sets.
 
         Args:
-            test: a similarity TSV (one score, ``similarity``), or a folder of SentEval's layout
+            test: a similarity TSV (one score, ``similarity``), or a folder with SentEval's layout
                 (the seven STS tasks and their average, METHODS §8).
             dev: a similarity TSV or a folder with STS-B, for alignment and uniformity, in both
                 definitions of `train.evaluate.geometry`.
 
         Raises:
-            SightlineError: a file is missing or not in its format.
+            SightlineError: a file is missing or malformed.
         """
         graded = load_graded(dev, "dev")
         of_dev = {task: _evaluation_set([graded]) for task in GEOMETRY}

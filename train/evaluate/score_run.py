@@ -1,4 +1,4 @@
-"""Score a finished training run, and keep the scores with everything they came from."""
+"""Score a finished training run, and save the scores with their full provenance."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from train.run_summary import FILE_NAME, RunSummary
 
 
 def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult | None:
-    """The result in ``out``, if it is of the run in ``folder`` as it is now and of these sets."""
+    """The result in ``out``, if it is of the current run in ``folder`` and of these sets."""
     if not out.is_file():
         return None
     try:
         found = load_result(out)
     except SightlineError:
-        return None  # damaged or of an earlier version: it is replaced
+        return None  # damaged or from an earlier version: it is replaced
     same = found.run_sha256 == _sha256(folder) and found.evaluated_on == evaluation.evaluated_on
     return found if same else None
 
@@ -86,5 +86,5 @@ def evaluate_run(
 
 
 def _sha256(folder: Path) -> str:
-    """SHA-256 (hex) of run.json, which is written anew by every training."""
+    """SHA-256 (hex) of run.json, which every training rewrites."""
     return key_of_file(folder / FILE_NAME).hex()

@@ -19,13 +19,13 @@ Encode = Callable[[Sequence[str]], np.ndarray]
 
 HEADER = ("score", "sentence1", "sentence2")
 
-# Cosines of equal vectors differ by rounding alone; ranking that would be a score of noise.
+# Cosines of equal vectors differ only by rounding; ranking them would score noise.
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class GradedPairs:
-    """Pairs of sentences with a gold similarity; `gold` is float64 [n], 0 to 5 where graded so."""
+    """Pairs of sentences with a gold similarity; `gold` is float64 [n], usually 0 to 5."""
 
     name: str
     first: tuple[str, ...]
@@ -37,7 +37,7 @@ class GradedPairs:
 
     @property
     def sha256(self) -> str:
-        """Digest of the gold scores and sentences in their order; the name is no part of it."""
+        """Digest of the gold scores and sentences in their order, without the name."""
         digest = hashlib.sha256(self.gold.astype("<f8").tobytes())
         for side in (self.first, self.second):
             digest.update("\n".join((str(len(side)), *side)).encode())
@@ -46,7 +46,7 @@ class GradedPairs:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Spearman ×100 over `pairs` pairs, or None with the `reason` why it is not defined."""
+    """Spearman ×100 over `pairs` pairs, or None with the `reason` why it is undefined."""
 
     spearman: float | None
     pairs: int
@@ -64,18 +64,18 @@ def load_pairs(path: str | Path, name: str | None = None) -> GradedPairs:
     SentEval's are.
 
     Args:
-        name: of the set; the file's name without its ending where None.
+        name: of the set; None uses the file's name without its extension.
 
     Raises:
         SightlineError: the file is missing, empty or not UTF-8, its header differs, or a line has
-            another number of columns or a score that is no finite number (the line is named).
+            the wrong number of columns or a score that is not finite (the line is named).
     """
     file = Path(path)
     lines = read_lines(file, f"a TSV file with the header {'<TAB>'.join(HEADER)}")
     if not lines or tuple(lines[0].split("\t")) != HEADER:
         raise SightlineError(
             f"{file}, line 1: found {lines[0][:80] if lines else 'nothing'!r}, expected the "
-            f"header {'<TAB>'.join(HEADER)}; put it there"
+            f"header {'<TAB>'.join(HEADER)}; add it"
         )
     rows: list[tuple[float, str, str]] = []
     for number, line in enumerate(lines[1:], start=2):
@@ -83,7 +83,7 @@ def load_pairs(path: str | Path, name: str | None = None) -> GradedPairs:
         if len(columns) != 3:
             raise SightlineError(
                 f"{file}, line {number}: {len(columns)} tab-separated columns, expected 3 "
-                f"({', '.join(HEADER)}); mend or remove the line"
+                f"({', '.join(HEADER)}); fix or remove the line"
             )
         score = parse_score(columns[0], file, number)
         rows.append((score, squeeze(columns[1]), squeeze(columns[2])))
@@ -152,7 +152,7 @@ def correlate(cosines: np.ndarray, gold: np.ndarray) -> Correlation:
 
 
 def squeeze(sentence: str) -> str:
-    """Split on whitespace and joined with single spaces, as SentEval does."""
+    """Split on whitespace and join with single spaces, as SentEval does."""
     return " ".join(sentence.split())
 
 
@@ -160,7 +160,7 @@ def read_data(file: Path, expected: str) -> bytes:
     """All bytes of a file.
 
     Raises:
-        SightlineError: missing or not readable; says what was `expected` there.
+        SightlineError: missing or unreadable; says what was `expected` there.
     """
     try:
         return file.read_bytes()
@@ -175,7 +175,7 @@ def read_data(file: Path, expected: str) -> bytes:
 def read_lines(file: Path, expected: str) -> list[str]:
     """Lines of a UTF-8 file, split at line feeds only, without the last empty one.
 
-    `str.splitlines` would also split at characters that stand inside sentences (U+0085, U+2028).
+    `str.splitlines` would also split at characters that occur inside sentences (U+0085, U+2028).
 
     Raises:
         SightlineError: missing (says what was `expected` there) or not UTF-8 (names the line).
@@ -196,7 +196,7 @@ def read_lines(file: Path, expected: str) -> list[str]:
 
 
 def parse_score(text: str, file: Path, number: int) -> float:
-    """A gold score; SightlineError names the file and line of one that is no finite number."""
+    """A gold score; SightlineError names the file and line of one that is not finite."""
     try:
         score = float(text)
     except ValueError:
@@ -204,6 +204,6 @@ def parse_score(text: str, file: Path, number: int) -> float:
     if not math.isfinite(score):
         raise SightlineError(
             f"{file}, line {number}: score {text[:40]!r} is not a number; "
-            "expected one such as 3.5; mend or remove the line"
+            "expected one such as 3.5; fix or remove the line"
         )
     return score

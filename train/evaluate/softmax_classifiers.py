@@ -1,10 +1,9 @@
 """Linear softmax classifiers on fixed features, trained as SentEval trains them, many at once.
 
 SentEval (`senteval/tools/classifier.py`, no hidden layer) trains one classifier after another, each
-from seeds 1111 of NumPy and PyTorch. So every order of examples and the initial weights are known
-beforehand, and classifiers of many folds and values of l2 advance together: a fold's batch is
-gathered once for all its values of l2, and one step of all is one batched product forward and one
-back.
+from seed 1111 of NumPy and PyTorch. So every order of examples and the initial weights are known in
+advance, and classifiers of many folds and values of l2 train together: a fold's batch is gathered
+once for all its values of l2, and one step of all is one batched product forward and one backward.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from torch import Tensor
 
 from train.evaluate.transfer_folds import Choice, Fold, Selection, choose, percent
 
-# Adam's own, as PyTorch has them.
+# PyTorch's defaults for Adam.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
-# Bytes of one gathered batch of all folds that advance together. On a CPU it should stay in a
-# core's own cache; on a GPU larger is better.
+# Bytes of one gathered batch of all folds that train together. On a CPU it should fit in a core's
+# cache; on a GPU larger is better.
 _BATCH_BYTES_ON_CPU, _BATCH_BYTES = 1 << 21, 1 << 28
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How SimCSE's evaluation has SentEval train (`--mode test`): nothing here is tuned.
+    """SentEval's training settings in SimCSE's evaluation (`--mode test`): nothing here is tuned.
 
-    Every `epoch_size` passes the dev set is scored. After `tenacity` + 1 scores that were no better
-    than the best one (in all, not in a row), or at the first look past `max_epoch` passes, training
-    stops; the best weights stay. `l2` is Adam's weight decay, of weights and bias.
+    The dev set is scored every `epoch_size` passes. Training stops after `tenacity` + 1 scores no
+    better than the best one (in total, not in a row), or at the first score past `max_epoch`
+    passes; the best weights are kept. `l2` is Adam's weight decay, of weights and bias.
     """
 
     l2: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -57,8 +56,8 @@ class Recipe:
 class Classifiers:
     """One classifier for each fold and value of l2.
 
-    weights: float32 [F, L, C, d + 1], on the CPU, the bias last; of the best look at dev.
-    dev_accuracy: float64 [F, L], 0 to 1, at that look.
+    weights: float32 [F, L, C, d + 1], on the CPU, the bias last; those with the best dev score.
+    dev_accuracy: float64 [F, L], 0 to 1, of those weights.
     passes: int64 [F, L], over the training rows until training stopped.
     """
 
@@ -185,7 +184,7 @@ def _fit_together(
         misses += missed
         if not training.any():
             return
-        # What has stopped leaves, as far as a block of folds × values can shrink.
+        # Drop what has stopped, as far as a block of folds × values can shrink.
         alive, used = training.any(axis=1), training.any(axis=0)
         if not (alive.all() and used.all()):
             state.keep(torch.from_numpy(alive), torch.from_numpy(used).repeat_interleave(classes))
@@ -208,7 +207,7 @@ def _one_pass(
     drawn = [order.draw() for order in orders]
     size = recipe.batch_size
     steps = math.ceil(len(drawn[0]) / size)
-    # Lengths may differ by a few rows: the last batch is padded with row 0 at no weight.
+    # Lengths may differ by a few rows: the last batch is padded with row 0 at weight 0.
     rows = np.zeros((len(drawn), steps * size), dtype=np.int64)
     share = np.zeros(rows.shape, dtype=np.float32)
     for fold, order in enumerate(drawn):

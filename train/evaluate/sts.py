@@ -61,7 +61,7 @@ LAYOUT = (
 
 @dataclass(frozen=True)
 class StsData:
-    """Test sets by task, in the order asked, each as its subsets; and what looks wrong in them."""
+    """Test sets by task, in the requested order, each by subset; and warnings about them."""
 
     tasks: dict[str, tuple[GradedPairs, ...]]
     warnings: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class StsScores:
-    """Scores by task. `warnings` are about the data; a score may be None with a reason."""
+    """Scores by task. `warnings` are about the data; a score of None has a reason."""
 
     tasks: dict[str, TaskScore]
     warnings: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class StsScores:
 
     @property
     def average(self) -> float | None:
-        """Mean over the tasks; None when a task has no score, never a mean over the others."""
+        """Mean over the tasks; None if a task has no score, never a mean over the others."""
         scores = [score for score in self.scores.values() if score is not None]
         return float(np.mean(scores)) if scores and len(scores) == len(self.tasks) else None
 
@@ -121,7 +121,7 @@ def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> StsData:
     loaded: dict[str, tuple[GradedPairs, ...]] = {}
     for task in tasks:
         if task not in TASKS:
-            raise SightlineError(f"unknown STS task {task!r}; use some of {', '.join(TASKS)}")
+            raise SightlineError(f"unknown STS task {task!r}; choose from {', '.join(TASKS)}")
         if task == "STS-B":
             loaded[task] = (load_sts_benchmark(root, "test"),)
         elif task == "SICK-R":
@@ -133,7 +133,7 @@ def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> StsData:
         found = sum(len(pairs) for pairs in subsets)
         if found != EXPECTED_PAIRS[task]:
             warnings.append(
-                f"{task}: {found} scored pairs, the published results have {EXPECTED_PAIRS[task]}; "
+                f"{task}: {found} scored pairs, but published results have {EXPECTED_PAIRS[task]}; "
                 "scores are not comparable with them"
             )
     return StsData(loaded, tuple(warnings))
@@ -210,8 +210,8 @@ def _load_subset(root: Path, task: str, name: str) -> GradedPairs:
     folder = root / "STS" / f"{task}-en-test"
     inputs, gold = folder / f"STS.input.{name}.txt", folder / f"STS.gs.{name}.txt"
     sentences, scores = _lines(inputs), _lines(gold)
-    # A gold file may end in unscored rows, whose empty lines an editor is prone to strip: then the
-    # rows no longer line up for certain, and guessing would score the wrong pairs.
+    # A gold file may end in unscored rows, and editors tend to strip their empty lines: then the
+    # rows may no longer line up, and guessing would score the wrong pairs.
     if len(sentences) != len(scores):
         raise SightlineError(
             f"{gold}: {len(scores)} lines, but {inputs.name} has {len(sentences)}; expected one "

@@ -3,8 +3,8 @@
     data = load_transfer("senteval/downstream")
     scores = evaluate_transfer(embedder.encode, data)
 
-MR, CR, SUBJ and MPQA by nested 10-fold cross-validation; TREC and MRPC with 10 folds of the
-training set, SST-2 with its dev set to choose l2. A pair's features are |u − v| and u · v.
+MR, CR, SUBJ and MPQA use nested 10-fold cross-validation; l2 is chosen with 10 folds of the
+training set for TREC and MRPC, with the dev set for SST-2. A pair's features are |u − v| and u · v.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TransferScore:
     """One task. Accuracies are ×100 and rounded as SentEval rounds them.
 
     Attributes:
-        accuracy: on the test set, or the mean over the outer folds; None where `reason` says why.
-        dev_accuracy: that the penalty was chosen by, the mean over the outer folds.
+        accuracy: on the test set, or the mean over the outer folds; None for the `reason` given.
+        dev_accuracy: by which the penalty was chosen, the mean over the outer folds.
         penalties: the chosen l2 (`senteval`) or C (`sklearn`), one for each outer fold.
         tested: examples behind `accuracy`.
         sha256: digest of the task's data.
@@ -50,7 +50,7 @@ class TransferScore:
 
 @dataclass(frozen=True)
 class TransferScores:
-    """Scores by task, of one classifier. `warnings` are about the data."""
+    """Scores of one classifier by task. `warnings` are about the data."""
 
     classifier: Classifier
     settings: str
@@ -64,7 +64,7 @@ class TransferScores:
 
     @property
     def average(self) -> float | None:
-        """Mean over the tasks; None when a task has no score, never a mean over the others."""
+        """Mean over the tasks; None if a task has no score, never a mean over the others."""
         scores = [score for score in self.scores.values() if score is not None]
         return float(np.mean(scores)) if scores and len(scores) == len(self.tasks) else None
 
@@ -97,11 +97,11 @@ def evaluate_transfer(
 
     Args:
         encode: sentences → float [n, d], e.g. `Embedder.encode`; used as float32.
-        classifier: `senteval` trains softmax classifiers as SentEval's PyTorch code does, in its
-            orders and from its initial weights; `sklearn` fits logistic regressions to the optimum.
-        device: that `senteval` trains on: auto, cpu, cuda, cuda:1 or mps.
-        folds: outer and inner ones; published figures have 10.
-        recipe: of `senteval`; that of SimCSE's evaluation where None.
+        classifier: `senteval` trains softmax classifiers as SentEval's PyTorch code does, with the
+            same orders and initial weights; `sklearn` fits logistic regressions to the optimum.
+        device: where `senteval` trains: auto, cpu, cuda, cuda:1 or mps.
+        folds: number of outer and of inner folds; published figures use 10.
+        recipe: for `senteval`; None uses that of SimCSE's evaluation.
 
     Raises:
         SightlineError: an unknown classifier or device; a class with fewer examples than folds

@@ -1,8 +1,8 @@
 """The seven transfer tasks from SentEval's folder: MR, CR, SUBJ, MPQA, SST-2, TREC, MRPC.
 
-Files are read as SentEval reads them: encodings, where a line ends, empty lines that count as
-examples, words joined by single spaces. Examples stand in its order too (by the number of words,
-then by label; equal ones as in the file), on which folds and batches depend.
+Files are read as SentEval reads them: encodings, line ends, empty lines that count as examples,
+words joined by single spaces. Examples are in its order too (by number of words, then by label;
+equal ones as in the file), because folds and batches depend on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sightline.errors import SightlineError
 from train.evaluate.similarity import read_data, read_lines, squeeze
 
 Protocol = Literal["nested", "k-fold", "split"]
-"""Where the accuracy is measured and how l2 is chosen.
+"""How the accuracy is measured and l2 is chosen.
 
 `nested`: no test set; every outer fold is tested once, inner folds choose. `k-fold`: folds of the
 training set choose. `split`: a dev set chooses.
@@ -64,7 +64,7 @@ EXPECTED_EXAMPLES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class Examples:
-    """Sentences with their classes; `labels` is int64 [n]. `second` is empty but for pairs."""
+    """Sentences with their classes; `labels` is int64 [n]. `second` is empty except for pairs."""
 
     labels: np.ndarray
     first: tuple[str, ...]
@@ -97,7 +97,7 @@ class TransferTask:
 
 @dataclass(frozen=True)
 class TransferData:
-    """Tasks by name, in the order asked, and what looks wrong in them."""
+    """Tasks by name, in the requested order, and warnings about them."""
 
     tasks: dict[str, TransferTask]
     warnings: tuple[str, ...] = ()
@@ -124,14 +124,14 @@ def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> TransferD
         elif name == "MRPC":
             loaded[name] = TransferTask(name, "k-fold", 2, _splits(root, _MRPC, _mrpc))
         else:
-            raise SightlineError(f"unknown transfer task {name!r}; use some of {', '.join(TASKS)}")
+            raise SightlineError(f"unknown transfer task {name!r}; choose from {', '.join(TASKS)}")
     warnings = []
     for name, task in loaded.items():
         for split, expected in EXPECTED_EXAMPLES[name].items():
             found = len(task.splits[split])
             if found != expected:
                 warnings.append(
-                    f"{name} {split}: {found} examples, the published results have {expected}; "
+                    f"{name} {split}: {found} examples, but published results have {expected}; "
                     "accuracies are not comparable with them"
                 )
     return TransferData(loaded, tuple(warnings))

@@ -1,7 +1,7 @@
-"""Which rows of a transfer task train, choose and test: SentEval's three protocols.
+"""Which rows of a transfer task train, select and test: SentEval's three protocols.
 
 Folds are those of scikit-learn's `StratifiedKFold`, shuffled from seed 1111, as in SentEval
-(`senteval/tools/validation.py`); rows count through all splits of a task, `train` first.
+(`senteval/tools/validation.py`); rows are numbered across all splits of a task, `train` first.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def task_labels(task: TransferTask) -> np.ndarray:
 
 
 def selections(task: TransferTask, count: int, seed: int) -> list[Selection]:
-    """The selections of a task: one for each outer fold where it is nested, else one.
+    """The selections of a task: one for each outer fold if it is nested, else one.
 
     Args:
-        count: of folds, of outer and of inner ones.
+        count: number of outer and of inner folds.
 
     Raises:
-        SightlineError: a class with too few examples for that many folds.
+        SightlineError: a class has too few examples for that many folds.
     """
     labels = task_labels(task)
     rows, start = {}, 0
@@ -77,11 +77,11 @@ def selections(task: TransferTask, count: int, seed: int) -> list[Selection]:
 
 
 def choose(penalties: Sequence[float], accuracies: np.ndarray) -> tuple[int, float]:
-    """Number of the best penalty, the first where several are, and its mean accuracy ×100.
+    """Index of the best penalty, the first if several tie, and its mean accuracy ×100.
 
     Args:
-        accuracies: float64 [inner folds, penalties], 0 to 1. SentEval compares means that are
-            rounded to two decimals.
+        accuracies: float64 [inner folds, penalties], 0 to 1. SentEval compares means rounded to
+            two decimals.
     """
     means = [percent(float(np.mean(accuracies[:, each]))) for each in range(len(penalties))]
     best = int(np.argmax(means))
@@ -106,5 +106,5 @@ def _check_classes(task: TransferTask, count: int) -> None:
     if left < count:
         raise SightlineError(
             f"{task.name}: the smallest class has {smallest} training examples, too few for "
-            f"{count} stratified folds; expected SentEval's whole files"
+            f"{count} stratified folds; expected SentEval's complete files"
         )

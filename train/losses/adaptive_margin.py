@@ -1,4 +1,4 @@
-"""AdapACSE: KDMCSE's contrast, negatives moved nearer by an angle and thinned by a teacher."""
+"""AdapACSE: KDMCSE's contrast: negatives moved nearer by an angle and filtered by a teacher."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def adaptive_margin_nce(
         mean_i −log( e^{cos θ_ii/τ} / ( e^{cos θ_ii/τ} + Σ_{j≠i} φ_ij e^{cos(θ_ij − m Δ_ij)/τ} ) )
         θ_ij = the angle between q_i and k_j,   Δ_ij = |1 − α_ij|,   φ_ij = 0 if α_ij ≥ threshold
 
-    θ − mΔ is not allowed below 0. The positive has no margin and is never removed. With margin 0
+    θ − mΔ is clamped at 0. The positive has no margin and is never removed. With margin 0
     and no threshold this is `info_nce`. Eq. 8 prints the two cases of φ the wrong way round; its
-    text and the released code agree with what stands here. Authors' code and paper differ; for
-    the released arithmetic call with
+    text and the released code agree with the formula above. The authors' code and paper differ;
+    for the released arithmetic call with
 
     - `margin=0.15, margin_gate=True`: only negatives with θ_ij > m are moved (the loss jumps at
       θ_ij = m, where it has no gradient);
     - the image term: `soft_labels` from cos(v̂_i, v̂_j) instead of cos(t̂_i, v̂_j);
     - its filter: `filter_scores` of raw products of texts and images in both terms, t̂_i·v̂_j
       where images are the keys and v̂_i·t̂_j where texts are. The authors remove above the
-      threshold, we at it: that differs for an exactly equal score only;
+      threshold, we at or above it: that differs only for an exactly equal score;
     - its text term: `soft_labels` of zeros, so that Δ = 1 makes the margin the same for all.
 
     The angle is the arccos of the cosine, computed in float64 whatever the input: near 0 and π
     arccos loses half its digits, and in float32, with the clamp of 1e-6 that its gradient needs
-    there, opposite rows put the loss off by 2e-3 of its value. Here negatives are clamped a few
+    there, opposite rows change the loss by 2e-3 of its value. Here negatives are clamped a few
     roundings inside (−1, 1), the positive is not. At θ = mΔ the loss is smooth: the cosine has
-    slope 0 where its angle is cut off at 0.
+    slope 0 where its angle is clamped at 0.
 
     Args:
         queries: [N, d], any floating dtype and any norm.
@@ -67,17 +67,17 @@ def adaptive_margin_nce(
         soft_labels: α, [N, N]: the teacher's cosine of query i and key j. The diagonal is ignored.
         margin: m in radians, at least 0.
         temperature: τ, above 0.
-        threshold: Negatives that score as much or more are removed; None removes none.
+        threshold: Negatives that score at least this are removed; None removes none.
         filter_scores: [N, N], compared with the threshold in place of `soft_labels`.
-        margin_gate: Leave negatives nearer than the margin where they are.
+        margin_gate: Do not move negatives nearer than the margin.
 
     Returns:
-        A scalar of at least 0: float64 if an input is, else float32. `removed_share` tells how
-        many negatives the threshold removed.
+        A scalar of at least 0: float64 if an input is, else float32. `removed_share` gives the
+        share of negatives that the threshold removed.
 
     Raises:
-        LossError: shapes that do not fit, a temperature or margin out of range, or
-            `filter_scores` without a threshold.
+        LossError: mismatched shapes, a temperature or margin out of range, or `filter_scores`
+            without a threshold.
     """
     check_temperature(_LOSS, "temperature", temperature)
     check_number(_LOSS, "margin", margin, low=0.0, high=math.pi)
@@ -88,8 +88,8 @@ def adaptive_margin_nce(
         check_square(_LOSS, "filter_scores", filter_scores, len(queries))
         if threshold is None:
             raise LossError(
-                f"{_LOSS}: filter_scores are given and threshold is None, so they would do "
-                "nothing; give a threshold, or leave filter_scores out"
+                f"{_LOSS}: filter_scores are given but threshold is None, so they would do "
+                "nothing; give a threshold, or omit filter_scores"
             )
     with without_autocast(queries):
         queries, keys, labels = full_precision(queries, keys, soft_labels)
@@ -131,7 +131,7 @@ def removed_share(scores: Tensor, threshold: float | None) -> Tensor:
 
 def _removed(scores: Tensor, threshold: float) -> Tensor:
     check_number(_LOSS, "threshold", threshold)
-    (scores,) = full_precision(scores)  # a threshold rounded to bfloat16 is another threshold
+    (scores,) = full_precision(scores)  # rounding a threshold to bfloat16 would change it
     return (scores >= threshold).masked_fill(diagonal(scores), False)
 
 

@@ -25,8 +25,8 @@ def without_autocast(tensor: Tensor) -> torch.autocast:
 def unit_rows(rows: Tensor) -> Tensor:
     """Rows of norm 1, [n, d]; a zero row stays zero, so its cosine with anything is 0.
 
-    The norm has no epsilon. The one of `torch.nn.functional.cosine_embedding_loss` (1e-12, added
-    to the squares) takes 1e-4 off the cosine of two rows of norm 1e-4.
+    The norm has no epsilon. That of `torch.nn.functional.cosine_embedding_loss` (1e-12, added
+    to the squares) reduces the cosine of two rows of norm 1e-4 by 1e-4.
     """
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / norms.masked_fill(norms == 0, 1.0)
@@ -45,10 +45,10 @@ def diagonal(scores: Tensor) -> Tensor:
 def diagonal_nll(logits: Tensor) -> Tensor:
     """−log softmax(logits_i)_i for each row of a square matrix, [n]; −inf leaves an entry out.
 
-    Written as log1p(Σ_{j≠i} exp(l_ij − l_ii)), so that a row whose positive has won keeps its
-    digits: log-sum-exp minus the positive is blind below 1e-6 in float32, since the logits
-    themselves are about 1/0.05 = 20. The positive always counts, so a row all of whose negatives
-    are left out is exactly 0, with finite gradients.
+    Written as log1p(Σ_{j≠i} exp(l_ij − l_ii)), so that a row dominated by its positive keeps its
+    precision: log-sum-exp minus the positive resolves nothing below 1e-6 in float32, since the
+    logits themselves are about 1/0.05 = 20. The positive always counts, so a row whose negatives
+    are all left out is exactly 0, with finite gradients.
     """
     shifted = logits - logits.diagonal().unsqueeze(1)  # (n, n), 0 on the diagonal
     peak = shifted.detach().amax(dim=1)  # (n,), at least 0

@@ -1,6 +1,6 @@
-"""What a loss refuses: temperatures, margins and shapes without a meaning, one message each.
+"""What a loss refuses: meaningless temperatures, margins and shapes, with one message each.
 
-Only numbers and shapes are looked at, never the values inside a tensor: reading those would make
+Only numbers and shapes are checked, never the values inside a tensor: reading those would make
 every training step wait for the accelerator.
 """
 
@@ -14,7 +14,7 @@ from sightline.errors import SightlineError
 
 
 class LossError(SightlineError, ValueError):
-    """A loss was asked for something that has no meaning; the message names the argument."""
+    """A loss was called with a meaningless argument; the message names it."""
 
 
 def check_temperature(loss: str, name: str, value: float) -> None:
@@ -46,15 +46,15 @@ def check_rows(loss: str, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.numel() == 0:
             raise LossError(
-                f"{loss}: {name} has shape {_shape(tensor)}; a mean over no rows has no value, "
-                "leave empty batches out"
+                f"{loss}: {name} has shape {_shape(tensor)}; a mean over no rows has no value; "
+                "skip empty batches"
             )
 
 
 def check_same_shape(loss: str, **tensors: Tensor) -> None:
-    """Raise unless all tensors have one shape."""
+    """Raise unless all tensors have the same shape."""
     if len({tensor.shape for tensor in tensors.values()}) > 1:
-        raise LossError(f"{loss}: the shapes differ ({_shapes(tensors)}); give one shape")
+        raise LossError(f"{loss}: the shapes differ ({_shapes(tensors)}); expected one shape")
 
 
 def check_square(loss: str, name: str, scores: Tensor, rows: int) -> None:

@@ -22,7 +22,7 @@ def consistency_loss(
         text: s, [N, d], any floating dtype and any norm.
         image: v, [N, d]: row i is text i's own.
         mismatched_image: v', [N, d]: row i is not text i's own.
-        margin: The cosine that a mismatched pair may have for free, −1 to 1.
+        margin: The cosine that a mismatched pair may have without a penalty, −1 to 1.
 
     Returns:
         A scalar of at least 0: float64 if an input is, else float32.
@@ -38,7 +38,7 @@ def consistency_loss(
         text, image, mismatched_image = map(
             unit_rows, full_precision(text, image, mismatched_image)
         )
-        # 1 − cos of unit rows is ½‖u − v‖², which stays exact, and above 0, as it goes to 0.
+        # 1 − cos of unit rows is ½‖u − v‖², which stays exact and nonnegative as it approaches 0.
         matched = (text - image).square().sum(dim=1) / 2  # (N,)
         mismatched = ((text * mismatched_image).sum(dim=1) - margin).clamp_min(0.0)  # (N,)
         return torch.cat([matched, mismatched]).mean()
@@ -48,11 +48,11 @@ def derangement(rows: int, generator: torch.Generator) -> Tensor:
     """A random order in which no row keeps its place, for the mismatched images of DALR eq. 5.
 
     Every derangement is equally likely. A plain permutation leaves one row in place on average,
-    and would call that text's own image a mismatch.
+    and would treat that text's own image as a mismatch.
 
     Args:
         rows: N, at least 2.
-        generator: Where the randomness comes from; its state fixes the result.
+        generator: The source of randomness; its state determines the result.
 
     Returns:
         [N] int64 on the generator's device: index the images with it.
@@ -63,7 +63,7 @@ def derangement(rows: int, generator: torch.Generator) -> Tensor:
     if rows < 2:
         raise LossError(
             f"derangement: {rows} row(s) cannot all change places; "
-            "leave the consistency term out of a batch of one row"
+            "omit the consistency term for a batch of one row"
         )
     places = torch.arange(rows, device=generator.device)
     while True:  # a permutation is a derangement with probability 1/e, at least 1/3

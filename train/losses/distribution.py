@@ -1,4 +1,4 @@
-"""Soft targets: a student's rows of similarities are drawn towards a teacher's (DALR)."""
+"""Soft targets: a student's rows of similarities are pulled towards a teacher's (DALR)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def kl_alignment(
 
         mean_i KL( softmax(target_i/τ_t) ‖ softmax(student_i/τ_s) )
 
-    The equation prints no temperatures. The released code's are τ_t = 0.5 and, two divisions one
-    after the other, τ_s = 0.05·0.45 = 0.0225.
+    The equation prints no temperatures. The released code uses τ_t = 0.5 and, by two successive
+    divisions, τ_s = 0.05·0.45 = 0.0225.
 
     Args:
         target_scores: [N, M], similarities not yet divided by a temperature.
@@ -43,7 +43,7 @@ def kl_alignment(
         log_q = torch.log_softmax(student / student_temperature, dim=1)
         p, q = log_p.exp(), log_q.exp()
         # Σ(q − p) is 0; added term by term it cancels the rounding of log p − log q to first
-        # order: without it float32 puts near-equal distributions at ±3e-7 in place of 0.
+        # order: without it float32 gives ±3e-7 instead of 0 for near-equal distributions.
         return (p * (log_p - log_q) + (q - p)).sum(dim=1).mean()
 
 
@@ -55,19 +55,19 @@ def cross_modal_alignment(
     target_temperature: float,
     student_temperature: float,
 ) -> Tensor:
-    """DALR eqs. 6–8: the text–image similarities take after both teachers' own.
+    """DALR eqs. 6–8: the text–image similarities match each teacher's own similarities.
 
         S_ij = cos(s_i, v_j),   T_ij = cos(t̂_i, t̂_j),   V_ij = cos(v̂_i, v̂_j)
         ½ [ KL( softmax(T/τ_t) ‖ softmax(S/τ_s) ) + KL( softmax(V/τ_t) ‖ softmax(Sᵀ/τ_s) ) ]
 
-    each KL the mean over rows. The paper transposes the student's probabilities, whose rows then
-    no longer sum to 1; here the similarities are transposed before the softmax. Temperatures: see
-    `kl_alignment`.
+    where each KL is the mean over rows. The paper transposes the student's probabilities, whose
+    rows then no longer sum to 1; here the similarities are transposed before the softmax.
+    Temperatures: see `kl_alignment`.
 
     Args:
         text: s, [N, d], grounded texts, any floating dtype and any norm.
         image: v, [N, d], projected images.
-        teacher_text: t̂, [N, any], raw features of the text teachers, mixed already.
+        teacher_text: t̂, [N, any], raw features of the text teachers, already mixed.
         teacher_image: v̂, [N, any], raw features of the image encoder.
         target_temperature: τ_t, above 0.
         student_temperature: τ_s, above 0.
@@ -76,8 +76,8 @@ def cross_modal_alignment(
         A scalar: float64 if an input is, else float32. N = 1 gives 0.
 
     Raises:
-        LossError: numbers of rows or widths that differ, an empty batch, or a temperature that
-            is not above 0.
+        LossError: the numbers of rows or the widths differ, a batch is empty, or a temperature is
+            not above 0.
     """
     loss = "cross_modal_alignment"
     _check_temperatures(loss, target_temperature, student_temperature)

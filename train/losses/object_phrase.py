@@ -20,13 +20,13 @@ def object_phrase_nce(
 
         mean over captions of Σ_k −log( exp(cos(p_k, o_k)/τ) / Σ_j exp(cos(p_k, o_j)/τ) )
 
-    k and j run over one caption's pairs; no object of another caption takes part. Captions with
+    k and j run over one caption's pairs; objects of other captions do not count. Captions with
     fewer than 2 pairs are left out, of the mean as well; when none is left the value is exactly
     0, and still has a graph.
 
     All pairs of the batch are compared in one P×P matrix and those across captions masked: no
-    loop over captions, no scatter whose order of addition would vary, nothing read back from the
-    accelerator. P is about 4 per caption.
+    loop over captions, no scatter with a nondeterministic order of addition, nothing read back
+    from the accelerator. P is about 4 per caption.
 
     Args:
         phrases: p, [P, d], any floating dtype and any norm.
@@ -38,7 +38,7 @@ def object_phrase_nce(
         A scalar of at least 0: float64 if an input is, else float32. P may be 0.
 
     Raises:
-        LossError: shapes that do not fit, owners that are not integers, or τ not above 0.
+        LossError: mismatched shapes, owners that are not integers, or τ not above 0.
     """
     check_temperature(_LOSS, "temperature", temperature)
     _check_pairs(phrases, objects, owners)
@@ -49,7 +49,7 @@ def object_phrase_nce(
         same_caption = owners.unsqueeze(1) == owners.unsqueeze(0)  # (P, P)
         logits = cosines(phrases, objects) / temperature  # (P, P)
         per_pair = diagonal_nll(logits.masked_fill(~same_caption, -math.inf))
-        # A lone pair has no negatives, so its loss is 0 already: only the mean must know of it.
+        # A single pair has no negatives, so its loss is already 0: only the mean must exclude it.
         first_of_caption = ~same_caption.tril(diagonal=-1).any(dim=1)  # (P,)
         captions = (first_of_caption & (same_caption.sum(dim=1) >= 2)).sum()
         return per_pair.sum() / captions.clamp_min(1)

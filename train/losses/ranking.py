@@ -1,4 +1,4 @@
-"""ListMLE: a student's row of similarities is asked to be in the teacher's order (DALR)."""
+"""ListMLE: a student's row of similarities should be in the teacher's order (DALR)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def list_mle(
 
         mean_i Σ_k −log( exp(s_π(k)) / Σ_{l≥k} exp(s_π(l)) ),  π = the teacher's row i, descending
 
-    The whole row takes part. Equal teacher scores are put in a random order, drawn for each row
-    on its own. The randomness comes from `generator`; without one, from a new generator seeded
-    with 0 at every call, so that equal input gives equal output on every device. Give a generator
-    seeded by the step where ties are common, or the same columns win them every time.
+    The whole row is used. Equal teacher scores are put in a random order, drawn separately for
+    each row. The randomness comes from `generator`; without one, from a new generator seeded
+    with 0 at every call, so that equal input gives equal output on every device. Where ties are
+    common, give a generator seeded by the step, or the same columns win them every time.
 
-    The released code adds an epsilon inside the logarithm, which moves the value by 3e-4, and
-    sums exponentials; this takes log σ of differences, finite for any scores.
+    The released code adds an epsilon inside the logarithm, which changes the value by 3e-4, and
+    sums exponentials; this takes log σ of differences, which is finite for any scores.
 
     Args:
-        student_scores: s, [N, M], already divided by their temperature.
+        student_scores: s, [N, M], already divided by the temperature.
         teacher_scores: [N, M]; only their order within a row matters.
         generator: For ties; a CPU generator serves any device.
 
@@ -42,14 +42,14 @@ def list_mle(
     with without_autocast(student_scores):
         (student,) = full_precision(student_scores)
         ranked = student.gather(1, order)  # (N, M), the teacher's first choice first
-        # below[k] = log Σ_{l>k} exp(s_π(l)): what position k must stand out from.
+        # below[k] = log Σ_{l>k} exp(s_π(l)): what position k competes with.
         below = ranked.flip(1).logcumsumexp(dim=1).flip(1)[:, 1:]  # (N, M − 1)
-        # torch's softplus drops what is below 2e-9; −log σ keeps it
+        # torch's softplus drops values below 2e-9; −log σ keeps them
         return -logsigmoid(ranked[:, :-1] - below).sum(dim=1).mean()
 
 
 def _descending(scores: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Column numbers of each row by falling score, [N, M] int64; ties in a random order."""
+    """Column numbers of each row by descending score, [N, M] int64; ties in random order."""
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     draws = torch.rand(scores.shape, generator=generator, device=generator.device)

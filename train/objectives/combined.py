@@ -1,4 +1,4 @@
-"""Any objectives at once, with weights: an experiment nobody has published is a parameter change.
+"""A weighted combination of objectives: an unpublished experiment is just a parameter change.
 
     objective: combined
     parameters:
@@ -24,7 +24,7 @@ from train.batch import Batch
 from train.objectives.objective import FeatureNeed, Heads, Objective, ObjectiveParams, Views
 
 _OF_A_PART = "temperature"
-"""The one common parameter that every part has a value of its own for."""
+"""The one common parameter that each part sets for itself."""
 
 
 class Part(BaseModel):
@@ -33,7 +33,7 @@ class Part(BaseModel):
     Attributes:
         objective: its name; default: that of the part.
         weight: factor of all its terms.
-        parameters: its own, without those that all parts share (caption, controls, data_seed).
+        parameters: its own, except those that all parts share (caption, controls, data_seed).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -47,7 +47,7 @@ class CombinedParams(ObjectiveParams):
     """Parameters of a combination.
 
     Attributes:
-        parts: name → part. Names head the names of terms, as in `mcseo.object`.
+        parts: name → part. Names prefix the names of terms, as in `mcseo.object`.
     """
 
     parts: dict[str, Part] = Field(min_length=1)
@@ -84,8 +84,8 @@ class CombinedParams(ObjectiveParams):
                 )
             if "." in name or part.objective == Combined.name or not name:
                 raise SightlineError(
-                    f"objective combined: parts.{name}: a part has a name without dots and is no "
-                    "combination itself"
+                    f"objective combined: parts.{name}: a part's name must have no dots, and "
+                    "a part must not be a combination"
                 )
             if part.weight > 0:
                 made[name] = make_objective(part.objective or name, {**part.parameters, **common})
@@ -97,7 +97,7 @@ class CombinedParams(ObjectiveParams):
 class Combined(Objective[CombinedParams]):
     """Σ over parts of weight × total of the part.
 
-    Heads of one name, shape and encoder are shared: all text terms of the grounded space project
+    Heads with the same name, shape and encoder are shared: all terms in the grounded space project
     sentences with the same grounding head.
     """
 

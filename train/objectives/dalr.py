@@ -1,4 +1,4 @@
-"""DALR: images and frozen sentence encoders say how alike the sentences of a batch should be."""
+"""DALR: images and frozen sentence encoders define how similar a batch's sentences should be."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Teacher(BaseModel):
     Attributes:
         encoder: its name.
         weight: its share.
-        features: `teacher`, or `text` for the text features of a CLIP.
+        features: `teacher`, or `text` for the text features of a CLIP model.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -48,16 +48,16 @@ class DALRParams(GroundedParams):
     """DALR's parameters.
 
     Attributes:
-        image: encoder whose features the images have.
+        image: encoder of the image features.
         teachers: the text teachers, any number. The paper mixes SimCSE and DiffCSE, 0.33 to 0.67.
         image_weight: w of L_info (eq. 14: 1; the released code has 0.1).
-        consistency_weight, cross_modal_weight: λ, of either part of L_CML.
-        ranking_weight, intra_modal_weight: μ, of either part of L_IML.
+        consistency_weight, cross_modal_weight: λ, of the two parts of L_CML.
+        ranking_weight, intra_modal_weight: μ, of the two parts of L_IML.
         image_temperature: τ′ of L_info.
-        ranking_temperature: what ranked similarities are divided by.
+        ranking_temperature: divides the ranked similarities.
         target_temperature, student_temperature: τ_t and τ_s of every KL. The equations print
-            none; these are what the released code comes to.
-        consistency_margin: cosine that a text and a wrong image may have for free.
+            none; these are the effective values of the released code.
+        consistency_margin: cosine that a text and a wrong image may have without a penalty.
     """
 
     image: str | None = Field(default=None, min_length=1)
@@ -81,10 +81,10 @@ class DALRParams(GroundedParams):
             )
         names = [teacher.encoder for teacher in self.teachers]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"teachers: {', '.join(twice)} is there more than once")
+            raise ValueError(f"teachers: {', '.join(twice)} is listed more than once")
         if not self.mixed and (terms := self.on(_NEEDS_TEACHERS)):
             raise ValueError(
-                "teachers has none with a weight above 0; list teachers as {encoder: NAME, "
+                "no teacher has a weight above 0; list teachers as {encoder: NAME, "
                 f"weight: NUMBER}}, or set {_weights_of(terms)} to 0"
             )
         return self
@@ -102,7 +102,7 @@ class DALRParams(GroundedParams):
 
     @property
     def mixed(self) -> dict[str, Teacher]:
-        """Slot → teacher, of the teachers that have a share in the mix."""
+        """Slot → teacher, of the teachers with a weight above 0."""
         return {f"teacher-{each.encoder}": each for each in self.teachers if each.weight > 0}
 
     def on(self, terms: tuple[str, ...]) -> list[str]:
@@ -140,8 +140,8 @@ class DALR(GroundedObjective[DALRParams]):
         if len(widths) > 1 and (terms := self.params.on(_NEEDS_MIXED_FEATURES)):
             found = ", ".join(f"{each.encoder} {dims[slot]}" for slot, each in teachers.items())
             raise SightlineError(
-                "objective dalr adds up the features of its teachers, but their widths differ "
-                f"({found}); take teachers of one width, or set {_weights_of(terms)} to 0"
+                "objective dalr adds the features of its teachers, but their widths differ "
+                f"({found}); use teachers of the same width, or set {_weights_of(terms)} to 0"
             )
 
     @property
@@ -194,7 +194,7 @@ class DALR(GroundedObjective[DALRParams]):
             return terms
         student = cosine_matrix(heads["text"](views.first), heads["text"](views.second))  # (N, N)
         if "ranking" in weights:
-            # its own generator, so that ties do not depend on which other terms are on
+            # a separate generator, so that ties do not depend on which other terms are on
             terms["ranking"] = list_mle(
                 student / params.ranking_temperature, self._mixed_cosines(batch), batch.generator()
             )

@@ -1,4 +1,4 @@
-"""What the objectives with images or teachers share: a weight for each term, and the heads."""
+"""Shared by objectives with images or teachers: a weight for each term, and the heads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from train.objectives.objective import (
 
 
 class GroundedParams(ObjectiveParams):
-    """Parameters that all of them have. Weight 0 switches a term off, with its heads and features.
+    """Their common parameters. Weight 0 switches a term off, with its heads and features.
 
     Attributes:
         text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
-        projection_dim: width of the grounding head and of those beside it.
+        projection_dim: output width of the grounding head and of those that project features.
     """
 
     text_weight: float = Field(default=1.0, ge=0)
@@ -57,7 +57,7 @@ class GroundedObjective(Objective[G]):
         return self.params.term_weights
 
     def make_heads(self, hidden: int, projected: Mapping[str, int], *, text: bool) -> nn.ModuleDict:
-        """g_text if a term reads it; with anything projected g_s, and the heads beside it.
+        """g_text if a term reads it; if anything is projected, g_s and the projection heads.
 
         Args:
             hidden: width of the student's embedding.

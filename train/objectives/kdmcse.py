@@ -1,6 +1,6 @@
-"""KDMCSE: each caption finds its image and its text among the batch's, as a frozen CLIP has them.
+"""KDMCSE: each caption must find its image and text features, from a frozen CLIP, in the batch.
 
-Negatives that the teacher finds alike are moved less, and those it finds very alike are left out.
+Negatives that the teacher finds similar are moved less; very similar ones are left out.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _RELEASED_DEFAULTS = {
 
 
 class KDMCSEParams(GroundedParams):
-    """KDMCSE's parameters. The defaults are the paper's; `released` has its own where it says so.
+    """KDMCSE's parameters. The defaults are the paper's; those of `released` are noted.
 
     Attributes:
         variant: `released` computes what the authors' code does: Δ of the image term from
-            cos(v̂_i, v̂_j), only negatives further off than the margin are moved, L_v + L_t in
-            place of their average, and thresholds compared with raw products.
+            cos(v̂_i, v̂_j), only negatives further away than the margin are moved, L_v + L_t
+            instead of their average, and thresholds compared with raw products.
         image, text: the teacher's two encoders, such as CLIP's image and text tower.
         weight: λ of both teacher terms together.
         image_weight, teacher_text_weight: factors of L_v and L_t under λ.
         margin: m of the teacher terms, radians (released: 0.15).
         text_margin: constant margin of the text term's negatives, radians (released: 0.15).
-        image_threshold, teacher_text_threshold: negatives that score as much or more are removed
+        image_threshold, teacher_text_threshold: negatives that score at least this are removed
             from L_v or L_t; null removes none (released: null). `paper` compares cosines, t̂_i with
             v̂_j for the image term and t̂_i with t̂_j for the other; CLIP's image–text cosines are
-            about 0.1 to 0.4, so the default of 0.9 does nothing there, and a run says so.
+            about 0.1 to 0.4, so the default of 0.9 has no effect there, and a run warns about it.
         teacher_temperature: τ′ of both teacher terms.
     """
 
@@ -98,7 +98,7 @@ class KDMCSEParams(GroundedParams):
 
     @property
     def encoders(self) -> dict[Kind, str | None]:
-        """Slot, which is the kind of its features → encoder."""
+        """Slot (also the kind of its features) → encoder."""
         return {"image": self.image, "text": self.text}
 
     def crossed(self, term: str) -> bool:
@@ -236,7 +236,7 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
         return cosine_matrix(batch.features["text"] if paper else images, images)
 
     def _filter_scores(self, term: str, batch: Batch) -> Tensor | None:
-        """What the threshold is compared with, [N, N], where that is not the soft labels."""
+        """Scores to compare with the threshold, [N, N], if they are not the soft labels."""
         if self.params.variant == "paper" or self.params.threshold(term) is None:
             return None
         images, texts = batch.features["image"], batch.features["text"]
@@ -245,7 +245,7 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
         return product_matrix(images, texts)
 
     def _compared(self, batch: Batch) -> dict[str, Tensor]:
-        """Teacher term that is filtered → what its threshold is compared with, [N, N]."""
+        """Filtered teacher term → the scores that its threshold is compared with, [N, N]."""
         if batch.stream != "pairs":
             return {}
         compared = {}

@@ -17,7 +17,7 @@ def objective_class(name: str) -> type[Objective[Any]]:
     """The objective called ``name``.
 
     Raises:
-        SightlineError: there is none (lists those there are), or another package's cannot be used.
+        SightlineError: there is none (lists the available ones), or another package's is unusable.
     """
     return OBJECTIVES.subclass(name, Objective)
 

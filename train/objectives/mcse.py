@@ -1,4 +1,4 @@
-"""MCSE: SimCSE, and on paired batches each caption finds its image among the batch's images."""
+"""MCSE: SimCSE, plus on paired batches each caption must find its image among the batch's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class MCSEParams(GroundedParams):
     """MCSE's parameters.
 
     Attributes:
-        variant: what the image term is called: the sum over both views (`paper`, eq. 3) or their
-            average (`released`). λ belongs to the average in both, since the published runs had it
-            there: training is the same, the logged term is twice as large in `paper`.
-        image: encoder whose features the images have.
+        variant: which image term is logged: the sum over both views (`paper`, eq. 3) or their
+            average (`released`). λ weights the average in both, as in the published runs: training
+            is the same, the logged term is twice as large in `paper`.
+        image: encoder of the image features.
         weight: λ.
         image_temperature: τ′ of the image term.
     """

@@ -1,4 +1,4 @@
-"""MCSEO: MCSE, and each phrase of a caption finds its own object among those of its picture."""
+"""MCSEO: MCSE, plus each phrase of a caption must find its own object among those of its image."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class MCSEOParams(GroundedParams):
     """MCSEO's parameters.
 
     Attributes:
-        image: encoder whose features the images and the objects have; one head serves both.
+        image: encoder of both image and object features; one head projects both.
         image_weight: α, of the image term's average over the two views.
         object_weight: β, of the object term's average over the two views.
-        image_temperature, object_temperature: τ of either term.
+        image_temperature, object_temperature: τ of the two terms.
     """
 
     caption: CaptionPolicy = "longest"
@@ -65,7 +65,7 @@ class MCSEO(GroundedObjective[MCSEOParams]):
         if len(set(dims.values())) > 1:
             raise SightlineError(
                 f"objective mcseo: images are {dims['image']} wide and objects {dims['object']}; "
-                f"both must come from one encoder ({self.params.image}), for one head projects them"
+                f"both must come from one encoder ({self.params.image}), as one head projects both"
             )
 
     @property
@@ -107,7 +107,7 @@ class MCSEO(GroundedObjective[MCSEOParams]):
         return terms
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
-        """Phrases a caption, and the share of captions that the object term has something of."""
+        """Phrases per caption, and the share of captions that contribute to the object term."""
         if batch.phrases is None:
             return {}
         return {

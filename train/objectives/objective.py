@@ -1,4 +1,4 @@
-"""What an objective is: parameters, the features it needs, heads, and named loss terms."""
+"""The objective interface: parameters, the features it needs, heads, and named loss terms."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class FeatureNeed:
     """A feature set that an objective reads on paired batches.
 
     Attributes:
-        kind: `image` rows are found by the image's key; `text` and `teacher` rows by the caption's;
-            `object` rows, one for each phrase of the caption, by the cut-out's.
+        kind: `image` rows are looked up by the image's key; `text` and `teacher` rows by the
+            caption's; `object` rows, one for each phrase of the caption, by the cut-out's.
         encoder: name of the encoder, as in the parameters.
         terms: the terms that read it.
     """
@@ -50,8 +50,8 @@ class ObjectiveParams(BaseModel):
         caption: which captions of an image are trained on.
         data_seed: draws the caption and shuffles the images. It is not the seed of the run, so
             that all runs of a comparison see the same pairs.
-        pairs: train on so many pairs, drawn by `data_seed`, in as many steps as with all of them;
-            None takes all.
+        pairs: train on this many pairs, drawn by `data_seed`, in as many steps as with all of them;
+            None uses all.
         shuffle_images: give every image's captions another image, by one fixed permutation. Objects
             stay with their captions.
         random_images: give every caption an image drawn at random, once.
@@ -95,7 +95,7 @@ class Views:
 
 
 class Heads(Protocol):
-    """Heads by name: an `nn.ModuleDict`, or a dictionary of some that another one holds."""
+    """Heads by name: an `nn.ModuleDict`, or a dictionary of some of another's heads."""
 
     def __getitem__(self, name: str, /) -> nn.Module: ...
 
@@ -109,7 +109,7 @@ class Objective(ABC, Generic[P]):
     A new objective is one file with one subclass, and one line in `train/objective_registry.py`.
 
     Attributes:
-        name: what parameters and folders call it.
+        name: its name in parameters and folders.
         Params: its parameters.
         source: where it comes from, for the model card.
     """
@@ -127,14 +127,14 @@ class Objective(ABC, Generic[P]):
         """Slot → feature set; a slot is the name under which a batch holds the rows."""
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
-        """Refuse feature sets that do not fit each other, before anything is loaded.
+        """Refuse feature sets with incompatible widths, before anything is loaded.
 
         Args:
             dims: slot → width of its feature set.
 
         Raises:
-            SightlineError: features that a term compares, mixes or projects by one head differ in
-                width.
+            SightlineError: features that a term compares, mixes or projects with one head differ
+                in width.
         """
 
     @abstractmethod
@@ -148,10 +148,10 @@ class Objective(ABC, Generic[P]):
 
     @property
     def projected_slots(self) -> dict[str, tuple[str, ...]]:
-        """Head → the slots whose features it projects, all of one encoder; {} by default.
+        """Head → the slots whose features it projects, all from one encoder; {} by default.
 
-        Heads that are not named here project sentences. A combination shares a head between its
-        parts where name, shape and encoder are the same.
+        Heads not listed here project sentences. A combination shares a head between its parts if
+        name, shape and encoder are the same.
         """
         return {}
 
@@ -184,10 +184,10 @@ class Objective(ABC, Generic[P]):
         return {}
 
     def warnings(self, batches: Iterable[Batch]) -> list[str]:
-        """What looks wrong in the paired batches that a run begins with; nothing by default.
+        """What looks wrong in the first paired batches of a run; nothing by default.
 
-        The batches are on the CPU and as the run will see them. Each line is said before the first
-        step, after the name of the run.
+        The batches are on the CPU, exactly as the run will see them. Each line is printed before
+        the first step, after the name of the run.
         """
         return []
 

@@ -1,7 +1,7 @@
 """SimCSE: two dropout views of one sentence attract, the rest of the batch repels.
 
-The text term of METHODS §1. It sees the captions of the paired stream as plain sentences, so that
-it is trained on the very batches that a grounded objective is (MCSE's table 1, "wiki+flickr").
+The text term of METHODS §1. It reads the captions of the paired stream as plain sentences, so that
+it trains on exactly the batches of a grounded objective (MCSE's table 1, "wiki+flickr").
 """
 
 from __future__ import annotations

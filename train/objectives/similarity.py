@@ -14,7 +14,7 @@ def cosine_matrix(left: Tensor, right: Tensor) -> Tensor:
 
 
 def product_matrix(left: Tensor, right: Tensor) -> Tensor:
-    """left_i · right_j, norms and all: [N, d] and [M, d] → [N, M], at least float32."""
+    """left_i · right_j, not normalised: [N, d] and [M, d] → [N, M], at least float32."""
     with without_autocast(left):
         left, right = full_precision(left, right)
         return left @ right.mT

@@ -22,14 +22,14 @@ SCHEMA = "sightline.comparison/1"
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Everything that a comparison shows, in any format.
+    """The content of a comparison, in any format.
 
     Attributes:
         baseline: name of the run that the others are tested against.
-        table: the measured rows in the order asked, then the published ones.
-        subsets: the measured rows again, with subsets such as "STS12 MSRpar" for tasks; None when
-            no result holds any.
-        notes: what a reader must know before believing a figure.
+        table: the measured rows in the requested order, then the published ones.
+        subsets: the measured rows again, with subsets such as "STS12 MSRpar" as tasks; None if
+            no result has any.
+        notes: what a reader must know before trusting a figure.
     """
 
     baseline: str
@@ -60,11 +60,11 @@ def compare_runs(
 ) -> RunComparison:
     """Compare `runs` with the one named `baseline`.
 
-    Published rows are set beside them and not tested, since their scores by seed are not known.
+    Published rows are shown beside them but not tested, because their scores per seed are unknown.
 
     Raises:
-        SightlineError: one run and seed twice, different tasks or test sets, or a published row
-            without a task of these runs.
+        SightlineError: a run and seed given twice, different tasks or test sets, or a published row
+            that shares no task with these runs.
     """
     check_comparable(runs)
     results = [result for run in runs for result in run.results]
@@ -95,11 +95,11 @@ def _subsets_as_tasks(result: RunResult) -> RunResult:
 
 
 def _fitted(row: PublishedRow, tasks: Sequence[str]) -> PublishedRow:
-    """`row` as it may stand beside `tasks`: an average only beside one over the same tasks."""
+    """`row` as comparable with `tasks`: its average only if it is over the same tasks."""
     if not set(row.scores) & set(tasks) - {AVERAGE}:
         raise SightlineError(
-            f"{row.title}: {row.source} has {', '.join(row.scores)}, and these runs were scored on "
-            f"{', '.join(tasks)}; there is nothing to set side by side: leave out --published"
+            f"{row.title}: {row.source} has {', '.join(row.scores)}, but these runs were scored on "
+            f"{', '.join(tasks)}; they share no task: remove --published"
         )
     if set(row.scores) <= set(tasks):
         return row

@@ -1,4 +1,4 @@
-"""Every run's difference from a baseline, task by task, with its test."""
+"""Each run's difference from a baseline, task by task, with its significance test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Difference:
 
     Attributes:
         difference: mean of the run − mean of the baseline, in the task's unit.
-        p_value: of `significance.t_test`.
+        p_value: from `significance.t_test`.
         reason: why a figure is None.
     """
 

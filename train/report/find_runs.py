@@ -1,4 +1,4 @@
-"""Which result files a run named on the command line has, and whether runs can be compared."""
+"""Finds the result files of runs named on the command line, and checks that they are comparable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEEDS = "seed-*.json"
 
 @dataclass(frozen=True)
 class FoundRun:
-    """One run: how it was asked for, its name, and its results with the file of each."""
+    """One run: how it was given, its name, and its results with the file of each."""
 
     given: str
     name: str
@@ -27,8 +27,8 @@ def find_run(given: str, root: Path) -> FoundRun:
     """The results of one run.
 
     Args:
-        given: a run's name, a folder of result files, or one result file; `NAME=` before any of
-            them gives the run another name.
+        given: a run's name, a folder of result files, or one result file; a prefix `NAME=` renames
+            the run.
         root: folder of the runs' results, one folder each.
 
     Raises:
@@ -44,7 +44,7 @@ def find_run(given: str, root: Path) -> FoundRun:
     if len(names) > 1:
         raise SightlineError(
             f"{files[0].parent}: holds results of {len(names)} runs ({', '.join(names)}); "
-            "expected one run a folder: name the result files one by one"
+            "expected one run per folder: name the result files individually"
         )
     if label:
         results = [result.model_copy(update={"run": label}) for result in results]
@@ -54,18 +54,18 @@ def find_run(given: str, root: Path) -> FoundRun:
 def find_runs(
     given: Sequence[str], root: Path, baseline: str | None = None
 ) -> tuple[list[FoundRun], str]:
-    """The runs asked for, and the name of the baseline among them.
+    """The requested runs, and the name of the baseline among them.
 
     Args:
-        baseline: one of the runs, by its name or as it was given; another run is found like
-            these and stands before them. None: the first.
+        baseline: one of the runs, by its name or as it was given; any other run is found like
+            these and put before them. None: the first.
 
     Raises:
         SightlineError: see `find_run`.
     """
     runs = [find_run(each, root) for each in given]
     if not runs:
-        raise SightlineError("no run to compare; name one at least")
+        raise SightlineError("no run to compare; name at least one")
     if baseline is None:
         return runs, runs[0].name
     for run in runs:
@@ -79,8 +79,8 @@ def check_comparable(runs: Sequence[FoundRun]) -> None:
     """Refuse results that do not belong in one table.
 
     Raises:
-        SightlineError: one run and seed twice, or results that were scored on different tasks or
-            on different test sets (names the files).
+        SightlineError: a run and seed given twice, or results scored on different tasks or on
+            different test sets (names the files).
     """
     files: dict[tuple[str, int], Path] = {}
     every = [pair for run in runs for pair in zip(run.files, run.results, strict=True)]
@@ -89,17 +89,17 @@ def check_comparable(runs: Sequence[FoundRun]) -> None:
         if other is not file:
             raise SightlineError(
                 f"run {result.run!r} has seed {result.seed} twice: {other} and {file}; give each "
-                "run and seed once, or another name to one of the two: NAME=PATH"
+                "run and seed once, or rename one of the two: NAME=PATH"
             )
     first_file, first = every[0]
     for file, result in every:
         if not result.scores:
-            raise SightlineError(f"{file}: holds no score; run its evaluate stage again")
+            raise SightlineError(f"{file}: has no scores; run its evaluate stage again")
         if set(result.scores) != set(first.scores):
             raise SightlineError(
-                f"{file} was scored on {', '.join(result.scores)}, and {first_file} on "
-                f"{', '.join(first.scores)}; only runs of one evaluation can be compared: run the "
-                "evaluate stage of one again"
+                f"{file} was scored on {', '.join(result.scores)}, but {first_file} on "
+                f"{', '.join(first.scores)}; only runs with the same evaluation can be compared: "
+                "run the evaluate stage of one again"
             )
     _check_test_sets(every)
 
@@ -119,7 +119,7 @@ def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
 
 
 def _place(given: str, root: Path) -> Path:
-    """Where the results are: a run's folder comes before any other path of the same name."""
+    """Where the results are: a run's folder takes precedence over a path of the same name."""
     path = Path(given)
     is_name = len(path.parts) == 1 and path.parts[0] != ".."
     return root / given if is_name and (root / given).is_dir() else path
@@ -138,7 +138,7 @@ def _files(given: str, root: Path) -> list[Path]:
     if path.suffix == ".json" and path.exists():
         return [path]
     known = [folder.name for folder in _run_folders(root)]
-    found = "is a file, not a result (.json)" if path.is_file() else "is no run, folder or file"
+    found = "is a file, not a result (.json)" if path.is_file() else "is not a run, folder or file"
     nearest = difflib.get_close_matches(given, known, n=1)
     raise SightlineError(
         f"{given!r} {found}"

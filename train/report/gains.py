@@ -1,7 +1,7 @@
 """What a system gains over a baseline, and how much of it a control recovers.
 
-The control of MCSE (table 2) trains with shuffled images: what it recovers of the gain does not
-come from what the pictures show.
+The control of MCSE (table 2) trains with shuffled images: the part of the gain that it recovers
+does not come from the content of the images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AVERAGE = "Avg"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Three runs by name: how much `treatment` gains over `baseline`, and `control` with it."""
+    """Three runs by name: how much `treatment`, and `control`, gain over `baseline`."""
 
     baseline: str
     treatment: str
@@ -32,13 +32,13 @@ class Gain:
     """A comparison on one task, in the task's unit; positive is better.
 
     Attributes:
-        gain: mean of the treatment − mean of the baseline (the other way round where lower is
+        gain: mean of the treatment − mean of the baseline (the other way round if lower is
             better).
         control_gain: the same for the control.
         share: control_gain / gain: 0 when the control recovers nothing, 1 when it recovers all.
         p_value: independent two-sided t-test of treatment against baseline; needs two seeds each.
         reason: why a figure is None.
-        untrained: those of the three runs whose features came from encoders with random weights.
+        untrained: which of the three runs used features from encoders with random weights.
     """
 
     task: str
@@ -52,10 +52,10 @@ class Gain:
 
     @property
     def sentence(self) -> str:
-        """The gain in words, for a terminal or a report."""
+        """The gain as a sentence, for a terminal or a report."""
         names = self.comparison
         if self.gain is None:
-            return f"{self.task}: no gain of {names.treatment} to tell: {self.reason}."
+            return f"{self.task}: no gain of {names.treatment} to report: {self.reason}."
         text = f"{self.task}: {self.named(names.treatment)} {self.gain:+.2f} over {names.baseline}"
         if self.p_value is not None:
             text += f" (p {'< 0.001' if self.p_value < 0.001 else f'= {self.p_value:.3f}'})"
@@ -100,9 +100,9 @@ def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> list[Gain]
 
 
 def headline(gains: Sequence[Gain]) -> list[Gain]:
-    """The gains to tell in words: those of the average where there is one, else of every score.
+    """The gains to state in sentences: those of the average if there is one, else of every score.
 
-    Alignment and uniformity say how an embedding came to its score, not how good it is.
+    Alignment and uniformity explain an embedding's score; they do not say how good it is.
     """
     scores = [gain for gain in gains if gain.task not in LOWER_IS_BETTER]
     return [gain for gain in scores if gain.task == AVERAGE] or scores or list(gains)

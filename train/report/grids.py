@@ -1,4 +1,4 @@
-"""A comparison as grids of text, which each format then draws in its own way."""
+"""A comparison as grids of text, which each format renders in its own way."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from train.report.significance import ALPHA, p_text
 from train.report.table import Cell, Row, Table
 
 SIGN = "†"
-"""Stands behind what differs significantly from the baseline."""
+"""Marks a significant difference from the baseline."""
 
 
 @dataclass(frozen=True)
 class GridCell:
-    """Text in one or two parts, such as ("84.12", "± 0.31"), which may stand on two lines."""
+    """Text in one or two parts, such as ("84.12", "± 0.31"), which may be put on two lines."""
 
     parts: tuple[str, ...]
     bold: bool = False
@@ -43,7 +43,7 @@ class Grid:
 
 
 def grids_of(comparison: RunComparison) -> list[Grid]:
-    """Scores; differences on each task where there are any; and on each subset."""
+    """Scores, differences on each task, and differences on each subset, if there are any."""
     grids = [_scores(comparison)]
     if comparison.differences:
         grids.append(_differences(comparison, "task", comparison.table, comparison.differences))
@@ -54,7 +54,7 @@ def grids_of(comparison: RunComparison) -> list[Grid]:
 
 
 def legend(comparison: RunComparison) -> list[str]:
-    """What the figures and signs mean, then the comparison's notes."""
+    """The meaning of figures and marks, then the comparison's notes."""
     lines = ["Mean ± sample standard deviation over seeds."]
     if any(each.p_value is not None for each in comparison.differences):
         lines.append(
@@ -65,7 +65,7 @@ def legend(comparison: RunComparison) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """`text` on one line; a control character, which may steer a terminal, becomes U+FFFD."""
+    """`text` on one line; control characters, which may control a terminal, become U+FFFD."""
     text = " ".join(text.split())
     return "".join(each if each.isprintable() else "\ufffd" for each in text)
 

@@ -19,7 +19,7 @@ from train.report.table import Table, flatten
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the report: `svg` as `plots.to_svg` gives it; `note` says how to read it."""
+    """A figure of the report: `svg` from `plots.to_svg`; `note` says how to read it."""
 
     caption: str
     note: str
@@ -36,7 +36,7 @@ def to_html(
     """The report as one HTML document.
 
     Args:
-        figures: their SVG text is the one input that is not escaped.
+        figures: their SVG text is the only input that is not escaped.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -10,8 +10,8 @@ from train.report.grids import Grid, GridCell, GridRow
 
 _SIGNIFICANT = r"$^{\dagger}$"
 
-# A bracket or a star after the end of a row or a rule would be taken for its argument; in TeX's own
-# encoding < and > are other signs.
+# A bracket or a star after the end of a row or a rule would be parsed as its argument; in TeX's
+# default encoding < and > are different characters.
 _ASCII = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -64,17 +64,17 @@ _ACCENTS = {
 def to_latex(grids: Sequence[Grid], lines: Sequence[str]) -> str:
     r"""One tabular per grid, with `lines` as comments for the caption.
 
-    For pdfLaTeX, XeLaTeX and LuaLaTeX with ``\usepackage{booktabs}``; whatever the names are, the
-    tabulars are ASCII.
+    For pdfLaTeX, XeLaTeX and LuaLaTeX with ``\usepackage{booktabs}``; the tabulars are ASCII,
+    whatever the names.
     """
     head = [r"% needs \usepackage{booktabs}", *(f"% {_visible(line)}" for line in lines)]
     return "\n".join([*head, "", *map(_tabular, grids)])
 
 
 def escape_latex(text: str) -> str:
-    """`text` as it is, in LaTeX's own signs.
+    """`text` escaped for LaTeX.
 
-    Accented letters become accent commands; what pdfLaTeX has no letter for becomes its code point,
+    Accented letters become accent commands; characters that pdfLaTeX lacks become their code point,
     such as U+6F22.
     """
     escaped = "".join(map(_escaped, text))
@@ -118,7 +118,7 @@ def _row(row: GridRow) -> str:
 
 
 def _cell(cell: GridCell) -> str:
-    # A hyphen before a figure is a minus; the sign goes into mathematics, where it is one.
+    # A hyphen before a figure is a minus; in math mode it is set as one.
     first, *rest = (re.sub(r"([-+])(?=\d)", r"$\1$", escape_latex(part)) for part in cell.parts)
     if cell.bold:
         first = rf"\textbf{{{first}}}"

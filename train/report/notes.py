@@ -1,4 +1,4 @@
-"""What a reader must know before believing a comparison of runs."""
+"""What a reader must know before trusting a comparison of runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from train.report.table import LOWER_IS_BETTER, Table
 
 
 def notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]:
-    """Why a deviation, a test or a score is not there."""
+    """Why a deviation, a test or a score is missing."""
     rows = [row for row in table.rows if not row.published]
     single = [row for row in rows if len(row.seeds) == 1]
     notes = [
-        f"{row.name} has one seed ({row.seeds[0]}): no deviation and no test; train it with two at "
-        "least"
+        f"{row.name} has one seed ({row.seeds[0]}): no deviation and no test; train it with at "
+        "least two"
         for row in single
     ]
     if len(rows) == 1:
@@ -39,7 +39,7 @@ def notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]
 
 
 def notes_on_data(results: Sequence[RunResult]) -> list[str]:
-    """What the results do not say, and which of their scores are better when lower."""
+    """What the results lack, and for which of their scores lower is better."""
     notes = []
     lower = [task for task in results[0].scores if task in LOWER_IS_BETTER]
     if lower:
@@ -47,13 +47,13 @@ def notes_on_data(results: Sequence[RunResult]) -> list[str]:
     silent = _runs(each for each in results if not each.evaluated_on)
     if silent:
         notes.append(
-            f"the results of {silent} do not say which test sets they were scored on, so that is "
+            f"the results of {silent} do not say which test sets they were scored on, so this is "
             "not checked; evaluate them again"
         )
     lacking = _runs(each for each in results if not each.subsets)
     if lacking and SUBSETS.keys() & results[0].scores.keys():
         notes.append(
-            f"the results of {lacking} hold no scores of the subsets; evaluate them again to "
+            f"the results of {lacking} have no scores of the subsets; evaluate them again to "
             "compare those"
         )
     return notes
@@ -62,11 +62,11 @@ def notes_on_data(results: Sequence[RunResult]) -> list[str]:
 def notes_on_published(
     results: Sequence[RunResult], published: Sequence[PublishedRow]
 ) -> list[str]:
-    """Where a published row and the measured ones are not of the same things."""
+    """Where a published row and the measured ones do not measure the same thing."""
     if not published:
         return []
     tasks = {task for row in published for task in row.scores}
-    notes = ["published rows are copied from the papers named, and not tested"]
+    notes = ["published rows are copied from the papers named and are not tested"]
     missing = [task for task in EXPECTED_PAIRS if task in tasks - results[0].scores.keys()]
     if missing and AVERAGE in tasks:
         notes.append(

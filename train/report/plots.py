@@ -22,7 +22,7 @@ COLOURS = ("#2f6f9f", "#d9773f", "#3f8f6b", "#8a63b0", "#b8495c", "#8c7a2b", "#3
 PUBLISHED = "#cbd2d9"
 
 MARK = b"Sightline figure"
-"""Stands at the beginning of every figure, so that it may be replaced by another."""
+"""Begins every figure, so that a later command may replace it."""
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -61,7 +61,7 @@ def score_chart(table: Table) -> Figure:
 def dev_chart(results: Sequence[RunResult]) -> Figure | None:
     """Dev score against step: one line per seed, one colour per run, best checkpoints marked.
 
-    None when no run has a dev curve.
+    None if no run has a dev curve.
     """
     drawn = [result for result in results if result.training and result.training.dev_curve]
     if not drawn:
@@ -94,7 +94,7 @@ def dev_chart(results: Sequence[RunResult]) -> Figure | None:
 def subset_chart(
     baseline: str, differences: Sequence[Difference], labels: Mapping[str, str]
 ) -> Figure:
-    """Each run's difference from `baseline` on each subset, as MCSE's figure 4 has it.
+    """Each run's difference from `baseline` on each subset, as in MCSE's figure 4.
 
     One line per subset and one dot per run, filled where the difference is significant; both in
     the order of `differences`. A rule separates the years.
@@ -138,7 +138,7 @@ def subset_chart(
 
 
 def to_svg(figure: Figure) -> str:
-    """The figure as SVG text that holds no date."""
+    """The figure as SVG text without a date."""
     buffer = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": MARK.decode()})
@@ -194,7 +194,7 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
 def _label_ends(
     axis: Axes, ends: dict[str, tuple[float, list[float]]], runs: Sequence[str]
 ) -> None:
-    """A run's name in its colour where its lines end, pushed apart where names would overlap."""
+    """A run's name in its colour at the end of its lines, moved apart if names would overlap."""
     low, high = axis.get_ylim()
     gap = 0.065 * (high - low)
     ordered = sorted(ends, key=lambda run: sum(ends[run][1]) / len(ends[run][1]))

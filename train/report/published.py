@@ -1,4 +1,4 @@
-"""Rows copied from papers, to stand beside measured ones; always marked as published."""
+"""Rows copied from papers, to show beside measured ones; always marked as published."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def load_published(path: str | Path) -> list[PublishedRow]:
             "scores {task: mean}"
         ) from error
     except ValueError as error:
-        raise SightlineError(f"{file}: not JSON in UTF-8 ({error}); mend the file") from error
+        raise SightlineError(f"{file}: not JSON in UTF-8 ({error}); fix the file") from error
     except OSError as error:
         raise SightlineError(
             f"{file}: cannot be read ({error.strerror}); expected a JSON file of published rows"
@@ -71,10 +71,10 @@ def published_rows() -> list[PublishedRow]:
 
 
 def select_published(names: Sequence[str], rows: Sequence[PublishedRow]) -> list[PublishedRow]:
-    """The rows called `SYSTEM` (in every setting) or `SYSTEM:SETTING`, in the order asked.
+    """The rows named `SYSTEM` (in every setting) or `SYSTEM:SETTING`, in the requested order.
 
     Raises:
-        SightlineError: no row has the name; lists those there are.
+        SightlineError: no row has the name; lists the available ones.
     """
     chosen: list[PublishedRow] = []
     for name in names:

@@ -46,7 +46,7 @@ def to_text(title: str, table: Table, gains: Sequence[Gain], width: int = 100) -
 
 
 def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:
-    """A GitHub table, then one line per gain to tell and per note."""
+    """A GitHub table, then one line per stated gain and per note."""
     lines = [
         _markdown_row(["run", "seeds", *map(escape_markdown, table.tasks)]),
         _markdown_row(["---", "---", *["---:"] * len(table.tasks)]),
@@ -67,7 +67,7 @@ def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:
 
 
 def to_json(table: Table, gains: Sequence[Gain] = ()) -> dict[str, Any]:
-    """Everything the table says, unrounded."""
+    """The whole table, unrounded."""
     return {
         "tasks": list(table.tasks),
         "rows": [
@@ -87,7 +87,7 @@ def to_json(table: Table, gains: Sequence[Gain] = ()) -> dict[str, Any]:
 
 
 def cell_text(table: Table, row: Row, task: str) -> tuple[str, bool]:
-    """What stands in a cell, and whether it is the best of the measured ones."""
+    """The text of a cell, and whether it is the best of the measured ones."""
     cell = row.cells.get(task)
     if cell is None:
         return "–", False
@@ -101,7 +101,7 @@ def seeds_text(row: Row) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """`text` on one line, its Markdown and HTML characters shown as they are."""
+    """`text` on one line, its Markdown and HTML characters escaped."""
     text = " ".join(text.split())
     for character in "\\`*_|[]~$":
         text = text.replace(character, f"\\{character}")

@@ -1,4 +1,4 @@
-"""result.json of one run: its scores, and everything needed to say where they came from."""
+"""result.json of one run: its scores, and everything needed to trace where they came from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Strict(BaseModel):
 
 
 class TrainingSummary(_Strict):
-    """How the training went. Times in seconds, memory in bytes; None where not measured.
+    """How the training went. Times in seconds, memory in bytes; None if not measured.
 
     Attributes:
         log: entries of the training loop, each with its ``step`` (`train.loop`).
@@ -50,7 +50,7 @@ class TrainingSummary(_Strict):
 
 
 class EvaluationSet(_Strict):
-    """What a score was measured on: how many graded pairs, and the SHA-256 of all they hold."""
+    """What a score was measured on: how many graded pairs, and the SHA-256 of their content."""
 
     pairs: Annotated[int, Field(ge=0)]
     sha256: str
@@ -63,14 +63,13 @@ class RunResult(_Strict):
         run: name of the system, the same for all its seeds.
         parameters: every parameter of the run, nested as in params.yaml.
         scores: task → score (Spearman ×100, or what the task's name says); None = not defined.
-        last_scores: the same of the weights after the last step; empty where they were not kept.
-        subsets: task → subset → score, of the tasks that consist of several; files written before
-            this was kept hold none.
+        last_scores: the same for the weights after the last step; empty if they were not kept.
+        subsets: task → subset → score, for tasks with several; older files have none.
         reasons: task, or "task/subset", → why its score is not defined.
-        evaluated_on: task → what it was scored on; files written before this was kept hold none.
-        run_sha256: of the run.json that the scores belong to; files written before this was kept
-            hold none.
-        code_accepted: whether code was edited since the training and accepted as moving no number.
+        evaluated_on: task → what it was scored on; older files have none.
+        run_sha256: of the run.json that the scores belong to; older files have none.
+        code_accepted: whether code was edited after the training and accepted as not changing
+            results.
         features: every feature set that the run learned from; empty for a text-only run.
     """
 
@@ -97,7 +96,7 @@ class RunResult(_Strict):
                 named[f"subsets.{task}.{name}"] = (f"{task}/{name}", score)
         for where, (name, score) in named.items():
             if score is None and name not in self.reasons:
-                raise ValueError(f"{where} is null and reasons does not say why")
+                raise ValueError(f"{where} is null but reasons does not say why")
         return self
 
     @property
@@ -110,7 +109,7 @@ def save_result(result: RunResult, path: str | Path) -> Path:
     """Write `result` to the file `path` (or to result.json in the folder `path`), atomically.
 
     Raises:
-        SightlineError: something else than a result is there.
+        SightlineError: the path exists and is not a result.
     """
     file = _result_file(path)
     body = result.model_dump(mode="json", by_alias=True)

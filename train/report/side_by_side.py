@@ -15,11 +15,11 @@ from train.report.markdown import to_markdown
 from train.report.terminal import print_grids, terminal_text
 
 MARK = SCHEMA.encode()
-"""Stands at the beginning of every file of a comparison, so that it may be replaced."""
+"""Begins every file of a comparison, so that a later command may replace it."""
 
 
 def print_comparison(comparison: RunComparison, console: Console) -> None:
-    """Print the comparison on a terminal, as wide as that is."""
+    """Print the comparison on a terminal, at its full width."""
     print_grids(console, grids_of(comparison), legend(comparison))
 
 
@@ -46,15 +46,15 @@ def draw_subsets(comparison: RunComparison, suffix: str) -> bytes:
     """The differences on each subset as an image; `suffix` is .png or .svg.
 
     Raises:
-        SightlineError: there is no run beside the baseline, or none with scores of subsets.
+        SightlineError: there is no run besides the baseline, or none with scores of subsets.
     """
     from train.report.plots import subset_chart, to_png, to_svg
 
     differences = comparison.subset_differences
     if comparison.subsets is None or not differences:
         raise SightlineError(
-            "no differences on subsets to draw: expected two runs with scores of STS12-16's "
-            "subsets; evaluate the runs on the STS sets, or leave out --plot"
+            "no differences on subsets to plot: expected two runs with scores of STS12-16's "
+            "subsets; evaluate the runs on the STS sets, or remove --plot"
         )
     labels = {row.name: printable(row.label) for row in comparison.subsets.rows}
     figure = subset_chart(comparison.baseline, differences, labels)

@@ -16,7 +16,7 @@ def t_test(one: Cell, other: Cell) -> tuple[float | None, str]:
     """Student's t-test of two independent samples, two-sided, with equal variances.
 
     Returns:
-        The p-value and "", or None and the reason why no test can be made.
+        The p-value and "", or None and the reason why no test is possible.
     """
     if one.mean is None or other.mean is None:
         return None, "a score is not defined"
@@ -24,7 +24,7 @@ def t_test(one: Cell, other: Cell) -> tuple[float | None, str]:
         return None, "a test needs at least two seeds of each"
     if one.sd == other.sd == 0:
         # The t statistic would be 0/0 or infinite.
-        return None, "the seeds of neither differ, so there is no spread to test against"
+        return None, "neither varies over its seeds, so there is no spread to test against"
     result: Any = ttest_ind_from_stats(
         one.mean, one.sd, len(one.seeds), other.mean, other.sd, len(other.seeds)
     )

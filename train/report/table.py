@@ -12,18 +12,18 @@ from train.evaluate.geometry import GEOMETRY
 from train.report.published import PublishedRow
 from train.report.results import RunResult
 
-# Of these a lower value is the better one; of every other task the higher.
+# For these lower is better; for every other task higher is.
 LOWER_IS_BETTER = frozenset(GEOMETRY)
 
 UNSHOWN = frozenset({"alignment_released", "uniformity_released"})
-"""In every result, beside the papers' definitions, and left out of tables to keep them narrow."""
+"""In every result, beside the papers' definitions, but left out of tables to keep them narrow."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """A score over seeds. `sd` (n − 1 in the denominator) is None for one seed.
 
-    `mean` is None where a seed's score is not defined: never a mean over the others.
+    `mean` is None if a seed's score is not defined: never a mean over the others.
     """
 
     mean: float | None
@@ -71,14 +71,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of the runs' first results; `notes` are doubts about a row."""
+    """Rows in the order of the runs' first results; `notes` are warnings about rows."""
 
     tasks: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = field(default=())
 
     def best(self, task: str) -> float | None:
-        """The best mean among the measured rows, or None where there is nothing to compare."""
+        """The best mean among the measured rows, or None if there is nothing to compare."""
         means = [
             cell.mean
             for row in self.rows
@@ -157,7 +157,7 @@ def _published(row: PublishedRow, tasks: Sequence[str]) -> Row:
 
 
 def _doubts(name: str, members: list[RunResult]) -> list[str]:
-    """A mean over seeds says something only when the seeds differ in nothing else."""
+    """A mean over seeds is meaningful only if nothing but the seed differs."""
     notes = []
     flat = [flatten(result.parameters) for result in members]
     differing = sorted(

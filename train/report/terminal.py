@@ -19,8 +19,8 @@ _GAP = 3  # padding and separator of a column
 def print_grids(console: Console, grids: Sequence[Grid], lines: Sequence[str]) -> None:
     """Print `grids`, then `lines`.
 
-    Where the terminal is too narrow, labels are broken first, then a cell's two parts stand on two
-    lines, then the columns are spread over several tables: no figure is ever cut short.
+    If the terminal is too narrow, labels are broken first, then a cell's two parts are put on two
+    lines, then the columns are spread over several tables: no figure is ever truncated.
     """
     for grid in grids:
         tries = [(None, False), (_NARROW, False), (_NARROW, True)]
@@ -68,7 +68,7 @@ def _print_table(
 
 
 def _blocks(widths: Sequence[int], left: int, room: int) -> list[list[int]]:
-    """The columns of each table: all the text columns, and as many figures as there is room for."""
+    """The columns of each table: all the text columns, and as many figures as fit."""
     texts = list(range(left))
     blocks = [[*texts]]
     for index in range(left, len(widths)):

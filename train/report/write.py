@@ -1,4 +1,4 @@
-"""Write a report: report.html, .md, .txt and .json, charts, and what DVC plots and compares."""
+"""Write a report: report.html, .md, .txt and .json, charts, and data for DVC's plots."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def write_report(
     """Write the report into the folder `out`; equal input gives equal bytes.
 
     Args:
-        results: of every run and seed; rows stand in their order.
+        results: of every run and seed; rows are in their order.
         comparisons: gains to compute, each by the names of its runs.
-        published: rows of papers, shown after the measured ones and marked as published.
+        published: rows from papers, shown after the measured ones and marked as published.
         inputs: files that the results come from.
 
     Returns:
         The files written.
 
     Raises:
-        SightlineError: no result, one seed of a run twice, a comparison of a run without result,
-            or files of somebody else in ``out`` (`sightline.output`).
+        SightlineError: no result, one seed of a run twice, a comparison of a run without a result,
+            or files in ``out`` that are not Sightline's (`sightline.output`).
     """
     table = make_table(results, published)
     gains = compute_gains(table, comparisons)
