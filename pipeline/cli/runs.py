@@ -27,7 +27,7 @@ def accept(
 ) -> None:
     """Keep finished runs after a code edit that changes no numbers.
 
-    Otherwise the next `dvc repro` retrains them. Their results record the acceptance.
+    Otherwise the next `dvc repro` retrains them. Their results record it.
 
     Example: sightline runs accept mcse-clip
     """

@@ -250,4 +250,4 @@ def test_a_row_that_is_no_place_is_one_clear_error(loose, packed, change):
     for command in (packed.extract_images, packed.ground, packed.extract_objects, packed.gallery):
         said = command(code=1)
         assert f"images.parquet: image '{first['image_id']}' (row 4) has offset" in said
-        assert "expected two numbers from 0, or both empty" in said
+        assert "expected two non-negative numbers, or both empty" in said

@@ -136,7 +136,7 @@ def test_a_damaged_commit_point_of_cutouts_is_made_again(data, tmp_path):
     good = commit.read_text()
     for strange in ("", "[]"):
         commit.write_text(strange)
-        with pytest.raises(SightlineError, match="not a record of Sightline's"):
+        with pytest.raises(SightlineError, match="not a Sightline record"):
             cut(data, tmp_path / "out", tmp_path / "cut")
     for bad in (good[:-40], good.replace('"cutouts"', '"cutout"')):
         commit.write_text(bad)
