@@ -220,7 +220,7 @@ def test_a_signal_ends_it_with_one_line_that_says_what_is_kept(data, tmp_path):
     grounder = WordGrounder(stop)
     with pytest.raises(Stopped) as caught:
         run_ground(data, tmp_path / "out", grounder)
-    assert "out: 3 of 7 images are done and kept; run the same command again" in str(caught.value)
+    assert "out: 3 of 7 images are done and kept; rerun the same command" in str(caught.value)
     assert run_ground(data, tmp_path / "out").resumed == SETTINGS.block_images
 
 

@@ -127,7 +127,7 @@ def test_rows_can_be_encoded_again_and_compared(monkeypatch, capsys, world, kind
     words = ["cache", "verify", world / kind, "--recompute", 2, "--inputs", world / inputs]
     words += ["--encoder", world / "clip.json"]
     assert run(monkeypatch, *words) == 0
-    assert "2 rows encoded again: 2 the same bytes" in capsys.readouterr().out
+    assert "2 rows re-encoded: 2 with identical bytes" in capsys.readouterr().out
 
 
 def test_rows_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, world):
@@ -154,7 +154,7 @@ def test_another_encoder_than_the_records_is_refused(monkeypatch, capsys, world)
     words += ["--weights", "random:1"]
     assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
     said = capsys.readouterr().err
-    assert "not the one of its record" in said
+    assert "differs from its record" in said
     assert "encoder.source: random:0 → random:1" in said
 
 
@@ -167,7 +167,7 @@ def test_an_encoder_of_ones_own_is_asked_for(monkeypatch, capsys, world):
     words = ["--recompute", 2, "--inputs", world / "photos"]
     assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
     said = capsys.readouterr().err
-    assert "was made from a model config of one's own; name that file with --encoder" in said
+    assert "was made from a custom model config; pass that file with --encoder" in said
 
 
 def test_inputs_without_recompute_are_a_mistake(monkeypatch, capsys, world):
