@@ -1,7 +1,7 @@
-"""configs/: parameter files that hold what differs, and the whole params.yaml made from one.
+"""configs/: files with parameter differences, and the complete params.yaml made from one.
 
-DVC reads every section of params.yaml that dvc.yaml names, so that file is always whole. A
-configuration says what it `extends` and what it has of its own; null takes a key away.
+DVC reads every section of params.yaml that dvc.yaml references, so that file is always complete.
+A configuration states what it `extends` and its differences; null removes a key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONFIGS = Path("configs")
 GRAPH_FILE = Path("dvc.yaml")
 
 _EXTENDS = "extends"
-_STAGE = "train-"  # what the stages of systems begin with
+_STAGE = "train-"  # prefix of the systems' stages
 
 _SECTIONS = {
     "datasets": "name → kind, where it comes from, and the parameters of its kind",
@@ -34,11 +34,11 @@ _SECTIONS = {
     "systems": "an objective with its encoders is a stage of dvc.yaml; each of its runs is a line",
     "report": "what the report compares",
 }
-"""Sections of params.yaml in their order, with what stands above each."""
+"""Sections of params.yaml in order, with the comment above each."""
 
 
 def configurations(folder: Path = CONFIGS) -> dict[str, str]:
-    """Name → first line of the file, of every configuration that can be chosen.
+    """Name → first line of the file, for every available configuration.
 
     Raises:
         ParamsError: there is no such folder.
@@ -55,15 +55,15 @@ def configurations(folder: Path = CONFIGS) -> dict[str, str]:
 def configuration(
     name: str, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE
 ) -> dict[str, Any]:
-    """The whole parameters of configuration ``name``, checked, as params.yaml holds them.
+    """The complete, validated parameters of configuration ``name``, as in params.yaml.
 
     Args:
-        folder: of the configurations.
-        graph_file: dvc.yaml, whose systems all get an entry.
+        folder: folder of the configurations.
+        graph_file: dvc.yaml; all its systems get an entry.
 
     Raises:
-        ParamsError: there is no such configuration (names the nearest), a file is not YAML, files
-            extend each other in a circle, or the parameters are not valid.
+        ParamsError: no such configuration (suggests the nearest), a file is not YAML, files
+            extend each other in a cycle, or the parameters are invalid.
     """
     known = configurations(folder)
     if name not in known:
@@ -94,7 +94,7 @@ def to_yaml(params: Mapping[str, Any], name: str) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """One line for each key that ``new`` adds, takes away or changes."""
+    """One line for each key that ``new`` adds, removes or changes."""
     lines = []
     for key in dict.fromkeys([*old, *new]):
         where = f"{prefix}{key}"
@@ -110,14 +110,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 def origin(params: Mapping[str, Any], folder: Path = CONFIGS) -> str | None:
-    """The configuration that ``params`` is, unedited; None when it is none of them."""
+    """The configuration that equals ``params``, unedited; None if there is none."""
     return next(
         (name for name in configurations(folder) if configuration(name, folder) == params), None
     )
 
 
 def _layers(name: str, folder: Path, above: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
-    """File → its content, in the order in which they are laid over each other; each once."""
+    """File → its content, in the order in which they are merged; each once."""
     path = folder / f"{name}.yaml"
     if name in above:
         raise ParamsError(f"{path}: extends itself ({' → '.join([*above, name])})")
@@ -135,7 +135,7 @@ def _layers(name: str, folder: Path, above: tuple[str, ...] = ()) -> dict[str, d
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``over``: mappings key by key, null takes a key away."""
+    """``base`` updated with ``over``: mappings key by key, null removes a key."""
     result = dict(base)
     for key, value in over.items():
         if value is None:
@@ -149,7 +149,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _complete_systems(params: dict[str, Any], graph_file: Path) -> None:
-    """Give every system what its train stage names; one without runs needs nothing else."""
+    """Add the keys that each system's train stage references; enough for one without runs."""
     systems = params.setdefault("systems", {})
     if graph_file.is_file():
         for stage in read_yaml(graph_file).get("stages", {}):

@@ -21,7 +21,7 @@ FEATURES = Path("data/features")
 
 
 def dataset_folder(dataset: str) -> Path:
-    """Manifests of a data set, and what a generated one consists of."""
+    """Manifests of a data set, and the files of a generated one."""
     return Path("data/datasets") / dataset
 
 
@@ -41,7 +41,7 @@ def sentences_manifest(dataset: str) -> Path:
 
 
 def image_root(params: Params, dataset: str) -> Path:
-    """The folder that the paths of a data set's image manifest are relative to.
+    """Base folder of the paths in a data set's image manifest.
 
     Raises:
         ParamsError: there is no such data set.
@@ -55,7 +55,7 @@ def image_root(params: Params, dataset: str) -> Path:
 
 
 def joined_source(params: Params, dataset: str) -> JoinedSource:
-    """What a joined data set is made from."""
+    """The inputs of a joined data set."""
     from pipeline.datasets.joined import JoinedSource
 
     pair = params.joined[dataset]
@@ -72,12 +72,12 @@ def grounding_folder(dataset: str) -> Path:
 
 
 def ground_stats_folder(dataset: str) -> Path:
-    """Figures of a data set's grounding, and the points that DVC plots."""
+    """Statistics of a data set's grounding, and the points that DVC plots."""
     return Path("data/ground-stats") / dataset
 
 
 def cutouts_folder(dataset: str) -> Path:
-    """Pictures of its objects; restricted photographs can stay out of a remote here."""
+    """Cut-outs of its objects; a separate folder, to keep restricted photographs off a remote."""
     return Path("data/cutouts") / dataset
 
 
@@ -87,7 +87,7 @@ def features_folder(dataset: str, kind: str, encoder: str) -> Path:
 
 
 def below_features(folder: Path) -> tuple[str, ...]:
-    """Data set, kind and encoder that a folder of features is called by; nothing elsewhere."""
+    """Data set, kind and encoder from the path of a feature folder; None for other paths."""
     try:
         return folder.resolve().relative_to(FEATURES.resolve()).parts
     except ValueError:
@@ -100,12 +100,12 @@ def tokens_folder(student: str) -> Path:
 
 
 def phrase_tokens_folder(dataset: str, student: str) -> Path:
-    """Where the phrases of a data set stand among one student's tokens."""
+    """Token spans of a data set's phrases for one student."""
     return Path("data/phrase-tokens") / dataset / student
 
 
 def code_file(system: str) -> Path:
-    """What trains a system, as source code."""
+    """Digests of the source code that trains a system."""
     return Path("data/code") / f"{system}.json"
 
 
@@ -130,7 +130,7 @@ def result_file(run: str, seed: int) -> Path:
 
 
 def ground_paths(params: Params, dataset: str) -> GroundPaths:
-    """Where the grounding of a data set reads and writes."""
+    """Input and output paths of a data set's grounding."""
     from pipeline.grounding.stage import GroundPaths
 
     return GroundPaths(
@@ -143,7 +143,7 @@ def ground_paths(params: Params, dataset: str) -> GroundPaths:
 
 
 def feature_inputs(params: Params, dataset: str, kind: Kind, encoder: str) -> FeatureInputs:
-    """What the feature set of one encoder over a data set is made of.
+    """The inputs of one encoder's feature set over a data set.
 
     Raises:
         SightlineError: no such data set or encoder, or a manifest is missing.
@@ -165,7 +165,7 @@ def feature_inputs(params: Params, dataset: str, kind: Kind, encoder: str) -> Fe
 
 
 def training_texts(params: Params) -> list[Path]:
-    """The manifests of every text that is trained on."""
+    """The manifests of all training texts."""
     return [captions_manifest(params.graph.pairs), sentences_manifest(params.graph.text)]
 
 
@@ -173,8 +173,8 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     """The specification of training ``run`` with ``seed``, with explicit paths.
 
     Raises:
-        SightlineError: parameters that the objective does not have or allow, pairs are read but
-            graph.pairs has none, or the run reads other features than its system.
+        SightlineError: parameters that the objective does not have or allow, pairs are needed but
+            graph.pairs has none, or the run reads different features than its system.
     """
     from train.objectives import make_objective
     from train.run_spec import PairSource, RunSpec, TextSource
@@ -219,7 +219,7 @@ def _feature_set(need: FeatureNeed) -> str:
 
 
 def _require_features_of_the_system(params: Params, run: str, read: set[str]) -> None:
-    """The features that a stage of dvc.yaml depends on follow from its system's parameters."""
+    """Check that a run reads only the features its dvc.yaml stage depends on, the system's."""
     from train.objectives import make_objective
 
     name = params.run(run).system

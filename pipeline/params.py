@@ -1,4 +1,4 @@
-"""params.yaml: one pydantic model for everything that a run of the graph is told."""
+"""params.yaml: one pydantic model for all parameters of the graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LENGTHS = {"epochs", "max_steps"}
 
 
 class ParamsError(SightlineError):
-    """params.yaml is missing, not YAML, or says something that it cannot say."""
+    """params.yaml is missing, not YAML, or invalid."""
 
 
 class _Strict(BaseModel):
@@ -39,7 +39,7 @@ class Dataset:
 
     Attributes:
         kind: name in the registry of `pipeline.datasets.kinds`.
-        source: its parameters, with the paths that they stand for.
+        source: its parameters, with resolved paths.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Dataset:
 
 
 class Joined(_Strict):
-    """Two data sets of pairs as one; either may be joined itself."""
+    """Two data sets of pairs joined into one; either may itself be joined."""
 
     first: str
     second: str
@@ -57,13 +57,13 @@ class Graph(_Strict):
     """What `dvc repro` runs.
 
     Attributes:
-        pairs: data set whose images and captions the paired batches come from; a data set of
-            sentences has no pairs, so then every batch is text.
-        text: data set whose sentences the text-only batches come from.
+        pairs: data set that provides images and captions for paired batches; a data set of
+            sentences has no pairs, so then all batches are text-only.
+        text: data set that provides sentences for text-only batches.
         image_encoders, text_encoders, teachers: names under `encoders` to run over `pairs`.
         object_encoders: names under `encoders.image` to run over the objects of `pairs`.
         grounded: data sets whose captions are grounded.
-        seeds: one training of every run for each.
+        seeds: every run is trained once per seed.
     """
 
     pairs: str
@@ -77,7 +77,7 @@ class Graph(_Strict):
 
 
 class Encoders(_Strict):
-    """The frozen models, by the names that runs and folders call them."""
+    """The frozen models, by their names in runs and folders."""
 
     image: dict[str, EncoderConfig] = {}
     text: dict[str, EncoderConfig] = {}
@@ -85,10 +85,10 @@ class Encoders(_Strict):
 
 
 class Extract(_Strict):
-    """How the frozen models are run; see `pipeline.extract.encode_missing.ExtractSettings`.
+    """How to run the frozen models; see `pipeline.extract.encode_missing.ExtractSettings`.
 
     Attributes:
-        cutouts: what objects look like to an image encoder.
+        cutouts: preprocessing of objects for image encoders.
     """
 
     device: str = "auto"
@@ -101,7 +101,7 @@ class Extract(_Strict):
 
 
 class Evaluation(_Strict):
-    """What runs are selected and scored on.
+    """Data for model selection and scoring.
 
     Each is a graded similarity file (``score<TAB>sentence1<TAB>sentence2``) or a folder in
     SentEval's layout (``downstream/STS/…``).
@@ -112,13 +112,13 @@ class Evaluation(_Strict):
 
 
 class Run(_Strict):
-    """A run of a system, as `systems` has it: what differs from the system.
+    """A run of a system, as in `systems`: its differences from the system.
 
     Attributes:
-        label: how reports call it; default: its name.
-        parameters: of the objective, over those of the system. They cannot change which features
-            are read: that is another system.
-        train: parameters of `train`, over those of the system.
+        label: its name in reports; default: the run's name.
+        parameters: parameters of the objective, overriding the system's. They cannot change which
+            features are read: that requires a separate system.
+        train: parameters of `train`, overriding the system's.
     """
 
     label: str | None = None
@@ -131,9 +131,10 @@ class System(_Strict):
 
     Attributes:
         objective: name in the registry of `train.objectives`; a system without runs needs none.
-        parameters: the objective's own, the names of its encoders among them; it checks them.
-        train: parameters of `train` that this system has its own values for.
-        runs: name → run. A name is the name of a folder, so no two systems share one.
+        parameters: the objective's parameters, including the names of its encoders; validated by
+            the objective.
+        train: parameters of `train` that this system overrides.
+        runs: name → run. Names are folder names, so they are unique across systems.
     """
 
     objective: str | None = None
@@ -144,13 +145,13 @@ class System(_Strict):
 
 @dataclass(frozen=True)
 class ConfiguredRun:
-    """A run with everything that it has from its system.
+    """A run with everything inherited from its system.
 
     Attributes:
         system: name of its system.
-        label: how reports call it.
+        label: its name in reports.
         objective, parameters: see `System`.
-        train: parameters of `train` that it has its own values for.
+        train: parameters of `train` that it overrides.
     """
 
     system: str
@@ -165,9 +166,9 @@ class Report(_Strict):
 
     Attributes:
         title: its heading.
-        baseline: run that gains are measured from.
+        baseline: run that gains are measured against.
         gain: run whose gain over the baseline `control` should not reach.
-        control: run that has lost its signal on purpose, if there is one.
+        control: run with the signal deliberately removed, if there is one.
     """
 
     title: str
@@ -206,7 +207,7 @@ class Params(_Strict):
     def _names_exist(self) -> Params:
         datasets, graph = [*self.datasets, *self.joined], self.graph
         if both := self.datasets.keys() & self.joined.keys():
-            raise ValueError(f"joined.{min(both)}: is a name under `datasets` too; choose another")
+            raise ValueError(f"joined.{min(both)}: is also a name under `datasets`; choose another")
         for name, pair in self.joined.items():
             for part in (pair.first, pair.second):
                 if part not in datasets or part == name:
@@ -232,7 +233,7 @@ class Params(_Strict):
                 "graph.grounded"
             )
         if graph.grounded and self.grounding is None:
-            raise ValueError("graph.grounded: there is no section `grounding` that says how")
+            raise ValueError("graph.grounded: needs a section `grounding`")
         return self
 
     @model_validator(mode="after")
@@ -250,14 +251,14 @@ class Params(_Strict):
                 if name in owners:
                     raise ValueError(
                         f"systems.{system}.runs.{name}: {owners[name]} has a run of this name, and "
-                        "both would be written to one folder; choose another"
+                        "both would use the same folder; choose another"
                     )
                 owners[name] = system
                 self.train_of(name)
         return self
 
     def dataset(self, name: str) -> Dataset:
-        """Kind and source of a data set; one that is joined is of kind `joined`.
+        """Kind and source of a data set; a joined one is of kind `joined`.
 
         Raises:
             ParamsError: there is no such data set.
@@ -286,7 +287,7 @@ class Params(_Strict):
         """Configuration of an encoder.
 
         Raises:
-            ParamsError: there is no encoder of that name and kind.
+            ParamsError: there is no encoder with that name and kind.
         """
         known: dict[str, EncoderConfig] = getattr(self.encoders, kind)
         if name not in known:
@@ -304,18 +305,18 @@ class Params(_Strict):
         return self.runs[name]
 
     def train_of(self, run: str) -> TrainConfig:
-        """`train` with the values that the run has of its own."""
+        """`train` with the run's overrides."""
         return TrainConfig.model_validate(_override(self.train.model_dump(), self.runs[run].train))
 
 
 def _dataset(name: str, given: Any) -> Dataset:
-    """An entry of `datasets`; its relative paths are taken from `source`."""
+    """An entry of `datasets`; its relative paths are resolved against `source`."""
     if not isinstance(given, dict):
         raise ValueError(f"{name}: found {type(given).__name__}, expected a mapping")
     rest = dict(given)
     kind, source = rest.pop("kind", None), rest.pop("source", None)
     if kind is None:
-        raise ValueError(f"{name}.kind: is missing; there are {', '.join(KINDS)}")
+        raise ValueError(f"{name}.kind: is missing; choose one of {', '.join(KINDS)}")
     if kind not in KINDS:
         raise ValueError(f"{name}.kind: {unknown(str(kind), KINDS, KINDS.what)}")
     if not isinstance(source, str) or not source:
@@ -330,7 +331,7 @@ def _dataset(name: str, given: Any) -> Dataset:
 
 
 def _override(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of training with ``own`` values over ``common`` ones; one length replaces all."""
+    """Training parameters, ``own`` overriding ``common``; a run length replaces all others."""
     if own.keys() & _LENGTHS:
         common = {name: value for name, value in common.items() if name not in _LENGTHS}
     return {**common, **own}
@@ -340,21 +341,21 @@ def load_params(path: Path | str = FILE_NAME) -> Params:
     """Read and check ``path``.
 
     Raises:
-        ParamsError: no such file, not YAML, an unknown key (names the nearest), or a value that
-            is not allowed (names the key, what was found and what is).
+        ParamsError: no such file, not YAML, an unknown key (suggests the nearest), or an invalid
+            value (gives the key, the value and what is allowed).
     """
     path = Path(path)
     if not path.is_file():
         raise ParamsError(
             f"{path}: no such file; stages read it from the root of a Sightline repository. "
-            "Change to that folder, or use the commands that take explicit paths "
+            "Change to that folder, or use the commands with explicit paths "
             "(`sightline --help`)."
         )
     return validate_params(read_yaml(path), str(path))
 
 
 def validate_params(given: dict[str, Any], where: str) -> Params:
-    """Check the content of a parameter file; ``where`` is what errors call it.
+    """Check the content of a parameter file; ``where`` is its name in errors.
 
     Raises:
         ParamsError: as `load_params`.
@@ -371,7 +372,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in ``path``.
 
     Raises:
-        ParamsError: it is not YAML, or no mapping.
+        ParamsError: it is not YAML, or not a mapping.
     """
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))

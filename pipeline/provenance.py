@@ -1,4 +1,4 @@
-"""Where a set comes from, worded for a paper's appendix."""
+"""The provenance of a set, as text for a paper's appendix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sightline.errors import SightlineError
 
 
 def licence_note(folder: Path) -> str:
-    """What is known of the rights in the data behind a set in the graph's folders."""
+    """The licence of the data behind a set in the graph's folders, as far as known."""
     try:
         dataset = graph.below_features(folder)[0]
         record = graph.dataset_folder(dataset) / "dataset.json"
@@ -23,7 +23,7 @@ def licence_note(folder: Path) -> str:
 
 
 def paragraph(folder: Path, record: SetRecord, licence: str) -> str:
-    """What made a set, its rows, size and licence: lines to paste."""
+    """How a set was made, its rows, size and licence: lines to paste."""
     lines = {"Set": f"{folder.as_posix()} ({record.spec.kind})"}
     if isinstance(record, FeatureSetRecord):
         lines |= _of_features(record)

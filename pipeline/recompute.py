@@ -1,4 +1,4 @@
-"""Encode a few rows of a feature set again and compare: is it what its maker claims?"""
+"""Re-encode a few rows of a feature set and compare them, to verify its claims."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from pipeline.extract.cutouts import CutoutRules
 
 SAME = 0.9999
-"""Cosine that rows of two devices or batch shapes reach; below it they are other rows."""
+"""Minimum cosine between rows of different devices or batch shapes; below it, rows differ."""
 
 
 @dataclass(frozen=True)
 class NamedInputs:
-    """What the rows of a set came from, as far as a user says it.
+    """The inputs of a set's rows, as given by the user.
 
     Attributes:
-        inputs: a folder or manifest of images, or a file of texts; not all keys need be there.
-            Of objects the images manifest. None: the inputs and the encoder of params.yaml.
-        root: folder that a manifest's paths are relative to.
-        phrases: of objects the phrases manifest, or the records of a grounding.
-        encoder, weights: in place of those that the record names.
+        inputs: a folder or manifest of images, or a file of texts; it may lack some keys.
+            For objects, the images manifest. None: inputs and encoder from params.yaml.
+        root: base folder of a manifest's paths.
+        phrases: for objects, the phrases manifest or the records of a grounding.
+        encoder, weights: override those in the record.
         params: the parameter file.
     """
 
@@ -51,12 +51,12 @@ class NamedInputs:
 
 @dataclass
 class Recomputed:
-    """What came of it.
+    """The result.
 
     Attributes:
-        rows: rows that were encoded again.
-        equal: those whose bytes came out the same.
-        smallest_cosine: of the row that came out most different.
+        rows: number of re-encoded rows.
+        equal: number of rows with identical bytes.
+        smallest_cosine: cosine of the row that differs most.
         faults: one line for each row below `SAME`.
     """
 
@@ -67,16 +67,17 @@ class Recomputed:
 
     def __str__(self) -> str:
         return (
-            f"{self.rows} rows encoded again: {self.equal} the same bytes, "
+            f"{self.rows} rows re-encoded: {self.equal} with identical bytes, "
             f"smallest cosine {self.smallest_cosine:.6f}"
         )
 
 
 def recompute(folder: Path, count: int, seed: int, named: NamedInputs, device: str) -> Recomputed:
-    """Encode ``count`` random rows of the set in ``folder`` again.
+    """Re-encode ``count`` random rows of the set in ``folder``.
 
     Raises:
-        SightlineError: the encoder cannot be built, is not the record's, or no input is there.
+        SightlineError: the encoder cannot be built or does not match the record, or no input is
+            available.
     """
     features = FeatureSet.open(folder)
     made_of = _inputs(folder, features, named)
@@ -90,7 +91,7 @@ def recompute(folder: Path, count: int, seed: int, named: NamedInputs, device: s
         old, new = features.take(rows), again.take(rows)
     cosine = cosines(old, new)
     faults = [
-        f"{folder}: row {features.find([rows[i]])[0]} ({_name(by_key[rows[i]])}) comes out with "
+        f"{folder}: row {features.find([rows[i]])[0]} ({_name(by_key[rows[i]])}) has "
         f"cosine {cosine[i]:.6f}, expected at least {SAME}"
         for i in np.flatnonzero(~(cosine >= SAME))
     ]
@@ -101,17 +102,17 @@ def recompute(folder: Path, count: int, seed: int, named: NamedInputs, device: s
 def _drawn(
     folder: Path, features: FeatureSet, by_key: dict[bytes, Any], count: int, seed: int
 ) -> list[bytes]:
-    """Random keys that the set holds and whose input is at hand."""
+    """Random keys of the set whose input is available."""
     here = as_keys(sorted(by_key))
     known = here[KeyTable(features.keys).find(here) >= 0]
     if not len(known):
-        raise CacheError(f"{folder}: none of its {len(features):,} rows is among these inputs")
+        raise CacheError(f"{folder}: none of its {len(features):,} rows matches these inputs")
     picked = np.random.default_rng(seed).choice(len(known), min(count, len(known)), replace=False)
     return [known[i].tobytes() for i in sorted(picked)]
 
 
 def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Path) -> FeatureSet:
-    """The same inputs through the encoder, in the batch shape and threads of the record."""
+    """Encode the same inputs with the batch shape and threads of the record."""
     from sightline.devices import pick_device
 
     spec, where = features.record.spec, pick_device(device)
@@ -128,13 +129,13 @@ def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Pa
     try:
         drawn.encode(out, settings, where)
     except SightlineError:
-        if not (out / FILE_NAME).exists():  # else it is about rows in error, which are told below
+        if not (out / FILE_NAME).exists():  # else it is about failed rows, reported below
             raise
     return FeatureSet.open(out)
 
 
 def _recorded(features: FeatureSet, name: str) -> int | None:
-    """A number that the first shard whose rows were all computed with the same one has."""
+    """A setting from the first shard whose rows were all computed with a single value of it."""
     found = (shard.computed.get(name) for shard in features.record.shards)
     return next((number for number in found if isinstance(number, int)), None)
 
@@ -143,9 +144,9 @@ def _require_the_same_encoder(folder: Path, features: FeatureSet, again: Feature
     if again.fingerprint != features.fingerprint:
         lines = again.record.spec.differences(features.record.spec)
         raise SightlineError(
-            f"{folder}: the encoder here is not the one of its record:\n  "
+            f"{folder}: the encoder differs from its record:\n  "
             + "\n  ".join(lines)
-            + "\n  name the right one with --encoder and --weights"
+            + "\n  give the right one with --encoder and --weights"
         )
 
 
@@ -153,7 +154,7 @@ def _require_every_row(folder: Path, again: FeatureSet, by_key: dict[bytes, Any]
     if again.failed:
         key, code = min(again.failed.items())
         raise CacheError(
-            f"{folder}: {len(again.failed)} of the rows that were drawn cannot be encoded again: "
+            f"{folder}: {len(again.failed)} of the sampled rows cannot be re-encoded: "
             f"{_name(by_key[key])} is {code}; give the inputs that the set was made from with "
             f"{_options(again.record.spec.kind)}"
         )
@@ -164,7 +165,7 @@ def _name(entry: Any) -> str:
 
 
 def _inputs(folder: Path, features: FeatureSet, named: NamedInputs) -> FeatureInputs:
-    """Encoder and inputs of the set in ``folder``, from params.yaml or as the user names them."""
+    """Encoder and inputs of the set in ``folder``, from params.yaml or the user's options."""
     kind = features.record.spec.kind
     if named.inputs is None and named.phrases is None:
         return _inputs_of_graph(folder, kind, named.params)
@@ -173,7 +174,7 @@ def _inputs(folder: Path, features: FeatureSet, named: NamedInputs) -> FeatureIn
 
 
 def _options(kind: Kind) -> str:
-    """The options that name the inputs of a kind of set."""
+    """The options for the inputs of a kind of set."""
     return (
         "--phrases, --inputs (the images manifest) and --root" if kind == "object" else "--inputs"
     )
@@ -186,13 +187,13 @@ def _inputs_of_graph(folder: Path, kind: Kind, params_file: Path) -> FeatureInpu
         case (dataset, _, name):
             return graph.feature_inputs(load_params(params_file), dataset, kind, name)
     raise CacheError(
-        f"{folder}: not in {graph.FEATURES}/<dataset>/<kind>/<encoder>, so its inputs are not "
-        f"known; name them with {_options(kind)}"
+        f"{folder}: not in {graph.FEATURES}/<dataset>/<kind>/<encoder>, so its inputs are "
+        f"unknown; give them with {_options(kind)}"
     )
 
 
 def _named_entries(folder: Path, kind: Kind, named: NamedInputs) -> Sequence[Any]:
-    """The images, objects or texts that the user names."""
+    """The images, objects or texts given by the user."""
     from pipeline.extract.inputs import image_entries_of, objects_of_phrases, texts_in
 
     phrases, inputs, root = named.phrases, named.inputs, named.root
@@ -201,12 +202,12 @@ def _named_entries(folder: Path, kind: Kind, named: NamedInputs) -> Sequence[Any
             raise CacheError(f"{folder}: its rows are objects; give all of {_options(kind)}")
         return objects_of_phrases(phrases, inputs, root)
     if phrases is not None or inputs is None:
-        raise CacheError(f"{folder}: its rows are of kind {kind}; give --inputs and no --phrases")
+        raise CacheError(f"{folder}: its rows are of kind {kind}; give --inputs without --phrases")
     return image_entries_of(inputs, root) if kind == "image" else texts_in(inputs)
 
 
 def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -> EncoderConfig:
-    """The encoder that the record names, as far as it can."""
+    """The encoder named in the record, as far as possible."""
     from pipeline.encoders.named_encoder import named_encoder
 
     spec = features.record.spec
@@ -214,13 +215,13 @@ def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -
     if source.startswith("file:") and named.weights is None:
         raise CacheError(
             f"{folder}: its weights come from a file, {source[5:]}; "
-            "name it with --weights file:PATH"
+            "pass it with --weights file:PATH"
         )
     kind = spec.kind if spec.kind != "object" else "image"
     if kind != "teacher" and "@" in spec.encoder.name and named.encoder is None:
         raise CacheError(
-            f"{folder}: its encoder, {spec.encoder.name}, was made from a model config of one's "
-            "own; name that file with --encoder"
+            f"{folder}: its encoder, {spec.encoder.name}, was made from a custom model config; "
+            "pass that file with --encoder"
         )
     pooling = spec.preprocessing.get("pooling") if kind == "teacher" else None
     name = named.encoder or spec.encoder.name.replace("/", ":", 1)  # FAMILY:MODEL
@@ -228,7 +229,7 @@ def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -
 
 
 def _rules_of_record(folder: Path, features: FeatureSet) -> CutoutRules | None:
-    """What the record says that objects look like to the encoder."""
+    """The preprocessing of objects, from the record."""
     from pydantic import ValidationError
 
     from pipeline.extract.cutouts import CutoutRules
@@ -241,6 +242,6 @@ def _rules_of_record(folder: Path, features: FeatureSet) -> CutoutRules | None:
         return CutoutRules.model_validate(said)
     except ValidationError as error:
         raise CacheError(
-            f"{folder}: its preprocessing says {str(said)[:200]}, which are no rules of cut-outs; "
+            f"{folder}: its preprocessing is {str(said)[:200]}, which are not valid cut-out rules; "
             "it was not made by this version of Sightline"
         ) from error

@@ -1,4 +1,4 @@
-"""One function per stage of dvc.yaml: parameters in, files of the graph's layout out."""
+"""One function per stage of dvc.yaml: parameters in, files in the graph's layout out."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from pipeline.grounding.stats import GroundStats
 
 ONCE = Invocation()
-"""A stage by itself, which leaves rows in error in peace."""
+"""A stage run as the only worker, without retrying failed rows."""
 
 
 def prepare(params: Params, dataset: str) -> str:
-    """Manifests of one data set; returns a one-line summary."""
+    """Write the manifests of one data set; returns a one-line summary."""
     from pipeline.datasets.kinds import prepare as prepare_source
 
     found = (
@@ -41,19 +41,19 @@ def prepare(params: Params, dataset: str) -> str:
 def features(
     params: Params, dataset: str, kind: Kind, encoder: str, invocation: Invocation = ONCE
 ) -> SetSummary:
-    """Features of the images, objects or captions of ``dataset``, by one encoder."""
+    """Encode the images, objects or captions of ``dataset`` with one encoder."""
     inputs = graph.feature_inputs(params, dataset, kind, encoder)
     settings, device = settings_of(params, invocation, [inputs.root] if inputs.root else [])
     return inputs.encode(graph.features_folder(dataset, kind, encoder), settings, device)
 
 
 def ground(params: Params, dataset: str, invocation: Invocation = ONCE) -> SetSummary:
-    """Which words of the captions of ``dataset`` name which pixels, and the objects cut out."""
+    """Ground the captions of ``dataset`` and cut the objects out."""
     from pipeline.grounding.stage import ground_dataset
 
     paths, given = graph.ground_paths(params, dataset), params.extract
     if params.grounding is None:
-        raise ParamsError("params.yaml: has no section `grounding`; docs/grounding.md shows one")
+        raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
     return ground_dataset(
         paths,
         params.grounding,
@@ -66,7 +66,7 @@ def ground(params: Params, dataset: str, invocation: Invocation = ONCE) -> SetSu
 
 
 def ground_stats(dataset: str) -> GroundStats:
-    """Figures of one data set's grounding, as JSON and as points for DVC's plots."""
+    """Statistics of one data set's grounding, as JSON and as points for DVC plots."""
     from pipeline.grounding.stats import ground_stats, write_stats
 
     captions, phrases = graph.captions_manifest(dataset), graph.grounding_folder(dataset)
@@ -76,7 +76,7 @@ def ground_stats(dataset: str) -> GroundStats:
 
 
 def tokens(params: Params) -> str:
-    """Every training text in the student's tokens; returns a one-line summary."""
+    """Tokenise every training text for the student; returns a one-line summary."""
     from pipeline.extract.inputs import texts_in
     from pipeline.tokenize_texts import tokenize
 
@@ -88,7 +88,7 @@ def tokens(params: Params) -> str:
 
 
 def phrase_tokens(params: Params, dataset: str) -> str:
-    """Where phrases stand among the student's tokens; returns a one-line summary."""
+    """Find the student's tokens of the phrases; returns a one-line summary."""
     from pipeline.tokenize_phrases import summary, tokenize_phrases
 
     student = params.student
@@ -104,7 +104,7 @@ def phrase_tokens(params: Params, dataset: str) -> str:
 
 
 def code(params: Params) -> Iterator[str]:
-    """What trains each system, as digests of source files; yields a line for each."""
+    """Write digests of the source files that train each system; yields a line for each."""
     from train.code_digest import CODE_SCHEMA, code_of
     from train.objective_registry import modules_of
 
@@ -121,10 +121,10 @@ def code(params: Params) -> Iterator[str]:
 
 
 def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
-    """Keep finished runs after an edit that moves no number; yields a line for each.
+    """Keep finished runs after an edit that changes no numbers; yields a line for each.
 
     Args:
-        names: of the runs; all of params.yaml without any.
+        names: names of the runs; empty: all runs in params.yaml.
 
     Raises:
         SightlineError: there is no such run.
@@ -148,7 +148,7 @@ def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
 
 
 def train(params: Params, run: str, seed: int) -> str:
-    """One training run; returns a one-line summary."""
+    """Train one run; returns a one-line summary."""
     from train.train_run import train_run
 
     return str(train_run(graph.run_spec(params, run, seed)))
@@ -198,7 +198,7 @@ def settings_of(
     """Settings of an extraction that reads ``inputs``, and the device it runs on.
 
     Raises:
-        SightlineError: the device is not there.
+        SightlineError: the device is not available.
     """
     from sightline.devices import pick_device
 

@@ -1,4 +1,4 @@
-"""Turn the character spans of phrases into token spans, once, for one student."""
+"""Turn the character spans of phrases into token spans, once per student."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def tokenize_phrases(
 ) -> PhraseTokenHeader:
     """Write the phrase tokens of ``phrases`` for ``student`` to ``out``.
 
-    A phrase any of whose tokens the student does not see, because its caption is truncated, is
-    dropped (reason ``truncated``), and so is one that no token stands for (``no_token``).
+    Drops phrases with tokens beyond the truncation of their caption (reason ``truncated``), and
+    phrases without any token (``no_token``).
 
     Args:
         phrases: a phrases manifest, or the records of a grounding.
-        captions: the captions manifest with the texts that they stand in.
-        student: folder of a Hugging Face encoder or its name on the hub.
-        max_length: tokens of a caption at most, as in its token set.
+        captions: the captions manifest with their texts.
+        student: folder of a Hugging Face encoder or its hub name.
+        max_length: maximum tokens of a caption, as in its token set.
 
     Raises:
-        SightlineError: a manifest is missing, a phrase is of a caption that is not there or lies
-            outside its text, the tokenizer cannot be loaded or has no character offsets, or
-            ``out`` is no place to write to (`sightline.output`).
+        SightlineError: a manifest is missing, a phrase belongs to a missing caption or is outside
+            its text, the tokenizer cannot be loaded or has no character offsets, or ``out`` cannot
+            be written to (`sightline.output`).
     """
     inputs = [phrases, captions, Path(student)]
     refuse_other_kinds(out, "phrase-tokens")
@@ -56,7 +56,7 @@ def tokenize_phrases(
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
     if not tokenizer.is_fast:
-        raise SightlineError(f"{student}: its tokenizer knows no character offsets; use a fast one")
+        raise SightlineError(f"{student}: its tokenizer has no character offsets; use a fast one")
     digest = tokenizer_sha256(tokenizer)
     table = read_phrases(phrases)
     texts = _texts_of(table.column("caption_key").to_pylist(), captions, phrases)
@@ -65,8 +65,8 @@ def tokenize_phrases(
     for row, (text, (start, end)) in enumerate(zip(texts, spans, strict=True)):
         if not 0 <= start < end <= len(text):
             raise SightlineError(
-                f"{phrases}: row {row}: characters {start} to {end} lie outside the caption "
-                f"{text[:60]!r}, which has {len(text)}; make the phrases of these captions again"
+                f"{phrases}: row {row}: characters {start} to {end} are outside the caption "
+                f"{text[:60]!r}, which has {len(text)}; recreate the phrases of these captions"
             )
         rows_of.setdefault(text, []).append(row)
     found = np.full((len(texts), 2), -1, dtype=np.int32)
@@ -111,7 +111,7 @@ def token_span(
     """The tokens that hold any of the characters ``start`` … ``end`` − 1, as [first, last + 1).
 
     Args:
-        offsets: characters of each token, as a fast tokenizer's offset mapping has them.
+        offsets: characters of each token, from a fast tokenizer's offset mapping.
         special: 1 for tokens that the tokenizer added, such as [CLS].
 
     Returns:
@@ -126,9 +126,9 @@ def token_span(
 
 
 def _tokens_seen(special: list[int], max_length: int) -> int:
-    """How many tokens of a caption stay in place when it is cut to ``max_length``.
+    """How many tokens of a caption stay in place when it is truncated to ``max_length``.
 
-    Cutting keeps the added tokens at the end, so of the others fewer remain.
+    Truncation keeps the added tokens at the end, so fewer of the others remain.
     """
     if len(special) <= max_length:
         return len(special)
@@ -143,15 +143,15 @@ def _texts_of(keys: list[bytes], captions: Path, phrases: Path) -> list[str]:
     absent = [key for key in keys if key not in text_of]
     if absent:
         raise SightlineError(
-            f"{phrases}: {len(absent):,} of {len(keys):,} phrases are of captions that "
-            f"{captions} does not have, such as {absent[0].hex()[:16]}; make the phrases of these "
-            "captions again"
+            f"{phrases}: {len(absent):,} of {len(keys):,} phrases belong to captions that "
+            f"{captions} does not have, such as {absent[0].hex()[:16]}; recreate the phrases of "
+            "these captions"
         )
     return [text_of[key] for key in keys]
 
 
 def summary(header: PhraseTokenHeader) -> str:
-    """One line: how many phrases there are, and how many were dropped and why."""
+    """One line: the number of phrases, and how many were dropped and why."""
     kept = header.phrases - sum(header.dropped.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in header.dropped.items())
     return f"{kept:,} of {header.phrases:,} phrases" + (f" · dropped: {reasons}" if reasons else "")

@@ -1,4 +1,4 @@
-"""Tokenise training texts once, for one student."""
+"""Tokenise training texts, once per student."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def tokenize(
     """Write the token set of ``texts`` for ``student`` to ``out``; repeated texts count once.
 
     Args:
-        student: folder of a Hugging Face encoder or its name on the hub.
-        max_length: tokens of a row at most, special tokens included; longer texts are cut.
-        inputs: files that the texts come from.
+        student: folder of a Hugging Face encoder or its hub name.
+        max_length: maximum tokens per row, special tokens included; longer texts are truncated.
+        inputs: source files of the texts.
 
     Returns:
         The number of distinct texts.
 
     Raises:
-        SightlineError: the tokenizer cannot be loaded, has no padding token, or ``out`` is no
-            place to write to (`sightline.output`).
+        SightlineError: the tokenizer cannot be loaded, has no padding token, or ``out`` cannot be
+            written to (`sightline.output`).
     """
     refuse_other_kinds(out, "tokens")
     set_output(out, [*inputs, Path(student)]).check_place()
@@ -61,7 +61,7 @@ def tokenize(
 
 
 def weights_identity(student: str) -> str:
-    """What the student starts from: SHA-256 of its folder's files, or a hub commit."""
+    """The student's initial weights: SHA-256 of its folder's files, or a hub commit."""
     from sightline.encoder_folder import files_of
 
     folder = Path(student)

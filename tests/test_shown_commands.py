@@ -81,7 +81,7 @@ MISTAKES = [
     ("prepare pairs --images nowhere --captions captions.csv --out x", "no such image folder"),
     ("prepare pairs --images photos --captions nothing.csv --out x", "no such file"),
     ("prepare pairs --images photos --captions captions.csv --split train --out x", "NAME=VALUE"),
-    ("prepare flickr30k --images photos --out x", "one of the two"),
+    ("prepare flickr30k --images photos --out x", "but not both"),
     ("prepare coco --images photos --captions tain=c.json --out x", "unknown split 'tain'"),
     ("prepare sentences --path captions --out x", "no such file"),
     (

@@ -1,7 +1,7 @@
-"""The contract: every schema on disk, its reader and its writer.
+"""The contract: every on-disk schema, with its reader and writer.
 
-Both sides use it, the pipeline that fills a cache and the trainer that learns from one. It imports
-the floor (`sightline`) and nothing else of the project.
+Both the pipeline, which fills a cache, and the trainer, which reads one, use it. Within the
+project it imports only the base layer (`sightline`).
 """
 
 from pipeline.cache.errors import CacheError, MissingKeys

@@ -1,7 +1,7 @@
-"""A set as one tar file, for those without DVC: export, and an import that trusts nothing.
+"""A set as one tar file, for use without DVC: export, and an import that trusts nothing.
 
-The tar is plain POSIX (ustar): `set.json` first, then the index and the shards, and last
-`SHA256SUMS` for `sha256sum --check`. The same set gives the same bytes.
+The tar is plain POSIX (ustar): first `set.json`, then the index and the shards, and finally
+`SHA256SUMS` for `sha256sum --check`. Equal sets give equal bytes.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from sightline.files import fsync_file
 from sightline.output_file import replacing_file
 
 SUMS = "SHA256SUMS"
-_FIRST_NAME = FILE_NAME.encode() + b"\0"  # what every such tar begins with
+_FIRST_NAME = FILE_NAME.encode() + b"\0"  # every such tar starts with this
 _COPY_BYTES = 8 << 20
-_MOST_PER_FILE = 8 << 30  # what eleven octal digits can say
+_MOST_PER_FILE = 8 << 30  # the limit of eleven octal digits
 
 
 def export_set(folder: Path, archive: Path) -> int:
     """Write the set in ``folder`` to the tar ``archive``; returns its size in bytes.
 
-    Every file is hashed first, so that no damaged set is passed on.
+    Hashes every file first, so that no damaged set is exported.
 
     Raises:
-        CacheError: no set there, or a file that is not as its record says.
-        SightlineError: ``archive`` is a folder, or a file that no export has written.
+        CacheError: no set there, or a file that does not match its record.
+        SightlineError: ``archive`` is a folder, or a file not written by an export.
     """
     record = _opened(folder)
     if folder.resolve() in archive.resolve().parents:
-        raise CacheError(f"{archive}: lies in the set itself; write it somewhere else")
+        raise CacheError(f"{archive}: is inside the set; write it somewhere else")
     with (
         replacing_file(archive, _FIRST_NAME) as part,
         tarfile.open(part, "x", format=tarfile.USTAR_FORMAT) as tar,
@@ -67,20 +67,20 @@ def export_set(folder: Path, archive: Path) -> int:
 def import_set(archive: Path, folder: Path) -> SetRecord:
     """Unpack the tar ``archive`` of `export_set` into the new set ``folder``.
 
-    Nothing is written but the plain files that the archive's own `set.json` names, each
-    with the size and BLAKE3 that it says; that file comes last, when all others are there.
+    Writes only the plain files that the archive's `set.json` lists, each with the listed size
+    and BLAKE3; `set.json` is written last, once all others are complete.
 
     Raises:
         BusyError: a run is writing there.
-        CacheError: something is in the way, or the archive holds anything else.
+        CacheError: ``folder`` is occupied, or the archive contains anything else.
     """
     if not archive.is_file():
         found = "is a folder" if archive.is_dir() else "no such file"
-        raise CacheError(f"{archive}: {found}; expected a tar that `sightline cache export` made")
+        raise CacheError(f"{archive}: {found}; expected a tar from `sightline cache export`")
     if archive.stat().st_size % tarfile.RECORDSIZE:
-        raise CacheError(f"{archive}: cut short, or no tar; nothing was imported")
+        raise CacheError(f"{archive}: truncated, or not a tar; nothing was imported")
     if (folder / FILE_NAME).exists():
-        raise CacheError(f"{folder}: there is a set already; import elsewhere, or move it away")
+        raise CacheError(f"{folder}: already holds a set; import elsewhere, or move it away")
     with set_output(folder, [archive]) as output, output.scratch() as part:
         try:
             with tarfile.open(
@@ -89,7 +89,7 @@ def import_set(archive: Path, folder: Path) -> SetRecord:
                 record = _unpack(archive, tar, part)
         except (tarfile.TarError, UnicodeError) as error:
             raise CacheError(
-                f"{archive}: cut short, or not made by `sightline cache export` ({error}); "
+                f"{archive}: truncated, or not made by `sightline cache export` ({error}); "
                 "nothing was imported"
             ) from error
         _opened(part)
@@ -101,10 +101,10 @@ def import_set(archive: Path, folder: Path) -> SetRecord:
 
 
 def _unpack(archive: Path, tar: tarfile.TarFile, part: Path) -> SetRecord:
-    """Write the files of ``archive`` to the folder ``part``; the record that names them all."""
+    """Write the files of ``archive`` to the folder ``part``; returns the record listing them."""
     first = tar.next()
     if first is None or first.name != FILE_NAME or first.size > MAX_BYTES:
-        raise CacheError(f"{archive}: does not begin with {FILE_NAME}; not an export")
+        raise CacheError(f"{archive}: does not start with {FILE_NAME}; not an export")
     _save(tar, first, part)
     record = read_record(part)
     expected = {file.name: file for file in record.files}
@@ -112,8 +112,8 @@ def _unpack(archive: Path, tar: tarfile.TarFile, part: Path) -> SetRecord:
         file = expected.pop(member.name, None)
         if file is None or member.size != file.bytes:
             raise CacheError(
-                f"{archive}: holds {member.name[:80]!r} of {member.size} bytes, which its "
-                f"{FILE_NAME} does not name; nothing was imported"
+                f"{archive}: contains {member.name[:80]!r} of {member.size} bytes, which its "
+                f"{FILE_NAME} does not list; nothing was imported"
             )
         _save(tar, member, part)
         if file_fault(part, file):
@@ -121,17 +121,17 @@ def _unpack(archive: Path, tar: tarfile.TarFile, part: Path) -> SetRecord:
     last = None if expected else tar.next()
     if last is None or last.name != SUMS:
         raise CacheError(
-            f"{archive}: cut short: {len(expected) + 1} files are missing, such as "
+            f"{archive}: truncated: {len(expected) + 1} files are missing, such as "
             f"{min(expected, default=SUMS)}; nothing was imported"
         )
     sums = _sums(part, record)
     if last.size != len(sums) or _content(tar, last).read() != sums:
-        raise CacheError(f"{archive}: damaged: {SUMS} and the files disagree")
+        raise CacheError(f"{archive}: damaged: {SUMS} does not match the files")
     return record
 
 
 def _opened(folder: Path) -> SetRecord:
-    """The record of a set whose files a reader accepts."""
+    """The record of a set, after checking that a reader accepts its files."""
     record = read_record(folder)
     if isinstance(record, FeatureSetRecord):
         return FeatureSet.open(folder).record
@@ -143,9 +143,9 @@ def _opened(folder: Path) -> SetRecord:
 
 
 class _PlainFile(tarfile.TarInfo):
-    """A member that is a plain file; any other is refused by the type that its header names.
+    """A member that is a plain file; others are rejected by the type in their header.
 
-    So no link, no device and no extended header (whose length the archive itself declares) is met.
+    This excludes links, devices and extended headers (whose length the archive itself declares).
     """
 
     @classmethod
@@ -157,7 +157,7 @@ class _PlainFile(tarfile.TarInfo):
 
 
 def _sums(folder: Path, record: SetRecord) -> bytes:
-    """What `sha256sum` says of the files of a set."""
+    """The output of `sha256sum` for the files of a set."""
     sums = {FILE_NAME: hashlib.sha256(to_bytes(record)).hexdigest()}
     sums |= {file.name: key_of_file(folder / file.name).hex() for file in record.files}
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sums.items()).encode()

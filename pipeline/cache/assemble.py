@@ -1,4 +1,4 @@
-"""Putting shards together: sorted keys are cut into shards, rows come from wherever they lie."""
+"""Assemble shards: split sorted keys into shards and collect rows from any source."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.cache.shard import write_shard
 from sightline.output import Output
 
 Computed = dict[str, Any]
-"""Device, library versions and batch size that rows were computed with."""
+"""Device, library versions and batch size used to compute rows."""
 
 
 class RowSource(Protocol):
-    """Where rows can be had from: a published set, finished blocks, rows that left an index."""
+    """A source of rows: a published set, finished blocks, rows dropped from an index."""
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
         """Row of each key, or -1: int64 [n]."""
@@ -34,13 +34,13 @@ class RowSource(Protocol):
         ...
 
     def computed(self, rows: NDArray[np.int64]) -> list[Computed]:
-        """The different ways in which these rows were computed."""
+        """The distinct ways in which these rows were computed."""
         ...
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Live rows and where they lie.
+    """Live rows and their positions.
 
     Attributes:
         keys: uint8 [n, 32], distinct, in any order.
@@ -60,7 +60,7 @@ class Placed:
         return cls(np.empty((0, KEY_BYTES), dtype=np.uint8), none, none, ())
 
     def only(self, mask: NDArray[np.bool_]) -> Placed:
-        """The rows under ``mask`` (bool [n]), and the shards that hold any of them."""
+        """The rows selected by ``mask`` (bool [n]), and the shards that hold any of them."""
         shards = self.shards[mask]
         used = np.flatnonzero(np.bincount(shards, minlength=len(self.records)))
         return Placed(
@@ -83,13 +83,13 @@ def write_shards(
     sources: Sequence[RowSource],
     reuse: Callable[[Keys], ShardRecord | None] = lambda _: None,
 ) -> Placed:
-    """Cut ``keys`` into shards and write the rows that any source has; of two the first counts.
+    """Split ``keys`` into shards and write the rows that any source has; the first source wins.
 
     Args:
-        keys: uint8 [n, 32], sorted; keys that no source has (rows in error) leave a gap, so that
-            the cut does not depend on what failed.
-        shard_rows: keys of a shard, rows in error included.
-        reuse: a shard that holds exactly these keys already, or None.
+        keys: uint8 [n, 32], sorted; keys that no source has (failed rows) leave a gap, so that
+            the split does not depend on failures.
+        shard_rows: keys per shard, including failed rows.
+        reuse: an existing shard that holds exactly these keys, or None.
     """
     records: list[ShardRecord] = []
     parts, shards, rows = [], [], []
@@ -118,7 +118,7 @@ def write_shards(
 def _gather(
     found: Sequence[NDArray[np.int64]], sources: Sequence[RowSource], spec: FeatureSpec
 ) -> tuple[NDArray, Computed]:
-    """Rows from the first source that has each, and how they were computed."""
+    """Each row from the first source that has it, and how the rows were computed."""
     features = np.empty((len(found[0]), spec.dim), np.dtype(spec.dtype).newbyteorder("<"))
     left = np.ones(len(features), dtype=bool)
     computed: list[Computed] = []
@@ -141,7 +141,7 @@ def publish(
     """Write the index over ``placed`` rows and replace the commit point.
 
     Args:
-        placed: rows and their shards; no key twice.
+        placed: rows and their shards; keys are distinct.
         failed: key → error code of rows that could not be computed.
         provenance: whether the rows were computed here or imported.
     """
@@ -153,7 +153,7 @@ def publish(
     order = sort_order(keys)
     keys = keys[order]
     if not increasing(keys):
-        raise CacheError(f"{folder}: a key would be published twice; run `sightline cache repair`")
+        raise CacheError(f"{folder}: a key appears twice; run `sightline cache repair`")
     shards = np.concatenate(
         [
             np.array([number[record.name] for record in part.records], dtype=np.int32)[part.shards]
@@ -181,7 +181,7 @@ def publish(
 
 
 def merged(computed: Sequence[Computed]) -> Computed:
-    """One account of several: equal values stand once, different ones side by side."""
+    """Merge several accounts: equal values appear once, different ones side by side."""
     distinct = {repr(sorted(each.items())): each for each in computed}
     if len(distinct) == 1:
         return dict(computed[0])

@@ -1,4 +1,4 @@
-"""Finished rows of a run that is not published yet: a durable file for each block of them."""
+"""Finished rows of an unpublished run, one durable file per block."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Block:
     """Finished rows in one file.
 
     Attributes:
-        path: of the file.
-        keys: uint8 [n, 32] of the rows that could be computed.
-        failed: key → code, path and reason of those that could not.
-        computed: device, library versions and sizes that they were computed with.
+        path: path of the file.
+        keys: uint8 [n, 32] of the computed rows.
+        failed: key → code, path and reason of failed rows.
+        computed: device, library versions and sizes used to compute them.
         places: name → dtype, shape and offset in bytes of each tensor.
     """
 
@@ -50,20 +50,20 @@ class Block:
 
 
 class FinishedBlocks:
-    """The blocks in a run folder, in safetensors files that are named by the BLAKE3 of their bytes.
+    """The blocks in a run folder: safetensors files named by the BLAKE3 of their bytes.
 
-    Opening it reads back every block of this fingerprint, whichever plan it was made for.
+    Opening it loads every block with this fingerprint, regardless of its plan.
 
     Args:
-        run_folder: holds the folder of the blocks.
-        fingerprint: of the rows.
-        abandoned: tokens of killed processes, whose unfinished files go.
-        alone: nobody else writes here, so files that nobody can use are removed: those of another
-            fingerprint, and those that are not as they were written.
+        run_folder: parent of the block folder.
+        fingerprint: fingerprint of the rows.
+        abandoned: tokens of killed processes, whose unfinished files are removed.
+        alone: no other process writes here, so unusable files are removed: those with a different
+            fingerprint, and damaged ones.
 
     Attributes:
-        blocks: in the order of their file names, then as they were added or found.
-        damaged: names of files that were not as they were written.
+        blocks: sorted by file name, then in the order added or found.
+        damaged: names of damaged files.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class FinishedBlocks:
         failed: dict[bytes, Failure],
         computed: Mapping[str, Any],
     ) -> None:
-        """Write one block durably; it counts once this returns.
+        """Write one block durably; it is complete once this returns.
 
         Args:
-            keys: uint8 [n, 32] of the rows that could be computed.
-            tensors: what was computed, in little-endian numbers.
-            failed: key → code, path and reason of the rows that could not.
-            computed: how, as of `Block`.
+            keys: uint8 [n, 32] of the computed rows.
+            tensors: the results, little-endian.
+            failed: key → code, path and reason of failed rows.
+            computed: how the rows were computed, as in `Block`.
 
         Raises:
-            OSError: the disk is full or failing; earlier blocks stand.
+            OSError: the disk is full or failing; earlier blocks remain.
         """
         about = {
             "format": _FORMAT,
@@ -122,12 +122,12 @@ class FinishedBlocks:
         self._take(path)
 
     def refresh(self) -> None:
-        """Take note of the blocks that other workers have finished since."""
+        """Load blocks that other workers have finished in the meantime."""
         for path in self._new():
             self._take(path)
 
     def clear(self) -> None:
-        """Remove every block: they are published, or of no use."""
+        """Remove every block: published or unusable."""
         for path in self._folder.iterdir():
             if _NAME.fullmatch(path.name):
                 path.unlink()
@@ -136,7 +136,7 @@ class FinishedBlocks:
         self.blocks = []
 
     def leave(self) -> None:
-        """Remove the folder if nothing is in it."""
+        """Remove the folder if it is empty."""
         with suppress(OSError):
             self._folder.rmdir()
 
@@ -147,11 +147,11 @@ class FinishedBlocks:
                 yield path
 
     def _take(self, path: Path) -> bool:
-        """Whether the file holds a block of this fingerprint, which is noted then."""
+        """Whether the file holds a block with this fingerprint; if so, record it."""
         try:
             block = _read(path, self._fingerprint)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            block = None  # cut short, gone, or no file of ours
+            block = None  # truncated, missing, or not one of our files
         self._seen.add(path.name)
         if block is not None:
             self.blocks.append(block)
@@ -159,15 +159,15 @@ class FinishedBlocks:
 
 
 def _read(path: Path, fingerprint: str) -> Block | None:
-    """What the head of a file says, if it is of this fingerprint.
+    """The parsed file header, if the file has this fingerprint.
 
-    A safetensors file begins with the length of its header as a little-endian u64, then has it as
-    JSON, then the tensors.
+    A safetensors file starts with the header length as a little-endian u64, followed by the
+    header as JSON and the tensors.
     """
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > path.stat().st_size:
-            raise ValueError("cut short")
+            raise ValueError("truncated")
         header = json.loads(file.read(size))
         about = json.loads(header.pop("__metadata__")["sightline"])
         if about["format"] != _FORMAT or about["fingerprint"] != fingerprint:

@@ -1,4 +1,4 @@
-"""Tables of several units, image by image or object by object, as a source for new shards."""
+"""Tables grouped by unit (image or object), as a source for new shards."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pipeline.cache.ranges import ranges
 from pipeline.cache.record import TABLES_OF, TableKind
 
 KEY_OF: dict[TableKind, str] = {"grounding": "unit_key", "cutouts": "key"}
-"""Column of the first table that names a unit."""
+"""Column of the first table that identifies a unit."""
 _LINK_OF: dict[TableKind, str] = {"grounding": "image_key", "cutouts": "key"}
-"""Column of every table that says which unit a row belongs to."""
+"""Column of each table that gives the unit of a row."""
 
 
 class Bundle:
-    """The tables of some units: each unit has one row of the first table, and any of the others.
+    """The tables of some units: each unit has one row in the first table, any number in others.
 
     Args:
-        kind: of the set.
-        tables: by name; a row that belongs to no unit of the first table is left out.
-        computed: how they were computed.
+        kind: kind of the set.
+        tables: tables by name; rows without a unit in the first table are dropped.
+        computed: how the units were computed.
 
     Attributes:
         keys: uint8 [n, 32] of the units.
-        failed: bool [n], which of them are in error.
+        failed: bool [n], True for failed units.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Bundle:
             self._starts[name] = np.searchsorted(owners[by_unit], units)
 
     def take(self, name: str, units: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64]]:
-        """The rows of ``units`` in one table, and how many each of them has: int64 [n]."""
+        """The rows of ``units`` in one table, and the number of rows per unit: int64 [n]."""
         starts = self._starts[name]
         counts = starts[units + 1] - starts[units]
         return self._tables[name].take(pa.array(ranges(starts[units], counts))), counts
 
 
 class BundleRows:
-    """The units of several bundles; of two of one key the first counts, one in error last.
+    """The units of several bundles; for equal keys the first wins, failed units last.
 
     Attributes:
         keys: uint8 [n, 32], sorted.
-        failed: bool [n], which of these units are in error.
+        failed: bool [n], True for failed units.
     """
 
     def __init__(self, kind: TableKind, bundles: Sequence[Bundle]) -> None:
@@ -94,7 +94,7 @@ class BundleRows:
         return self._table.find(keys)
 
     def gather(self, rows: NDArray[np.int64]) -> dict[str, pa.Table]:
-        """Every table of these units, in their order."""
+        """Every table of these units, in this order."""
         numbers = self._numbers[rows]
         order = np.argsort(numbers, kind="stable")
         edges = np.flatnonzero(np.diff(numbers[order])) + 1
@@ -110,30 +110,30 @@ class BundleRows:
         return tables
 
     def computed(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
-        """The different ways in which these units were computed."""
+        """The distinct ways in which these units were computed."""
         return [self._bundles[int(i)].computed for i in np.unique(self._numbers[rows])]
 
 
 def mapped(table: pa.Table, path: Path) -> pa.Table:
-    """``table`` again, memory-mapped from a new file."""
+    """``table``, written to a new file and memory-mapped from it."""
     with pa.OSFile(path.as_posix(), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     return pa.ipc.open_file(pa.memory_map(path.as_posix())).read_all()
 
 
 def as_tensors(tables: Mapping[str, pa.Table]) -> dict[str, NDArray[np.uint8]]:
-    """Tables as arrays of bytes, in Arrow's format for streams."""
+    """Tables as byte arrays in Arrow's stream format."""
     found: dict[str, NDArray[np.uint8]] = {}
     for name, table in tables.items():
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         data = sink.getvalue()
-        found[name] = np.zeros(-(-data.size // 64) * 64, dtype=np.uint8)  # each begins aligned
+        found[name] = np.zeros(-(-data.size // 64) * 64, dtype=np.uint8)  # keeps each aligned
         found[name][: data.size] = np.frombuffer(data, np.uint8)
     return found
 
 
 def from_tensor(data: NDArray[np.uint8]) -> pa.Table:
-    """The table in the bytes of `as_tensors`, without a copy."""
+    """The table in the bytes from `as_tensors`, without a copy."""
     return pa.ipc.open_stream(pa.py_buffer(data)).read_all()

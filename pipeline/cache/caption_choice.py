@@ -1,4 +1,4 @@
-"""Which captions of an image are used: the rule that grounding and training share."""
+"""Which captions of an image are used: a rule shared by grounding and training."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 CaptionPolicy = Literal["random", "longest", "all"]
-"""Which captions of an image are trained on."""
+"""Which captions of an image are used for training."""
 
 
 def choose_captions(
     image_ids: Sequence[str], texts: Sequence[str], policy: CaptionPolicy, seed: int
 ) -> NDArray[np.int64]:
-    """Rows of the captions that ``policy`` picks, in the order of the manifest: int64 [m]."""
+    """Rows of the captions that ``policy`` selects, in manifest order: int64 [m]."""
     if policy == "all":
         return np.arange(len(texts))
     captions_of: dict[str, list[int]] = {}

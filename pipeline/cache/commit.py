@@ -1,4 +1,4 @@
-"""set.json, the one commit point of every set: read, checked, replaced."""
+"""set.json, the single commit point of every set: read, check, replace."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from sightline.output import Output
 
 FILE_NAME = "set.json"
 MAX_BYTES = 8 << 20
-"""A commit file above this size is refused unread. It has room for 20,000 shards, more than a
-terabyte of features; JSON of this size can be made to take thirty times its bytes in memory."""
+"""Commit files above this size are rejected unread. The limit allows 20,000 shards, more than a
+terabyte of features; crafted JSON of this size can take thirty times its bytes in memory."""
 
 _MARK = b'"sightline.set/'
 _HEAD_BYTES = 4096
@@ -45,31 +45,31 @@ _EARLIER = {
     "tokens.parquet": "sightline tokens",
     "phrase_tokens.parquet": "sightline phrase-tokens",
 }
-"""Files by which a set of an earlier schema is known, and what makes it."""
-_AGAIN = "pull it again, or run its stage again"
+"""Files that identify a set of an earlier schema, and the command that makes it."""
+_AGAIN = "pull it again, or rerun its stage"
 
 R = TypeVar("R", bound=SetRecord)
 
 
 def set_output(folder: Path, inputs: Iterable[Path] = (), worker: str = "") -> Output:
-    """The folder of a set, for a command that writes there; ``inputs``, ``worker`` as `Output`."""
+    """A set's folder as a command's output; ``inputs`` and ``worker`` as in `Output`."""
     return Output(folder, FILE_NAME, _listed, inputs, worker)
 
 
 def _listed(data: bytes) -> set[str]:
-    """What a commit file names, be it damaged, so that what was damaged can be replaced."""
+    """The files a commit file lists, even if it is damaged, so that they can be replaced."""
     if _MARK not in data[:_HEAD_BYTES]:
         raise SightlineError(
-            "not a record of Sightline's, so this folder is somebody else's; name another output, "
+            "not a Sightline record, so this folder is not Sightline's; choose another output, "
             "or move it away"
         )
     return {name.decode() for name in _NAMES.findall(data)}
 
 
 def write_record(output: Output, record: SetRecord) -> None:
-    """Publish: replace ``set.json`` by ``record``, with a digest of itself last.
+    """Publish: replace ``set.json`` with ``record``, which ends with its own digest.
 
-    What it supersedes stays among the claims, and on the disk, until `cache gc`.
+    Superseded files stay in the claims and on disk until `cache gc`.
     """
     names = {FILE_NAME, *(file.name for file in record.files)}
     output.remember(output.owned - names)
@@ -78,7 +78,7 @@ def write_record(output: Output, record: SetRecord) -> None:
 
 
 def to_bytes(record: SetRecord) -> bytes:
-    """The commit file of a record: its fields and a digest of them, always in the same bytes."""
+    """The commit file of a record: its fields and their digest, in a canonical form."""
     body = record.model_dump(mode="json", by_alias=True)
     text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
     return (text + "\n").encode()
@@ -98,34 +98,34 @@ def read_tables_record(folder: Path, kind: str) -> TableSetRecord:
 
 
 def refuse_earlier(folder: Path) -> None:
-    """Refuse a folder that holds a set of an earlier schema.
+    """Reject a folder that holds a set of an earlier schema.
 
     Raises:
-        CacheError: it does; names the commands that make it again.
+        CacheError: it does; names the commands to recreate it.
     """
     there = [name for name in _EARLIER if (folder / name).is_file()]
     if there and not (folder / FILE_NAME).is_file():
         raise CacheError(
-            f"{folder}: a set of an earlier schema ({there[0]}), which this version does not read; "
-            f"move it away and make it again with its stage or `{_EARLIER[there[0]]}`"
+            f"{folder}: a set of an earlier schema ({there[0]}), which this version cannot read; "
+            f"move it away and recreate it with its stage or `{_EARLIER[there[0]]}`"
         )
 
 
 def refuse_other_kinds(folder: Path, kind: str) -> None:
-    """Refuse to replace a set of another kind; one of the same kind may be replaced.
+    """Refuse to replace a set of a different kind; one of the same kind may be replaced.
 
     Raises:
-        CacheError: there is one, or one of an earlier schema.
+        CacheError: the folder holds one, or a set of an earlier schema.
     """
     refuse_earlier(folder)
     try:
         found = read_record(folder).spec.kind
     except CacheError:
-        return  # none, or a damaged one, which `Output` looks at
+        return  # none, or a damaged one, which `Output` checks
     if found != kind:
         raise CacheError(
-            f"{folder}: holds {NAMES[found]} of kind {found}, and this is {NAMES[kind]} of kind "
-            f"{kind}; name another folder, or remove that one first"
+            f"{folder}: holds {NAMES[found]} of kind {found}, but this is {NAMES[kind]} of kind "
+            f"{kind}; choose another folder, or remove that one first"
         )
 
 
@@ -137,19 +137,19 @@ def _of_type(folder: Path, expected: type[R], name: str) -> R:
 
 
 def read_record(folder: Path, expected: str = "set") -> SetRecord:
-    """Read and check ``folder/set.json``, whatever kind of set it is.
+    """Read and check ``folder/set.json`` of any kind of set.
 
     Args:
-        expected: what to call the set where there is none.
+        expected: what to call the set in the error if there is none.
 
     Raises:
-        CacheError: no such file, not JSON, another schema version, an unknown or missing field,
-            a digest that does not fit, file names that leave the folder, or numbers of rows for
-            which the files are too small.
+        CacheError: no such file, not JSON, a different schema version, an unknown or missing
+            field, a wrong digest, file names outside the folder, or row counts too large for the
+            files.
     """
     path = folder / FILE_NAME
     if path.is_symlink():
-        raise CacheError(f"{path}: is a link; a set holds no links")
+        raise CacheError(f"{path}: is a link; a set contains no links")
     if not path.is_file():
         refuse_earlier(folder)
         raise CacheError(f"{folder}: no {expected} here (no {FILE_NAME}); {_AGAIN}")
@@ -160,23 +160,23 @@ def read_record(folder: Path, expected: str = "set") -> SetRecord:
     except RecursionError as error:
         raise CacheError(f"{path}: not usable JSON (nested too deeply); {_AGAIN}") from error
     except UnicodeEncodeError as error:
-        raise CacheError(f"{path}: holds text that is not Unicode; {_AGAIN}") from error
+        raise CacheError(f"{path}: contains invalid Unicode; {_AGAIN}") from error
 
 
 def _parse(path: Path, data: bytes) -> SetRecord:
     try:
         body = json.loads(data, parse_constant=_no_number)
     except ValueError as error:
-        raise CacheError(f"{path}: cut short or not JSON ({error}); {_AGAIN}") from error
+        raise CacheError(f"{path}: truncated or not JSON ({error}); {_AGAIN}") from error
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
         found = body.get("schema", "none") if isinstance(body, dict) else type(body).__name__
         raise CacheError(
             f"{path}: schema version {str(found)[:80]!r}, expected {SCHEMA}; "
-            "use the Sightline version that wrote it, or run its stage again"
+            "use the Sightline version that wrote it, or rerun its stage"
         )
     claimed = body.pop("digest", None)
     if claimed != digest(body):
-        raise CacheError(f"{path}: its digest does not fit its content; {_AGAIN}")
+        raise CacheError(f"{path}: its digest does not match its content; {_AGAIN}")
     spec = body.get("spec")
     tables = isinstance(spec, dict) and spec.get("kind") in TABLE_KINDS
     kind = TableSetRecord if tables else FeatureSetRecord
@@ -187,7 +187,7 @@ def _parse(path: Path, data: bytes) -> SetRecord:
         where = ".".join(str(part) for part in first["loc"])
         raise CacheError(f"{path}: {where}: {first['msg']}; {_AGAIN}") from error
     if record.fingerprint != record.spec.fingerprint:
-        raise CacheError(f"{path}: its fingerprint does not fit what it describes; {_AGAIN}")
+        raise CacheError(f"{path}: its fingerprint does not match its description; {_AGAIN}")
     _check_names(path, record)
     if isinstance(record, FeatureSetRecord):
         _check_sizes(path, record)
@@ -195,7 +195,7 @@ def _parse(path: Path, data: bytes) -> SetRecord:
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_names(path: Path, record: SetRecord) -> None:
@@ -203,14 +203,14 @@ def _check_names(path: Path, record: SetRecord) -> None:
     for file, pattern in _patterns(path, record):
         if not re.fullmatch(pattern, file.name):
             raise CacheError(f"{path}: file name {file.name[:80]!r} is not allowed in a set")
-        empty = isinstance(file, TableRecord) and not file.rows  # which blocks have in common
+        empty = isinstance(file, TableRecord) and not file.rows  # shared by blocks
         if file.name in found and not (empty and file == found[file.name]):
-            raise CacheError(f"{path}: names a file twice")
+            raise CacheError(f"{path}: lists a file twice")
         found[file.name] = file
 
 
 def _patterns(path: Path, record: SetRecord) -> list[tuple[FileRecord, str]]:
-    """Every file that the record names, and the form that its name must have."""
+    """Every file that the record lists, and the required form of its name."""
     if isinstance(record, FeatureSetRecord):
         shards = [(shard, _SHARD_NAME) for shard in record.shards]
         return [(record.index, _INDEX_NAME), *shards]
@@ -232,7 +232,7 @@ def _patterns(path: Path, record: SetRecord) -> list[tuple[FileRecord, str]]:
 
 
 def _check_sizes(path: Path, record: FeatureSetRecord) -> None:
-    """Rows must have room in the files, so that no claim makes a reader reserve memory for it."""
+    """Check that the files can hold the rows, so that a false count reserves no memory."""
     row_bytes = record.spec.dim * (2 if record.spec.dtype == "float16" else 4) + 32
     needs: list[tuple[Any, int, int]] = [
         (record.index, record.rows + record.failed, 32),  # keys do not compress

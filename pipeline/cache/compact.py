@@ -1,4 +1,4 @@
-"""Compact and gc: the files of a clean run, and no others."""
+"""Compact and gc: reduce a set to exactly the files of a clean run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from sightline.output import Output
 
 @dataclass(frozen=True)
 class Garbage:
-    """What `collect` removes, or would remove.
+    """What `collect` removed, or would remove.
 
     Attributes:
-        files: name → bytes of superseded files, and of those that a killed run left.
-        rows: rows of shards still in use that the index no longer names.
-        bytes: what is freed in all, the rows included.
+        files: name → bytes of superseded files and leftovers of killed runs.
+        rows: rows in live shards that the index no longer references.
+        bytes: total bytes freed, including those rows.
     """
 
     files: dict[str, int]
@@ -45,17 +45,17 @@ class Garbage:
 
 
 def compact(folder: Path, shard_rows: int | None = None) -> FeatureSetRecord | TableSetRecord:
-    """Bring a set into the files that a clean run over its keys would have written.
+    """Rewrite a set into the files that a clean run over its keys would have written.
 
-    Keys, rows in error among them, are cut into full shards in their order; a shard that is one of
-    these already stays. What is superseded stays on the disk until `collect`.
+    Splits the sorted keys, including failed rows, into full shards; shards that already match are
+    kept. Superseded files stay on disk until `collect`.
 
     Args:
-        shard_rows: rows of a shard; default: as many as a run puts there.
+        shard_rows: rows per shard; default: as in a run.
 
     Raises:
         BusyError: a run is writing there.
-        CacheError: the set is damaged, or is one table, which is made again instead.
+        CacheError: the set is damaged, or is a single table, which is recreated instead.
     """
     with set_output(folder) as output:
         record = read_record(folder)
@@ -94,7 +94,7 @@ def _compact_tables(
 
 
 def garbage(folder: Path) -> Garbage:
-    """What of a set's folder no reader needs any more.
+    """The parts of a set's folder that no reader needs any more.
 
     Raises:
         CacheError: no set there, or a damaged one.
@@ -113,9 +113,9 @@ def garbage(folder: Path) -> Garbage:
 
 
 def collect(folder: Path) -> Garbage:
-    """Remove from a set's folder what the set no longer names: files, and rows inside shards.
+    """Remove what a set no longer references from its folder: files, and rows inside shards.
 
-    Shards that hold such rows are rewritten without them. Other files are left alone.
+    Rewrites shards with such rows. Leaves other files alone.
 
     Raises:
         BusyError: a run is writing there.
@@ -137,12 +137,12 @@ def collect(folder: Path) -> Garbage:
 def _rewrite(
     output: Output, features: FeatureSet, parts: Sequence[Keys], shard_rows: int
 ) -> FeatureSetRecord:
-    """Publish the rows of a set again: every part (sorted keys) is cut into shards of its own."""
+    """Republish the rows of a set: each part (sorted keys) is split into separate shards."""
     folder, spec, live = features.path, features.record.spec, live_rows(features)
     sound = only_sound(folder, live)
     if len(sound.keys) != len(live.keys):
         raise CacheError(
-            f"{folder}: {len(live.keys) - len(sound.keys):,} rows lie in damaged shards; run "
+            f"{folder}: {len(live.keys) - len(sound.keys):,} rows are in damaged shards; run "
             f"`sightline cache repair {folder}` first"
         )
 

@@ -1,4 +1,4 @@
-"""The content digest: one number for what a feature set says, however its files came about."""
+"""The content digest of a feature set, independent of its file layout and history."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def content_digest(
 ) -> str:
     """BLAKE3 (hex) of the fingerprint, every live key and its row, by key, and every failed key.
 
-    Equal for two sets of one fingerprint exactly when they hold the same rows, whatever the
-    history of adding, removing and killing that led to their shards. ``progress`` is told the
-    bytes of the rows that were read.
+    Two sets with one fingerprint have equal digests exactly when they hold the same rows,
+    regardless of the history of additions, removals and kills behind their shards. ``progress``
+    receives the bytes of rows read.
     """
     mapped = MappedRows(folder, spec, shards)
     total = blake3(spec.fingerprint.encode())

@@ -1,4 +1,4 @@
-"""What differs between two sets, row by row."""
+"""Compare two sets row by row."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _BLOCK = 8192
 
 @dataclass(frozen=True)
 class Difference:
-    """What B has that A has not, and the other way round.
+    """Rows that differ between sets A and B.
 
     Attributes:
-        added, gone: rows that only B, or only A, holds.
-        same, changed: rows of both, with equal and with other bytes.
-        largest_change: 1 - cosine of the row that changed most; 0 where none did.
+        added, gone: rows only in B, or only in A.
+        same, changed: rows in both, with equal or different bytes.
+        largest_change: 1 - cosine of the row that changed most; 0 if none did.
         changed_most: hex key of that row, or empty.
-        added_failures, gone_failures: rows in error that only B, or only A, has.
-        why: what differs in the encoder, preprocessing, precision or dtype.
+        added_failures, gone_failures: failed rows only in B, or only in A.
+        why: differences in the encoder, preprocessing, precision or dtype.
     """
 
     added: int
@@ -45,12 +45,11 @@ class Difference:
 def compare(a: Path, b: Path) -> Difference:
     """Compare the sets in folders ``a`` and ``b``.
 
-    Of feature sets in memory for a few thousand rows. Of tables a row is its first key, and counts
-    as changed when anything that belongs to that key did.
+    Feature sets are compared in memory for a few thousand rows at a time. For tables, a row is
+    its first key, and counts as changed if anything under that key changed.
 
     Raises:
-        CacheError: one of them is no set, they are of different kinds, or their rows are of other
-            lengths.
+        CacheError: one of them is not a set, or their kinds or row lengths differ.
     """
     record = read_record(a)
     if isinstance(record, TableSetRecord):
@@ -118,7 +117,7 @@ def cosines(first: NDArray, second: NDArray) -> NDArray[np.float64]:
 
 
 def _equal(first: NDArray, second: NDArray) -> NDArray[np.bool_]:
-    """Rows that are equal bit by bit where they are stored alike, else number by number."""
+    """Rows that are equal: bitwise if the dtypes match, else by value."""
     if first.dtype == second.dtype:
         first, second = first.view(np.uint8), second.view(np.uint8)
     return (first == second).all(axis=1)

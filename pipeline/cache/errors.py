@@ -6,8 +6,8 @@ from sightline.errors import SightlineError
 
 
 class CacheError(SightlineError):
-    """A set of the cache or a manifest is missing, damaged or of another kind."""
+    """A set of the cache or a manifest is missing, damaged or of the wrong kind."""
 
 
 class MissingKeys(CacheError):
-    """Keys were asked for that a set does not hold."""
+    """A set does not hold all requested keys."""

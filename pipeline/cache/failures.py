@@ -1,4 +1,4 @@
-"""failures.jsonl: paths and reasons of rows in error, of one machine, so beside the set."""
+"""failures.jsonl: paths and reasons of failed rows; machine-specific, so kept beside the set."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Failure = dict[str, str]
 
 
 class FailureList:
-    """What is known of rows in error, by key."""
+    """Details of failed rows, by key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._failures: dict[bytes, Failure] = {}
 
     def read(self) -> None:
-        """Take over what an earlier run wrote.
+        """Load what an earlier run wrote.
 
         Raises:
-            CacheError: the file is no list of failures.
+            CacheError: the file is not a list of failures.
         """
         if not self.path.is_file():
             return
@@ -40,19 +40,19 @@ class FailureList:
                 ) from error
 
     def add(self, failed: dict[bytes, Failure]) -> None:
-        """Note rows in error: key → code, path and reason."""
+        """Add failed rows: key → code, path and reason."""
         self._failures.update(failed)
 
     def keep(self, keys: Collection[bytes]) -> None:
-        """Forget all others."""
+        """Drop all others."""
         self._failures = {key: about for key, about in self._failures.items() if key in keys}
 
     def write(self) -> None:
-        """Replace the file by what is noted now."""
+        """Replace the file with the current entries."""
         lines = [json.dumps(about, ensure_ascii=False) + "\n" for about in self.entries()]
         if lines or self.path.exists():
             write_bytes(self.path, "".join(lines).encode("utf-8", "surrogateescape"))
 
     def entries(self) -> list[Failure]:
-        """Key, code, path and reason of every row in error, sorted by key."""
+        """Key, code, path and reason of every failed row, sorted by key."""
         return [{"key": key.hex(), **about} for key, about in sorted(self._failures.items())]

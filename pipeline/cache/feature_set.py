@@ -1,4 +1,4 @@
-"""FeatureSet: cached rows found by content key, read without copies through memory maps."""
+"""FeatureSet: cached rows looked up by content key, read zero-copy through memory maps."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class FeatureSet:
 
         Args:
             path: folder that holds ``set.json``.
-            fingerprint: refuse a set that was computed in any other way.
-            verified: read every byte first and refuse any damage (`verify`), instead of checking
-                digest, sizes and layout only.
+            fingerprint: reject a set with a different fingerprint.
+            verified: read every byte first and reject any damage (`verify`), instead of checking
+                only digest, sizes and layout.
 
         Raises:
-            CacheError: no such set, another schema version, a damaged or missing file, a layout
-                that is not allowed, or another fingerprint than the one asked for.
+            CacheError: no such set, a different schema version, a damaged or missing file, an
+                invalid layout, or a fingerprint other than the one requested.
         """
         path = Path(path)
         record = read_features(path)
@@ -53,7 +53,7 @@ class FeatureSet:
             raise CacheError(
                 f"{path}: fingerprint {record.fingerprint[:16]}, expected {fingerprint[:16]}: its "
                 f"rows come from {record.spec.encoder.name} ({record.spec.encoder.source}) with "
-                "other weights, preprocessing or precision; run its stage again"
+                "different weights, preprocessing or precision; rerun its stage"
             )
         if verified:
             from pipeline.cache.verify import verify
@@ -61,7 +61,7 @@ class FeatureSet:
             faults = verify(path)
             if faults:
                 more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-                raise CacheError(f"{faults[0]}{more}; run its stage again, or pull it again")
+                raise CacheError(f"{faults[0]}{more}; rerun its stage, or pull it again")
         return cls(path, record, read_index(path, record))
 
     @property
@@ -76,7 +76,7 @@ class FeatureSet:
 
     @property
     def failed(self) -> dict[bytes, str]:
-        """Key → error code of what could not be computed."""
+        """Key → error code of failed rows."""
         return self.index.failed
 
     @property
@@ -88,22 +88,22 @@ class FeatureSet:
         return len(self._table.keys)
 
     def find(self, keys: Keys | Sequence[bytes]) -> NDArray[np.int64]:
-        """Row of each key, or -1 where the set has none: int64 [n]."""
+        """Row of each key, or -1 if the set lacks it: int64 [n]."""
         return self._table.find(as_keys(keys))
 
     def rows(self, keys: Keys | Sequence[bytes]) -> NDArray[np.int64]:
         """Row of each key: int64 [n].
 
         Raises:
-            MissingKeys: the set lacks some of them; says how many, which, and how many of these
-                failed when they were extracted.
+            MissingKeys: the set lacks some of them; reports how many, examples, and how many of
+                them failed during extraction.
         """
         keys = as_keys(keys)
         rows = self._table.find(keys)
         if (rows < 0).any():
             missing = {keys[i].tobytes() for i in np.flatnonzero(rows < 0)}
             failed = missing & self.failed.keys()
-            reason = "run its stage again over this data set"
+            reason = "rerun its stage over this data set"
             if failed:
                 code = self.failed[min(failed)]
                 reason += f" ({len(failed)} of them failed before, such as {code})"
@@ -111,9 +111,9 @@ class FeatureSet:
         return rows
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray:
-        """Feature rows in the order asked: float16 or float32 [len(rows), dim], a fresh array.
+        """Feature rows in the order requested: float16 or float32 [len(rows), dim], a new array.
 
-        Values are as the encoder gave them, not normalised.
+        Values are the raw encoder output, not normalised.
 
         Raises:
             IndexError: a row number that the set does not have.

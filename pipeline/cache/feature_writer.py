@@ -1,4 +1,4 @@
-"""Writing a feature set: rows into blocks, blocks into shards, and the one commit point."""
+"""Write a feature set: rows into blocks, blocks into shards, and one commit point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.cache.worker import Worker
 from sightline.errors import SightlineError
 
 BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}
-"""Rows of a block by kind: a kill repeats at most as many."""
+"""Rows per block by kind: a kill loses at most this many."""
 
 
 class FeatureSetWriter(SetWriter[FeatureSpec]):
@@ -67,22 +67,22 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         threads: int = 1,
         code: str = "",
     ) -> list[Batch]:
-        """The batches that are still to be computed for the set to hold exactly ``keys``.
+        """The batches still to be computed for the set to hold exactly ``keys``.
 
         Args:
             keys: uint8 [n, 32]; repeated keys count once.
-            lengths: int32 [n], padded length of each row, or None where there is only one shape.
-            batch_size: rows of every batch, padding included.
-            shard_bytes: bytes of a shard's rows.
-            groups: uint8 [n, 32]; rows of one group are computed one after the other.
-            retry_failed: compute rows in error again, too.
-            copy_from: folder above other feature sets; rows that one of this fingerprint holds
-                are copied. What this set dropped and still has on disk is always taken back.
-            threads, code: as of `pipeline.cache.plan.Shape`.
+            lengths: int32 [n], padded length of each row, or None if there is only one shape.
+            batch_size: rows per batch, including padding.
+            shard_bytes: bytes of rows per shard.
+            groups: uint8 [n, 32]; rows of one group are computed consecutively.
+            retry_failed: also recompute failed rows.
+            copy_from: folder of other feature sets; rows in a set with this fingerprint are
+                copied. Rows that this set dropped but still has on disk are always reused.
+            threads, code: as in `pipeline.cache.plan.Shape`.
 
         Raises:
-            SightlineError: the disk has no room for the estimated output, or other workers are at
-                work on another plan.
+            SightlineError: the disk has no room for the estimated output, or other workers use a
+                different plan.
         """
         self._copy_from = copy_from
         shard_rows = rows_per_shard(self.spec.dim, self.dtype.itemsize, shard_bytes)
@@ -99,21 +99,21 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         computed: Mapping[str, Any] | None = None,
         block: int = 0,
     ) -> None:
-        """Take finished rows; they are durable once their block is full or another one begins.
+        """Add finished rows; they are durable once their block is full or the next one starts.
 
-        Rows that are not finite, in the encoder's numbers or once stored, become errors.
+        Rows that are not finite, before or after conversion to the stored dtype, become errors.
 
         Args:
             keys: uint8 [n, 32].
             rows: float32 [n, dim], un-normalised.
-            failed: key → code, path and reason of rows that could not be computed.
+            failed: key → code, path and reason of failed rows.
             computed: device, library versions and batch size, for the new shards; ``halved_to``
-                where memory did not suffice for the plan's batch size.
-            block: of the plan that the rows belong to.
+                if the plan's batch size did not fit in memory.
+            block: block of the plan that the rows belong to.
         """
         computed = dict(computed or {})
         if block != self._buffered_block or computed != self._buffer_computed:
-            self.flush()  # a block's rows were computed in one way
+            self.flush()  # all rows of a block were computed the same way
         if block != self._buffered_block:
             self._let_go(self._buffered_block)
         self._buffered_block, self._buffer_computed = block, computed
@@ -133,7 +133,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
             self.flush()
 
     def flush(self) -> None:
-        """Make every row that was added durable."""
+        """Make all added rows durable."""
         if not self._buffer or self._finished is None:
             return
         keys = np.concatenate([part[0] for part in self._buffer])
@@ -146,7 +146,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         """Assemble shards from the blocks and replace the commit point.
 
         Args:
-            provenance: of imported rows; default: computed here.
+            provenance: provenance of imported rows; default: computed here.
 
         Raises:
             CacheError: rows of the plan were neither added nor reported as failed.
@@ -171,7 +171,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         new = write_shards(self._output, self.spec, keys, self.shape.shard_rows, sources)
         codes = {key: about["code"] for key, about in failed.items()}
         self.failures.add(failed)
-        self.failures.write()  # before it is published: no kill leaves an error without its reason
+        self.failures.write()  # before publishing: no kill leaves an error without its reason
         record = publish(
             self._output,
             self.spec,
@@ -182,7 +182,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         self._finish({*kept_failed, *failed})
         return record
 
-    # -- what is there already ---------------------------------------------------------------
+    # -- the existing set --------------------------------------------------------------------
 
     def _open_published(self) -> None:
         self._published = self._opened()
@@ -193,7 +193,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         try:
             record = read_features(self.folder)
         except CacheError as error:
-            self.replaces = [f"what stood there is damaged: {error}"]
+            self.replaces = [f"the existing set is damaged: {error}"]
             return None
         if record.fingerprint != self.spec.fingerprint:
             self.replaces = self.spec.differences(record.spec)
@@ -207,7 +207,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
             return FeatureSet.open(self.folder)
 
     def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:
-        """Which of the wanted keys are to be computed: bool [n]."""
+        """Which of the wanted keys need computing: bool [n]."""
         if self._published is None:
             return np.ones(len(self._wanted), dtype=bool)
         absent = self._published.find(self._wanted) < 0
@@ -226,7 +226,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         return copied
 
     def _kept(self) -> tuple[Placed, dict[bytes, str]]:
-        """Rows of the published set that are still wanted, and those that stay in error."""
+        """Rows of the published set that are still wanted, and rows that remain failed."""
         if self._published is None:
             return Placed.nothing(), {}
         rows = live_rows(self._published)
@@ -247,10 +247,10 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
             and len(failed) == len(published.failed)
         )
 
-    # -- putting shards together -------------------------------------------------------------
+    # -- assembling shards -------------------------------------------------------------------
 
     def _newly_failed(self, rows: BlockRows) -> dict[bytes, Failure]:
-        """Code, path and reason of the planned rows that have no numbers, by key.
+        """Code, path and reason of the planned rows without values, by key.
 
         Raises:
             CacheError: some were neither added nor reported as failed.
@@ -263,7 +263,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         return {key: failed[key] for key in without}
 
     def _split_small(self, kept: Placed) -> tuple[Placed, Placed]:
-        """Rows that stay where they are, and those of small shards once there are too many."""
+        """Rows that stay in place, and rows of small shards once there are too many of these."""
         small = kept.live_rows() < self.shape.shard_rows / 2
         if small.sum() <= MAX_SMALL_SHARDS:
             return kept, Placed.nothing()
@@ -271,10 +271,10 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         moved = KeyTable(gathered.keys).find(kept.keys) >= 0
         return kept.only(~moved), gathered
 
-    # -- small things ------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------
 
     def _require_space(self, rows: int) -> None:
-        """Blocks and shards each hold every new row once; the index about 45 bytes a key."""
+        """Blocks and shards each hold every new row once; the index takes ~45 bytes per key."""
         row_bytes = self.spec.dim * self.dtype.itemsize
         needed = rows * (2 * (row_bytes + 32) + 45)
         self.run_folder.mkdir(parents=True, exist_ok=True)
@@ -282,6 +282,6 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         if needed > free:
             raise SightlineError(
                 f"{self.folder}: {rows} rows of {row_bytes} bytes need about "
-                f"{needed / 1e9:.2f} GB while they are written, and {free / 1e9:.2f} GB are free; "
-                "make room or choose another output folder. Nothing was started."
+                f"{needed / 1e9:.2f} GB during writing, but only {free / 1e9:.2f} GB are free; "
+                "free some space or choose another output folder. Nothing was started."
             )

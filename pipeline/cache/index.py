@@ -23,23 +23,23 @@ from sightline.output import Output
 OK = "ok"
 _READ_ROWS = 1 << 16
 _READ_BYTES = 1 << 20
-_CODE = re.compile(r"[a-z0-9_]{1,40}")  # each failed row holds its own copy
+_CODE = re.compile(r"[a-z0-9_]{1,40}")  # each failed row stores its own copy
 _SCHEMA = pa.schema(
     [
         ("key", pa.binary(32)),
-        ("shard", pa.int32()),  # position in the record's list; -1 for a row in error
+        ("shard", pa.int32()),  # position in the record's list; -1 for a failed row
         ("row", pa.int32()),
         ("status", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
-# No column is compressed, so that a small file cannot become a large table. Keys are random bytes,
-# and shards and rows are mostly counted up, which differences say in a few bits.
+# No column is compressed, so that a small file cannot expand to a large table. Keys are random
+# bytes; shards and rows mostly count up, which delta encoding stores in a few bits.
 _ENCODING = {"key": "PLAIN", "shard": "DELTA_BINARY_PACKED", "row": "DELTA_BINARY_PACKED"}
 
 
 @dataclass(frozen=True)
 class Index:
-    """Where every live row lies, and which keys failed.
+    """The position of every live row, and which keys failed.
 
     Attributes:
         keys: uint8 [n, 32], strictly increasing.
@@ -53,14 +53,14 @@ class Index:
     failed: dict[bytes, str]
 
     def by_shard(self, count: int) -> list[NDArray[np.int64]]:
-        """For each of ``count`` shards the entries that point into it."""
+        """For each of ``count`` shards, the entries that point into it."""
         order = np.argsort(self.shards, kind="stable")
         edges = np.searchsorted(self.shards[order], np.arange(count + 1))
         return [order[start:end] for start, end in pairwise(edges)]
 
 
 def write_index(output: Output, index: Index) -> FileRecord:
-    """Write the index, named by its content."""
+    """Write the index under a content-derived name."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         _table(index),
@@ -78,7 +78,7 @@ def write_index(output: Output, index: Index) -> FileRecord:
 
 
 def _table(index: Index) -> pa.Table:
-    """Live and failed keys together, in their order."""
+    """Live and failed keys together, sorted."""
     keys, shards, rows = index.keys, index.shards, index.rows
     codes = [OK] * bool(len(keys))
     status = np.zeros(len(keys), dtype=np.int8)
@@ -105,13 +105,13 @@ def _compressed(metadata: pq.FileMetaData) -> bool:
 
 
 def read_index(folder: Path, record: FeatureSetRecord) -> Index:
-    """Read and check the index that ``record`` names.
+    """Read and check the index that ``record`` references.
 
     Raises:
-        CacheError: it is missing, cut short, unsorted, or points outside the shards.
+        CacheError: it is missing, truncated, unsorted, or points outside the shards.
     """
     path = check_file(folder, record.index)
-    remedy = "pull the feature set again, or run its stage again"
+    remedy = "pull the feature set again, or rerun its stage"
     count = record.rows + record.failed
     keys = np.empty((count, KEY_BYTES), dtype=np.uint8)
     shards, rows = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32)
@@ -127,14 +127,14 @@ def read_index(folder: Path, record: FeatureSetRecord) -> Index:
             for batch in file.iter_batches(_READ_ROWS):
                 start, end = end, end + len(batch)
                 if any(column.null_count for column in batch.columns):
-                    raise CacheError(f"{path}: holds empty cells; {remedy}")
+                    raise CacheError(f"{path}: contains null values; {remedy}")
                 keys[start:end] = key_column(batch.column("key"))
                 shards[start:end] = batch.column("shard").to_numpy()
                 rows[start:end] = batch.column("row").to_numpy()
                 failed |= _failed(path, batch, remedy)
     except CacheError:
         raise
-    except Exception as error:  # on forged or damaged files the library raises anything at all
+    except Exception as error:  # on forged or damaged files the library may raise anything
         raise CacheError(f"{path}: not a readable Parquet file ({error}); {remedy}") from error
     if end != count or not increasing(keys):
         raise CacheError(f"{path}: keys are not sorted or appear twice; {remedy}")
@@ -145,16 +145,16 @@ def read_index(folder: Path, record: FeatureSetRecord) -> Index:
         shards.max() < len(sizes) and rows.min() >= 0 and bool((rows < sizes[shards]).all())
     )
     if len(keys) != record.rows or not inside:
-        raise CacheError(f"{path}: points to rows that no shard has; {remedy}")
+        raise CacheError(f"{path}: points to rows that do not exist; {remedy}")
     return Index(keys, shards, rows, failed)
 
 
 def _failed(path: Path, batch: pa.RecordBatch, remedy: str) -> dict[bytes, str]:
-    """Key → error code of the rows in error of a batch."""
+    """Key → error code of the failed rows in a batch."""
     status = batch.column("status")
     codes = status.dictionary.to_pylist()
     if not all(isinstance(code, str) and _CODE.fullmatch(code) for code in codes):
-        raise CacheError(f"{path}: holds error codes that are none; {remedy}")
+        raise CacheError(f"{path}: contains invalid error codes; {remedy}")
     bad = np.flatnonzero(batch.column("shard").to_numpy() < 0)
     keys = key_column(batch.column("key"))[bad]
     return {

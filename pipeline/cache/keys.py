@@ -1,4 +1,4 @@
-"""Content keys: the SHA-256 of what a row describes, so that names and order never matter."""
+"""Content keys: the SHA-256 of what a row describes, independent of names and order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIND_ROWS = 1 << 18
 _Number = TypeVar("_Number", bound=np.generic)
 
 Keys = NDArray[np.uint8]
-"""uint8 [n, 32]: one raw SHA-256 digest a row."""
+"""uint8 [n, 32]: one raw SHA-256 digest per row."""
 
 
 def key_of_bytes(data: bytes) -> bytes:
@@ -27,12 +27,12 @@ def key_of_bytes(data: bytes) -> bytes:
 
 
 def key_of_text(text: str) -> bytes:
-    """Key of a text: the SHA-256 of its UTF-8 form, 32 raw bytes."""
+    """Key of a text: the SHA-256 of its UTF-8 encoding, 32 raw bytes."""
     return hashlib.sha256(text.encode("utf-8")).digest()
 
 
 def key_of_file(path: Path | str) -> bytes:
-    """Key of a file's bytes, read in pieces: 32 raw bytes."""
+    """Key of a file's bytes, read in chunks: 32 raw bytes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
@@ -43,7 +43,7 @@ def keys_of_texts(texts: Iterable[str]) -> Keys:
 
 
 def as_keys(keys: Keys | Sequence[bytes]) -> Keys:
-    """``keys`` as uint8 [n, 32], whether they come as an array or as a sequence of 32 raw bytes.
+    """``keys`` as uint8 [n, 32], from an array or a sequence of 32 raw bytes each.
 
     Raises:
         ValueError: a key is not 32 bytes long.
@@ -58,12 +58,12 @@ def as_keys(keys: Keys | Sequence[bytes]) -> Keys:
 
 
 def sort_order(keys: Keys) -> NDArray[np.int64]:
-    """The order that sorts ``keys`` as byte strings, equal ones as they come: int64 [n]."""
+    """The order that sorts ``keys`` as byte strings, stable for equal keys: int64 [n]."""
     heads = prefixes(keys)
     order = np.argsort(heads, kind="stable")
     heads = heads[order]
     twins = heads[1:] == heads[:-1]
-    if not twins.any():  # digests differ in eight bytes, unless one stands there twice
+    if not twins.any():  # distinct digests differ in their first eight bytes
         return order
     tied = np.zeros(len(order), dtype=bool)
     tied[1:] |= twins
@@ -75,7 +75,7 @@ def sort_order(keys: Keys) -> NDArray[np.int64]:
 
 
 def unique_sorted(keys: Keys) -> NDArray[np.int64]:
-    """Positions of the distinct keys, in sorted order; of equal keys the first: int64 [m]."""
+    """Positions of the distinct keys in sorted order; the first of equal keys: int64 [m]."""
     order = sort_order(keys)
     if len(order) < 2:
         return order
@@ -88,29 +88,29 @@ def unique_sorted(keys: Keys) -> NDArray[np.int64]:
 
 
 def increasing(keys: Keys) -> bool:
-    """Whether ``keys`` are in strictly increasing order: sorted, and none twice."""
+    """Whether ``keys`` are strictly increasing: sorted, without duplicates."""
     heads = prefixes(keys)
     if (heads[1:] < heads[:-1]).any():
         return False
     tied = np.flatnonzero(heads[1:] == heads[:-1])
     before, after = _words(keys[tied]), _words(keys[tied + 1])
-    word = (before != after).argmax(axis=1)  # the first that differs, or 0 where none does
+    word = (before != after).argmax(axis=1)  # the first that differs, or 0 if none does
     row = np.arange(len(tied))
     return bool((before[row, word] < after[row, word]).all())
 
 
 def prefixes(keys: Keys) -> NDArray[np.uint64]:
-    """The first eight bytes of each key as one number that sorts as the bytes do: uint64 [n]."""
+    """The first eight bytes of each key as a number with the same sort order: uint64 [n]."""
     return np.ascontiguousarray(keys[:, :8]).view(">u8").reshape(len(keys)).astype(np.uint64)
 
 
 def picked(values: NDArray[_Number], mask: NDArray[np.bool_]) -> NDArray[_Number]:
-    """``values[mask]``, or ``values`` themselves where that is all: a copy may be gigabytes."""
+    """``values[mask]``, or ``values`` itself if that is all: a copy may be gigabytes."""
     return values if mask.all() else values[mask]
 
 
 def _words(keys: Keys) -> NDArray[np.uint64]:
-    """Keys as big-endian numbers, which sort as the bytes do: [n, 4]."""
+    """Keys as big-endian numbers, which sort like the bytes: [n, 4]."""
     return np.ascontiguousarray(keys).view(">u8").reshape(len(keys), 4)
 
 
@@ -128,17 +128,17 @@ class KeyTable:
     def find(self, keys: Keys) -> NDArray[np.int64]:
         """Row of each key in the table, or -1: int64 [len(keys)]."""
         rows = np.full(len(keys), -1, dtype=np.int64)
-        for start in range(0, len(keys), _FIND_ROWS):  # in parts, for the sake of the memory
+        for start in range(0, len(keys), _FIND_ROWS):  # in chunks, to limit memory
             part = slice(start, start + _FIND_ROWS)
             self._find(keys[part], rows[part])
         return rows
 
     def _find(self, keys: Keys, rows: NDArray[np.int64]) -> None:
-        """Put the row of each key into ``rows``, which are all -1."""
+        """Write the row of each key into ``rows``, initially all -1."""
         wanted = prefixes(keys)
         found = np.searchsorted(self._prefixes, wanted).astype(np.int64)
         open_ = np.arange(len(keys))
-        while len(open_):  # twice at most, unless somebody forged digests with equal prefixes
+        while len(open_):  # at most twice, unless digests were forged with equal prefixes
             inside = found[open_] < len(self.keys)
             open_ = open_[inside]
             open_ = open_[self._prefixes[found[open_]] == wanted[open_]]
@@ -149,7 +149,7 @@ class KeyTable:
 
 
 def raise_missing(path: Path, keys: Keys, rows: NDArray[np.int64], remedy: str) -> None:
-    """Raise `MissingKeys` when any of ``rows`` is -1, with their count and the first few keys."""
+    """Raise `MissingKeys` if any of ``rows`` is -1, with their number and the first few keys."""
     missing = np.flatnonzero(rows < 0)
     if not len(missing):
         return

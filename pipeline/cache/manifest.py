@@ -1,4 +1,4 @@
-"""Manifests: Parquet tables of the images, captions, sentences and phrases that there are."""
+"""Manifests: Parquet tables that list images, captions, sentences and phrases."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ IMAGES = pa.schema(
     [
         ("image_id", pa.string()),
         ("path", pa.string()),  # POSIX, relative to the data set's image root
-        ("offset", pa.int64()),  # where the image begins in that file, in bytes
-        ("length", pa.int64()),  # its bytes; both null where the file is the image
+        ("offset", pa.int64()),  # start of the image in that file, in bytes
+        ("length", pa.int64()),  # in bytes; both null if the file is the image
         ("key", _KEY),  # SHA-256 of the image's bytes
         ("width", pa.int32()),  # pixels; 0 where the header could not be read
         ("height", pa.int32()),
@@ -28,7 +28,7 @@ IMAGES = pa.schema(
     ],
     metadata={"sightline": "images/2"},
 )
-"""One row an image; `pipeline.cache.place` says where its bytes are."""
+"""One row per image; `pipeline.cache.place` locates its bytes."""
 
 CAPTIONS = pa.schema(
     [
@@ -39,13 +39,13 @@ CAPTIONS = pa.schema(
     ],
     metadata={"sightline": "captions/1"},
 )
-"""One row a caption; every caption is kept, whatever an objective later picks."""
+"""One row per caption; all captions are kept, whatever an objective later selects."""
 
 TRAINED_SPLITS = ("train", "")
-"""Splits whose rows may be trained on: a data set without splits is all training data."""
+"""Splits used for training: a data set without splits is all training data."""
 
 SENTENCES = pa.schema([("text", pa.string())], metadata={"sightline": "sentences/1"})
-"""One row a sentence, in the order of the source; duplicates stay."""
+"""One row per sentence, in source order; duplicates are kept."""
 
 PHRASES = pa.schema(
     [
@@ -62,12 +62,12 @@ PHRASES = pa.schema(
     ],
     metadata={"sightline": "phrases/1"},
 )
-"""One row an object that a phrase of a caption names."""
+"""One row per object that a phrase of a caption names."""
 
 TOKENS = pa.schema(
     [("key", _KEY), ("input_ids", pa.list_(pa.int32()))], metadata={"sightline": "tokens/1"}
 )
-"""One row a distinct text, sorted by key; ids hold the special tokens and are truncated."""
+"""One row per distinct text, sorted by key; ids include special tokens and are truncated."""
 
 PHRASE_TOKENS = pa.schema(
     [
@@ -78,14 +78,14 @@ PHRASE_TOKENS = pa.schema(
     ],
     metadata={"sightline": "phrase-tokens/1"},
 )
-"""One row a phrase that the student sees whole, sorted by pair; of one student's tokenizer."""
+"""One row per phrase that the student sees whole, sorted by pair; for one tokenizer."""
 
 
 def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None:
     """Write ``table`` as Parquet, atomically; the same rows give the same bytes.
 
     Raises:
-        CacheError: the table's columns or types are not those of ``schema``.
+        CacheError: the table's columns or types differ from ``schema``.
     """
     path = Path(path)
     _check(path, table.schema, schema)
@@ -95,11 +95,11 @@ def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None
 
 
 def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
-    """Read a manifest and check that it is of the kind that ``schema`` names.
+    """Read a manifest and check it against ``schema``.
 
     Raises:
-        CacheError: the file is missing, not Parquet, has other columns or types, or would become
-            far larger than it is.
+        CacheError: the file is missing, not Parquet, has different columns or types, or would
+            expand far beyond its size.
     """
     path = Path(path)
     if not path.is_file():
@@ -109,7 +109,7 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
 
 
 def key_array(keys: Keys) -> pa.Array:
-    """Keys uint8 [n, 32] as an Arrow binary(32) array, without Python objects in between."""
+    """Keys uint8 [n, 32] as an Arrow binary(32) array, without intermediate Python objects."""
     flat = np.ascontiguousarray(keys)
     return pa.FixedSizeBinaryArray.from_buffers(_KEY, len(flat), [None, pa.py_buffer(flat)])
 
@@ -118,10 +118,10 @@ def key_column(column: pa.ChunkedArray | pa.Array) -> Keys:
     """The keys of a manifest column: uint8 [n, 32].
 
     Raises:
-        CacheError: the column holds empty keys.
+        CacheError: the column contains null keys.
     """
     if column.null_count:
-        raise CacheError(f"a key column holds {column.null_count} empty keys")
+        raise CacheError(f"a key column contains {column.null_count} null keys")
     chunks = [
         np.frombuffer(chunk.buffers()[1], dtype=np.uint8)[
             chunk.offset * KEY_BYTES : (chunk.offset + len(chunk)) * KEY_BYTES
@@ -144,5 +144,5 @@ def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
 
     raise CacheError(
         f"{path}: not a manifest of kind {kind}\n  found:    {describe(found)}\n"
-        f"  expected: {describe(expected)}\n  Run `sightline prepare` again to write it again."
+        f"  expected: {describe(expected)}\n  Run `sightline prepare` to rewrite it."
     )

@@ -1,4 +1,4 @@
-"""Rows of many shards, read through their memory maps."""
+"""Rows of many shards, read through memory maps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.cache.shard import map_features
 
 
 class MappedRows:
-    """The shards of a set, mapped after a look at their layout (`map_features`)."""
+    """The shards of a set, memory-mapped after a layout check (`map_features`)."""
 
     def __init__(self, folder: Path, spec: FeatureSpec, shards: Sequence[ShardRecord]) -> None:
         self._dim, self._dtype = spec.dim, np.dtype(spec.dtype).newbyteorder("<")
@@ -22,7 +22,7 @@ class MappedRows:
         ]
 
     def read(self, shards: NDArray[np.int32], rows: NDArray[np.int32]) -> NDArray:
-        """Row ``rows[i]`` of shard ``shards[i]``, for every i: [n, dim], a fresh array."""
+        """Row ``rows[i]`` of shard ``shards[i]``, for every i: [n, dim], a new array."""
         found = np.empty((len(rows), self._dim), self._dtype)
         for shard in np.unique(shards):
             mine = np.flatnonzero(shards == shard)

@@ -1,9 +1,9 @@
-"""Tables from strangers: a small file that would become gigabytes is refused before it does.
+"""Untrusted tables: reject a small file before it expands to gigabytes.
 
-Three things make a Parquet file grow when it is read: compression, run lengths (a million equal
-values in four bytes), and a dictionary whose one long text a million rows point to. The first two
-are added up from the header of every page, before anything is expanded. Texts are read as
-references into their dictionary, in batches, and added up before they are written out.
+Three things make a Parquet file grow when read: compression, run lengths (a million equal
+values in four bytes), and a dictionary with one long text that a million rows reference. The
+first two are summed from the page headers before anything is expanded. Texts are read in batches
+as dictionary references, and their sizes are summed before they are expanded.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pipeline.cache.errors import CacheError
 from pipeline.cache.parquet_pages import pages
 
 FLOOR, RATIO = 64 << 20, 32
-"""A table may take FLOOR bytes and RATIO times those of its file; ours take less than 12 times."""
+"""A table may take FLOOR bytes plus RATIO times its file size; ours take less than 12 times."""
 _ROWS = 1 << 16
 _READ_BYTES = 1 << 20
-_BATCH_BYTES = FLOOR // 4  # the library takes several times what a batch is
+_BATCH_BYTES = FLOOR // 4  # the library needs several times the size of a batch
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-_LEVELS = 4  # bytes that a value costs beside itself: whether it is there, and in which list
+_LEVELS = 4  # overhead per value in bytes: definition and repetition levels
 
 
 def read_schema(path: Path) -> pa.Schema:
@@ -34,16 +34,16 @@ def read_schema(path: Path) -> pa.Schema:
     """
     try:
         return pq.read_schema(path)
-    except Exception as error:  # on forged or damaged files the library raises anything at all
+    except Exception as error:  # on forged or damaged files the library may raise anything
         raise CacheError(f"{path}: not a readable Parquet file ({error})") from error
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """The table of a Parquet file, or some columns of it.
+    """A Parquet file as a table, or some of its columns.
 
     Raises:
-        CacheError: it is not a readable Parquet file, or would take more than FLOOR bytes and
-            RATIO times those of the file.
+        CacheError: it is not a readable Parquet file, or would take more than FLOOR bytes plus
+            RATIO times its size.
     """
     try:
         return _read(path, columns)
@@ -68,7 +68,7 @@ def _read(path: Path, columns: list[str] | None) -> pa.Table:
         ]
         flat = [text for text in texts if text in schema.names]
         inside = [text for text in texts if text not in schema.names]
-        if inside:  # a struct cannot hold references: small batches of nothing else, added up first
+        if inside:  # a struct cannot hold references: read in small batches and sum first
             size = 0
             for batch in file.iter_batches(max(1, _BATCH_BYTES // longest), columns=inside):
                 size += batch.nbytes
@@ -83,12 +83,12 @@ def _read(path: Path, columns: list[str] | None) -> pa.Table:
             _require(path, size, limit)
             batches.append(batch.cast(schema))
     table = pa.Table.from_batches(batches, schema)
-    table.validate(full=True)  # texts that are no Unicode would fail every reader
+    table.validate(full=True)  # invalid Unicode would fail every reader
     return table
 
 
 def _check_declared(path: Path, file: pq.ParquetFile, limit: int) -> int:
-    """Add up what the pages say that they become; the bytes of the largest, so of any value."""
+    """Sum the declared page sizes; returns the largest, which bounds the size of any value."""
     size, largest = 0, 1
     with path.open("rb") as data:
         for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
@@ -103,7 +103,7 @@ def _check_declared(path: Path, file: pq.ParquetFile, limit: int) -> int:
 
 
 def _expanded(column: pa.Array) -> int:
-    """Bytes of a column once its texts are written out."""
+    """Bytes of a column once its texts are expanded."""
     if not pa.types.is_dictionary(column.type):
         return column.nbytes
     lengths = pc.call_function("binary_length", [column.dictionary]).cast(pa.int64())
@@ -114,7 +114,7 @@ def _expanded(column: pa.Array) -> int:
 def _require(path: Path, size: int, limit: int) -> None:
     if size > limit:
         raise CacheError(
-            f"{path}: a file of {path.stat().st_size:,} bytes that would take more than {limit:,} "
-            "of memory; no manifest of Sightline grows like that. Do not use it; make it again, or "
-            "get it from somebody you trust"
+            f"{path}: a file of {path.stat().st_size:,} bytes that would expand to more than "
+            f"{limit:,} bytes of memory; no Sightline manifest does that. Do not use it; recreate "
+            "it, or get it from a trusted source"
         )

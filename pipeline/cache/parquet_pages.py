@@ -1,8 +1,7 @@
-"""The page headers of a Parquet file: what it will expand to, told before anything is expanded.
+"""The page headers of a Parquet file, which give its expanded size before expansion.
 
-The sizes in a file's footer are claims that no reader checks. What memory is reserved for stands in
-the header of each page: `PageHeader` of the Apache Parquet format, in Apache Thrift's compact
-protocol.
+No reader checks the sizes in a file's footer. Readers allocate memory by the header of each page:
+`PageHeader` of the Apache Parquet format, in Apache Thrift's compact protocol.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ _DEPTH = 8
 _VARINT_BITS = 63
 _UNCOMPRESSED_SIZE, _COMPRESSED_SIZE = 2, 3  # fields of PageHeader …
 _DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8
-_NUM_VALUES = 1  # … and of the header inside it that tells of the kind of page
+_NUM_VALUES = 1  # … and of the nested header specific to the page type
 
 
 @dataclass(frozen=True)
 class Page:
-    """What the header of a page declares: its bytes once expanded, and its values."""
+    """The size in bytes once expanded and the number of values that a page header declares."""
 
     bytes: int
     values: int
@@ -33,10 +32,10 @@ def pages(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
     """Every page of a column chunk.
 
     Raises:
-        ValueError: the headers are not those of a Parquet file, or lead outside the chunk.
+        ValueError: the headers are not valid Parquet, or point outside the chunk.
     """
     if chunk.num_values < 1:
-        return  # nothing of it is ever read
+        return  # never read
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < at:
         at = chunk.dictionary_page_offset
@@ -59,14 +58,14 @@ def pages(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
 
 
 class _Compact:
-    """Reads structs of Thrift's compact protocol from ``data``."""
+    """Reads structs in Thrift's compact protocol from ``data``."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.at = 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Field number → value; what is no number or struct is passed over as None."""
+        """Field number → value; values other than numbers and structs become None."""
         if depth > _DEPTH:
             raise ValueError("a page header is nested too deeply")
         found: dict[int, Any] = {}
@@ -82,7 +81,7 @@ class _Compact:
                 return kind == 1
             case 3:  # a byte
                 return self._byte()
-            case 4 | 5 | 6:  # whole numbers
+            case 4 | 5 | 6:  # integers
                 return self._zigzag()
             case 7:  # a double
                 return self._skip(8)
@@ -90,12 +89,12 @@ class _Compact:
                 return self._skip(self._varint())
             case 12:
                 return self.struct(depth + 1)
-        raise ValueError(f"a page header holds a value of kind {kind}")
+        raise ValueError(f"a page header contains a value of kind {kind}")
 
     def _skip(self, count: int) -> None:
         self.at += count
         if self.at > len(self._data):
-            raise ValueError("a page header is cut short")
+            raise ValueError("a page header is truncated")
 
     def _byte(self) -> int:
         self._skip(1)
@@ -107,7 +106,7 @@ class _Compact:
             value |= (byte & 0x7F) << shift
             shift += 7
             if shift > _VARINT_BITS:
-                raise ValueError("a page header holds a number without an end")
+                raise ValueError("a page header contains an unterminated number")
         return value | byte << shift
 
     def _zigzag(self) -> int:

@@ -1,4 +1,4 @@
-"""Phrase tokens: where the phrases of a caption stand among a student's tokens."""
+"""Phrase tokens: token spans of the phrases of a caption, for one student."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pipeline.cache.tables import read_single, write_single
 
 @dataclass(frozen=True)
 class PhraseTokenHeader:
-    """What phrase tokens were made with.
+    """Settings that phrase tokens were made with.
 
     Attributes:
         student: name or folder name of the student model.
         tokenizer_sha256: digest of the tokenizer's serialised form, as in its token set.
         max_length: longest row of the token set, special tokens included.
-        phrases: phrases that came in.
-        dropped: reason → phrases that have no row here.
+        phrases: number of input phrases.
+        dropped: reason → number of phrases without a row here.
     """
 
     student: str
@@ -36,7 +36,7 @@ class PhraseTokenHeader:
     dropped: dict[str, int] = field(default_factory=dict)
 
 
-_AGAIN = "run `sightline phrase-tokens` again"
+_AGAIN = "rerun `sightline phrase-tokens`"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RaggedPhrases:
     Attributes:
         offsets: int64 [n + 1]; those of pair i are offsets[i] … offsets[i + 1] − 1.
         starts, ends: int32 [m]: the phrase's tokens are starts … ends − 1 of its caption's row in
-            the token set, special tokens counted.
+            the token set, including special tokens.
         cutouts: uint8 [m, 32], keys of the objects.
     """
 
@@ -57,7 +57,7 @@ class RaggedPhrases:
 
 
 class PhraseTokens:
-    """Token spans of phrases and the objects they name, found by image and caption."""
+    """Token spans of phrases and the objects they name, looked up by image and caption."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class PhraseTokens:
         """Open the phrase tokens in folder ``path``.
 
         Raises:
-            CacheError: they are missing, damaged, or something else.
+            CacheError: they are missing, damaged, or not phrase tokens.
         """
         file, table, header = read_single(Path(path), "phrase-tokens", PhraseTokenHeader)
         keys = key_column(table.column("pair_key"))
@@ -135,7 +135,7 @@ def write_phrase_tokens(
     starts: Sequence[int],
     ends: Sequence[int],
 ) -> None:
-    """Write phrase tokens; the phrases of a pair keep the order that they are given in.
+    """Write phrase tokens; the phrases of a pair keep their order.
 
     Args:
         pairs: uint8 [m, 32], see `pair_keys`.

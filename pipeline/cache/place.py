@@ -1,4 +1,4 @@
-"""Where an image's bytes are: a whole file, or a stretch of an archive that nobody unpacks."""
+"""Where an image's bytes are: a whole file, or a range in an archive that stays packed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pipeline.cache.errors import CacheError
 
 
 class Place(NamedTuple):
-    """Where an image's bytes are; ``str(place)`` names it in messages, as `shard.tar[1024:+500]`.
+    """Where an image's bytes are; shown in messages as `shard.tar[1024:+500]`.
 
     Attributes:
         path: the file.
-        offset: where the image begins in it, in bytes; None: the file is the image.
-        length: how many bytes it is; None where ``offset`` is.
+        offset: start of the image in it, in bytes; None: the file is the image.
+        length: its length in bytes; None if ``offset`` is None.
     """
 
     path: Path
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     length: int | None = None
 
     def below(self, root: Path) -> Place:
-        """This place with its path taken as relative to ``root``."""
+        """This place, with its path resolved against ``root``."""
         return self._replace(path=root / self.path)
 
     def __str__(self) -> str:
@@ -34,9 +34,9 @@ class Place(NamedTuple):
 
 
 def places_of(manifest: Path, images: pa.Table) -> list[Place]:
-    """The place of each image, relative to the image folder as the manifest has it.
+    """The place of each image, relative to the image folder, as in the manifest.
 
-    Whether the bytes are there is found out when they are read.
+    Does not check that the bytes exist; reading them does.
 
     Args:
         manifest: the file that ``images`` was read from, for messages.
@@ -52,20 +52,20 @@ def places_of(manifest: Path, images: pa.Table) -> list[Place]:
         if path is None:
             raise CacheError(
                 f"{manifest}: image {image_id!r} (row {row}) has no path, expected the file that "
-                "it is in; make the manifest again"
+                "contains it; recreate the manifest"
             )
         if (offset is None) != (length is None) or (offset or 0) < 0 or (length or 0) < 0:
             raise CacheError(
                 f"{manifest}: image {image_id!r} (row {row}) has offset {_shown(offset)} and "
-                f"length {_shown(length)}, expected two numbers from 0, or both empty where the "
-                "file is the image; make the manifest again"
+                f"length {_shown(length)}, expected two non-negative numbers, or both empty if the "
+                "file is the image; recreate the manifest"
             )
         places.append(Place(Path(path), offset, length))
     return places
 
 
 def whole_files(count: int) -> dict[str, pa.Array]:
-    """The columns ``offset`` and ``length`` of ``count`` images that are files of their own."""
+    """The columns ``offset`` and ``length`` for ``count`` images in separate files."""
     return {name: pa.nulls(count, pa.int64()) for name in ("offset", "length")}
 
 

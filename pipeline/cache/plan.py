@@ -1,4 +1,4 @@
-"""The plan of a run: which rows are missing, in which order and shape they are computed."""
+"""The plan of a run: the missing rows, and the order and shape in which to compute them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Batch:
     """Rows that are computed together.
 
     Attributes:
-        number: of the batch in its plan.
-        block: of the plan that it belongs to: what is made durable, and shared out, as a whole.
+        number: position of the batch in its plan.
+        block: its block in the plan: the unit of durability and of work sharing.
         keys: uint8 [≤ batch_size, 32].
-        length: that the rows are padded to.
+        length: length to which the rows are padded.
     """
 
     number: int
@@ -35,14 +35,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Shape:
-    """How rows are computed, as far as their last bits or the files may depend on it.
+    """How rows are computed, as far as it may affect their last bits or the files.
 
     Attributes:
-        batch_size: rows of every batch, padding included.
-        block_rows: rows of a block, which ends with the batch that fills it.
-        shard_rows: rows of a shard.
-        threads: of the processor that a worker computes with; rows of a BERT differ between one
-            and two.
+        batch_size: rows per batch, including padding.
+        block_rows: rows per block, which ends with the batch that fills it.
+        shard_rows: rows per shard.
+        threads: CPU threads of a worker; BERT rows differ between one and two threads.
         code: versions of Sightline and PyTorch.
     """
 
@@ -55,17 +54,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will compute.
+    """What a run computes.
 
-    A row's value may depend on the shape of the batch it is computed in, so the shape is part of
-    the plan: every batch is padded to ``batch_size`` rows, and holds rows of one ``length`` only.
+    A row's value may depend on the shape of its batch, so the shape is part of the plan: every
+    batch is padded to ``batch_size`` rows and holds rows of only one ``length``.
 
     Attributes:
-        fingerprint: of the rows to compute.
-        keys: uint8 [n, 32], sorted by length, then by group where there are groups, then by key.
+        fingerprint: fingerprint of the rows to compute.
+        keys: uint8 [n, 32], sorted by length, then by group if there are groups, then by key.
         lengths: int32 [n], padded length of each row (0 for images).
         shape: how they are computed.
-        asked: the shape that the run was given; a resumed run keeps to that of the interrupted one.
+        asked: the shape that was requested; a resumed run keeps that of the interrupted one.
     """
 
     fingerprint: str
@@ -87,8 +86,8 @@ class Plan:
         """Put distinct ``keys`` (uint8 [n, 32]) into the canonical order of computation.
 
         Args:
-            groups: uint8 [n, 32]; rows of one group (the objects of one image) follow each other.
-            asked: where it is another shape.
+            groups: uint8 [n, 32]; rows of one group (the objects of one image) are consecutive.
+            asked: the requested shape, if different.
         """
         by_key = sort_order(keys)
         if groups is not None:
@@ -96,12 +95,12 @@ class Plan:
         if lengths is None:
             lengths = np.zeros(len(keys), dtype=np.int32)
         order = by_key[np.argsort(lengths[by_key], kind="stable")]
-        if (order[1:] > order[:-1]).all():  # the order they came in: no second copy of them
+        if (order[1:] > order[:-1]).all():  # already in order: avoid a copy
             return cls(fingerprint, keys, lengths, shape, asked or shape)
         return cls(fingerprint, keys[order], lengths[order], shape, asked or shape)
 
     def batches(self) -> list[Batch]:
-        """The batches of the plan, in order; none mixes two lengths."""
+        """The batches of the plan, in order; each has rows of a single length."""
         size = self.shape.batch_size
         batches: list[Batch] = []
         block = rows = 0
@@ -124,12 +123,12 @@ class Plan:
         return digest.hexdigest()
 
     def differences(self, other: Plan) -> list[str]:
-        """What two runs were told differently, one ``name: other → self`` line each."""
+        """The differing settings of two runs, one ``name: other → self`` line each."""
         mine, theirs = ({**plan._head, **asdict(plan.asked)} for plan in (self, other))
         lines = [
             f"{name}: {theirs[name]} → {mine[name]}" for name in mine if mine[name] != theirs[name]
         ]
-        return lines or ["other rows, as many of them"]
+        return lines or ["the same number of rows, but different ones"]
 
     def save(self, path: Path) -> None:
         """Write the plan: one line of JSON, then keys and lengths as raw little-endian numbers."""
@@ -141,13 +140,13 @@ class Plan:
         return {"fingerprint": self.fingerprint, "rows": len(self.keys), **asdict(self.shape)}
 
     def _columns(self) -> tuple[memoryview, memoryview]:
-        """Keys and lengths as they are stored, not copied."""
+        """Keys and lengths in stored form, not copied."""
         lengths = self.lengths.astype("<i4", copy=False)
         return np.ascontiguousarray(self.keys).data, np.ascontiguousarray(lengths).data
 
     @classmethod
     def load(cls, path: Path) -> Plan | None:
-        """The plan in ``path``, or None when there is none or it is damaged."""
+        """The plan in ``path``, or None if it is missing or damaged."""
         if not path.is_file():
             return None
         try:

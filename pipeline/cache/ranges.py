@@ -1,4 +1,4 @@
-"""Rows of different lengths, stored one after the other."""
+"""Rows of different lengths, stored back to back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a commit file says of a set: what decides its content, its files, where it came from."""
+"""The content of a commit file: what determines a set's content, its files, its provenance."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sightline.digest import digest
 
 SCHEMA = "sightline.set/2"
-_ROW_FORMAT = "sightline.feature_set/1"  # of rows, which fingerprints are made of since the first
+_ROW_FORMAT = "sightline.feature_set/1"  # part of fingerprints since the first version
 _UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def _printable(text: str) -> str:
-    """Reject control characters and changes of direction, which a terminal would act on."""
+    """Reject control characters and bidi overrides, which a terminal would interpret."""
     if any(unicodedata.category(char) in _UNPRINTABLE for char in text):
-        raise ValueError(f"found {text[:80]!a}, expected printable characters alone")
+        raise ValueError(f"found {text[:80]!a}, expected only printable characters")
     return text
 
 
@@ -39,14 +39,14 @@ TABLES_OF: dict[TableKind, tuple[str, ...]] = {
 """Names of the tables in each shard of a set."""
 
 SINGLE_KINDS: tuple[TableKind, ...] = ("tokens", "phrase-tokens")
-"""Kinds of sets that have one shard, or none once it was taken out."""
+"""Kinds of sets with one shard, or none after repair removed it."""
 
 NAMES = {
     **dict.fromkeys(FEATURE_KINDS, "a feature set"),
     **{"grounding": "a grounding", "cutouts": "cut-outs"},
     **{"tokens": "a token set", "phrase-tokens": "phrase tokens"},
 }
-"""What a set of each kind is called."""
+"""Display name of each kind of set."""
 
 
 class _Strict(BaseModel):
@@ -60,7 +60,7 @@ class EncoderRecord(_Strict):
         name: architecture, such as ``torchvision/resnet50``.
         source: where the weights came from, such as ``pretrained:IMAGENET1K_V1`` or ``random:0``.
         revision: revision of that source, or empty.
-        weights_sha256: digest of the state dict that was really loaded.
+        weights_sha256: digest of the state dict that was actually loaded.
         untrained: the weights are random; every report says so.
     """
 
@@ -73,12 +73,12 @@ class EncoderRecord(_Strict):
 
 class _Spec(_Strict):
     def differences(self, other: _Spec) -> list[str]:
-        """What differs between two specs, one ``name: other → self`` line each."""
+        """Differences between two specs, one ``name: other → self`` line each."""
         return differences(self, other)
 
 
 class FeatureSpec(_Spec):
-    """What decides the value of a row. Its digest is the fingerprint."""
+    """What determines the value of a row. Its digest is the fingerprint."""
 
     kind: Kind
     encoder: EncoderRecord
@@ -105,7 +105,7 @@ class FeatureSpec(_Spec):
 
 
 class TableSpec(_Spec):
-    """What decides the content of a set of tables. Its digest is the fingerprint."""
+    """What determines the content of a set of tables. Its digest is the fingerprint."""
 
     kind: TableKind
     description: dict[str, Any]
@@ -125,7 +125,7 @@ class FileRecord(_Strict):
 
 
 class ShardRecord(FileRecord):
-    """One shard. ``computed`` (device, library versions, batch size) is told, never hashed."""
+    """One shard. ``computed`` (device, library versions, batch size) is recorded, not hashed."""
 
     rows: Annotated[int, Field(ge=1, lt=1 << 31)]
     computed: dict[_Line, _Line | int]
@@ -138,18 +138,18 @@ class TableRecord(FileRecord):
 
 
 class TableShard(_Strict):
-    """The tables of one block, by name. ``computed`` is told, never hashed."""
+    """The tables of one block, by name. ``computed`` is recorded, not hashed."""
 
     tables: dict[str, TableRecord]
     computed: dict[str, Any] = {}
 
 
 class Provenance(_Strict):
-    """Who computed a set: Sightline, or somebody else whose rows were imported.
+    """Who computed a set: Sightline, or another tool whose rows were imported.
 
     Attributes:
-        imported: the rows came in a file of another form.
-        recomputed: rows of an imported set that were encoded again and agreed.
+        imported: the rows came from a file in another format.
+        recomputed: rows of an imported set that were re-encoded and agreed.
     """
 
     imported: bool = False
@@ -164,7 +164,7 @@ class Provenance(_Strict):
 
 
 class SetRecord(_Strict):
-    """The commit point of a set: everything that a reader needs to trust its files."""
+    """The commit point of a set: everything a reader needs to trust its files."""
 
     schema_: Annotated[str, Field(alias="schema")] = SCHEMA
     spec: FeatureSpec | TableSpec
@@ -175,7 +175,7 @@ class SetRecord(_Strict):
     @property
     @abstractmethod
     def files(self) -> tuple[FileRecord, ...]:
-        """Every file that the set consists of, beside its commit file."""
+        """Every file of the set except its commit file."""
 
     @property
     def size(self) -> int:
@@ -198,7 +198,7 @@ class FeatureSetRecord(SetRecord):
 
 
 class TableSetRecord(SetRecord):
-    """The commit point of a set of tables; ``counts`` is for people."""
+    """The commit point of a set of tables; ``counts`` is informational."""
 
     spec: TableSpec
     counts: dict[str, Any] = {}
@@ -207,11 +207,11 @@ class TableSetRecord(SetRecord):
     @property
     def files(self) -> tuple[FileRecord, ...]:
         every = [file for shard in self.shards for file in shard.tables.values()]
-        return tuple({file.name: file for file in every}.values())  # empty tables are one file
+        return tuple({file.name: file for file in every}.values())  # empty tables share one file
 
 
 def differences(mine: BaseModel, theirs: BaseModel) -> list[str]:
-    """What differs between two specs, one ``name: theirs → mine`` line each."""
+    """Differences between two specs, one ``name: theirs → mine`` line each."""
     one, two = _flat(mine.model_dump()), _flat(theirs.model_dump())
     return [
         f"{shown(name)}: {shown(two.get(name, 'absent'))} → {shown(one.get(name, 'absent'))}"
@@ -221,7 +221,7 @@ def differences(mine: BaseModel, theirs: BaseModel) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """A value from a stranger as text that a terminal does not act on."""
+    """An untrusted value as text that is safe to print on a terminal."""
     text = str(value)
     return text if text.isprintable() else ascii(text)
 

@@ -1,4 +1,4 @@
-"""Repair: take exactly the damaged shards out of a set; the next run computes their rows again."""
+"""Repair: remove exactly the damaged shards of a set; the next run recomputes their rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sightline.output import Output
 
 @dataclass(frozen=True)
 class Dropped:
-    """A shard that was taken out: its name, its rows that were in use, and what was wrong."""
+    """A removed shard: its name, its rows that were in use, and what was wrong."""
 
     name: str
     rows: int
@@ -38,13 +38,13 @@ class Dropped:
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What `repair` did.
+    """The result of `repair`.
 
     Attributes:
         dropped: the damaged shards.
-        index_fault: what was wrong with the index, which was then made again from the shards' own
-            keys; empty where it was sound.
-        record: the set as it is now.
+        index_fault: what was wrong with the index, which was then rebuilt from the keys in the
+            shards; empty if it was intact.
+        record: the current record of the set.
     """
 
     dropped: tuple[Dropped, ...]
@@ -52,28 +52,28 @@ class RepairReport:
     record: SetRecord
 
     def lines(self) -> list[str]:
-        """What was done, one sentence a fault."""
+        """What was done, one sentence per fault."""
         lines = [
-            f"{each.reason}; taken out, its {each.rows:,} rows are to be computed again"
+            f"{each.reason}; removed, its {each.rows:,} rows will be recomputed"
             for each in self.dropped
         ]
         if self.index_fault:
-            lines.append(f"{self.index_fault}; made again from the keys in the shards")
+            lines.append(f"{self.index_fault}; rebuilt from the keys in the shards")
         return lines
 
 
 def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
-    """Read every byte of the set in ``folder`` and take out the shards that are damaged.
+    """Read every byte of the set in ``folder`` and remove damaged shards.
 
-    Of a grounding that is the damaged blocks of images.
+    For a grounding, these are damaged blocks of images.
 
-    Their files are deleted and their rows leave the index; everything else stays as it is. A
-    damaged index is made again, and rows in error, which only it knew, will be tried again.
+    Deletes their files and drops their rows from the index; everything else is unchanged. A
+    damaged index is rebuilt; it was the only list of failed rows, so these will be retried.
 
     Raises:
         BusyError: a run is writing there.
-        CacheError: ``set.json`` itself is damaged and nothing can be told without it, or a
-            file may not be read.
+        CacheError: ``set.json`` itself is damaged, without which nothing can be checked, or a
+            file is not readable.
     """
     with set_output(folder) as output:
         record = read_record(folder)
@@ -104,26 +104,26 @@ def _repair_tables(
             output.remove({file.name for file in shard.tables.values()} - stay)
             first = next(iter(shard.tables.values()))
             dropped.append(Dropped(first.name, first.rows, "; ".join(found)))
-    counts = {} if dropped else record.counts  # those of the whole set, which a run makes again
+    counts = {} if dropped else record.counts  # the next run recounts
     now = publish_tables(output, record.spec, sound, counts, record.provenance)
     return RepairReport(tuple(dropped), "", now)
 
 
 def _require_readable(folder: Path, record: SetRecord) -> None:
-    """A file that may not be read says nothing about its rows, so it is no damage."""
+    """Raise for an unreadable file: missing permission does not mean damage."""
     for file in record.files:
         path = folder / file.name
         if path.exists() and not os.access(path, os.R_OK):
-            raise CacheError(f"{path}: may not be read (no permission); nothing was repaired")
+            raise CacheError(f"{path}: no permission to read; nothing was repaired")
 
 
 def drop_unreadable(output: Output, folder: Path, record: FeatureSetRecord) -> RepairReport:
-    """`repair` by the cheap checks of opening alone, in an output that the caller has entered.
+    """`repair` with only the cheap checks of opening, in an output the caller has entered.
 
-    No file is deleted: what cannot be read now may be readable again.
+    Deletes no file: one that cannot be read now may be readable later.
 
     Raises:
-        CacheError: a file is a link, which says nothing about the rows behind it.
+        CacheError: a file is a link, so its rows cannot be checked.
     """
     for file in (record.index, *record.shards):
         if (folder / file.name).is_symlink():
@@ -170,7 +170,7 @@ def _take_out(
 
 
 def _from_shards(folder: Path, record: FeatureSetRecord, good: np.ndarray) -> Placed:
-    """Every row of the sound shards, by the keys that stand in them."""
+    """Every row of the intact shards, by the keys they contain."""
     sound = [shard for shard, fine in zip(record.shards, good, strict=True) if fine]
     if not sound:
         return Placed.nothing()

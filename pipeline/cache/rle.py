@@ -1,4 +1,4 @@
-"""COCO's run-length code for masks: column by column, compressed as pycocotools does."""
+"""COCO's run-length encoding of masks: column-major, compressed as in pycocotools."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from pipeline.cache.errors import CacheError
 
 CROP_RULE = "mask-transparent,tight-box/1"
-"""Everything outside the mask is transparent, and the cut-out ends with the mask's box."""
+"""Everything outside the mask is transparent; the cut-out is cropped to the mask's box."""
 
 _OFFSET = 48  # the compressed string uses the characters 48 to 111
 _MORE = 0x20
 _MOST_GROUPS = 7
-"""Groups of five bits of one number: runs, and their differences, stay below 2 ** 34."""
+"""Five-bit groups per number: runs and their differences stay below 2 ** 34."""
 
 
 class MaskCode(TypedDict):
-    """A mask as COCO's annotations hold it."""
+    """A mask in COCO's annotation format."""
 
     size: list[int]  # height, width
     counts: str
 
 
 def encode_mask(mask: NDArray[np.bool_]) -> MaskCode:
-    """Run-length code of a mask.
+    """Run-length encoding of a mask.
 
     Args:
         mask: bool [height, width].
@@ -41,7 +41,7 @@ def encode_mask(mask: NDArray[np.bool_]) -> MaskCode:
 
 
 def decode_mask(size: tuple[int, int] | list[int], counts: str) -> NDArray[np.bool_]:
-    """The mask behind a run-length code: bool [height, width].
+    """Decode a run-length encoded mask: bool [height, width].
 
     Raises:
         CacheError: the string is damaged, or its runs do not fill the mask exactly.
@@ -51,7 +51,7 @@ def decode_mask(size: tuple[int, int] | list[int], counts: str) -> NDArray[np.bo
     if min(height, width, *runs, 0) < 0 or sum(runs) != height * width:
         raise CacheError(
             f"mask: runs of {sum(runs)} pixels for {height} × {width}; expected "
-            f"{height * width}; the mask is damaged, make the phrases again"
+            f"{height * width}; the mask is damaged, recreate the phrases"
         )
     values = np.arange(len(runs)) % 2 == 1  # the first run is background
     return np.repeat(values, runs).reshape(width, height).T
@@ -70,8 +70,8 @@ def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
 def compress_counts(runs: list[int]) -> str:
     """COCO's string for run lengths.
 
-    From the fourth on a run is stored as its difference to the run two places before; every
-    number takes groups of five bits, the lowest first, with a sixth bit that says "more follows"
+    From the fourth on, a run is stored as its difference from the run two places earlier; each
+    number is stored in groups of five bits, lowest first, with a sixth bit for "more follows"
     (``rleToString`` in COCO's maskApi.c). Runs must be smaller than 2 ** 34.
     """
     values = np.array(runs, dtype=np.int64)
@@ -82,7 +82,7 @@ def compress_counts(runs: list[int]) -> str:
     for place in range(_MOST_GROUPS):
         group = values & 0x1F
         values >>= 5
-        # stop when what is left is nothing but the sign of this group's highest bit
+        # stop once only sign extension of this group's highest bit remains
         more = values != -(group >> 4)
         characters[:, place] = group + more * _MORE + _OFFSET
         written[:, place] = active
@@ -96,23 +96,23 @@ def expand_counts(counts: str) -> list[int]:
     """Run lengths of COCO's string; the inverse of `compress_counts`.
 
     Raises:
-        CacheError: a character is outside the code, a number is larger than any image has pixels,
-            or the string ends inside one.
+        CacheError: an invalid character, a number larger than the pixels of any image, or a
+            string that ends inside a number.
     """
     groups = np.frombuffer(counts.encode("utf-32-le"), dtype="<u4").astype(np.int64) - _OFFSET
     strange = np.flatnonzero((groups < 0) | (groups >= 2 * _MORE))
     if len(strange):
         found = counts[strange[0]]
-        raise CacheError(f"mask: {found!r} does not belong to COCO's run-length code")
+        raise CacheError(f"mask: {found!r} is not valid in COCO's run-length encoding")
     if not len(groups):
         return []
     ends = np.flatnonzero(groups & _MORE == 0)
     if not len(ends) or ends[-1] != len(groups) - 1:
-        raise CacheError("mask: the run-length code ends inside a number")
+        raise CacheError("mask: the run-length encoding ends inside a number")
     starts = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - starts + 1
     if lengths.max() > _MOST_GROUPS:
-        raise CacheError(f"mask: a number of {lengths.max()} groups is no run of an image")
+        raise CacheError(f"mask: a number of {lengths.max()} groups is too large for a run")
     places = np.arange(len(groups)) - np.repeat(starts, lengths)
     values = np.add.reduceat((groups & 0x1F) << 5 * places, starts)
     values -= (groups[ends] >> 4 & 1) << 5 * lengths  # the sign
@@ -122,13 +122,13 @@ def expand_counts(counts: str) -> list[int]:
 
 
 def cutout_key(image_key: bytes, size: list[int], counts: str, crop_rule: str) -> bytes:
-    """Key of the picture that a mask cuts out of an image: 32 raw bytes.
+    """Key of the cut-out of an image by a mask: 32 raw bytes.
 
     Args:
         image_key: key of the image, 32 raw bytes.
         size: (height, width) of the mask.
-        counts: the compressed runs; one mask has one such string.
-        crop_rule: name and version of the way the cut-out is made.
+        counts: the compressed runs, unique for each mask.
+        crop_rule: name and version of the cropping rule.
     """
     mask = f"\n{size[0]} {size[1]} {counts}\n{crop_rule}"
     return hashlib.sha256(image_key + mask.encode("utf-8")).digest()

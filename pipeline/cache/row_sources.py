@@ -1,4 +1,4 @@
-"""Where a writer finds rows that need no encoder: its blocks, a published set, a neighbour's."""
+"""Sources of rows that need no encoding: own blocks, a published set, other sets."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class BlockRows:
 
     Args:
         blocks: each with a tensor ``features`` [n, dim].
-        dim: of a row.
-        dtype: of storage.
+        dim: length of a row.
+        dtype: storage dtype.
     """
 
     def __init__(self, blocks: Sequence[Block], dim: int, dtype: np.dtype) -> None:
@@ -84,7 +84,7 @@ def live_rows(features: FeatureSet) -> Placed:
 
 
 def dropped_rows(features: FeatureSet) -> Placed:
-    """Rows that lie in the shards of a set but not in its index: no manifest wanted them."""
+    """Rows in the shards of a set but not in its index: no manifest wanted them."""
     live = live_rows(features).live_rows()
     parts: list[tuple[Keys, NDArray[np.int32], NDArray[np.int32]]] = []
     for number, shard in enumerate(features.record.shards):
@@ -102,9 +102,9 @@ def dropped_rows(features: FeatureSet) -> Placed:
 
 
 def only_sound(folder: Path, placed: Placed) -> Placed:
-    """``placed`` without the rows of shards whose bytes are not those of their record.
+    """``placed`` without the rows of shards whose bytes do not match the record.
 
-    Rows that go into a new shard get a new, valid digest; what was damaged would be so for ever.
+    A new shard gets a new digest: copying damaged rows into it would give them a valid one.
     """
     faults = [file_fault(folder, record) for record in placed.records]
     sound = np.array([fault is None for fault in faults], dtype=bool)
@@ -112,9 +112,9 @@ def only_sound(folder: Path, placed: Placed) -> Placed:
 
 
 def neighbours(root: Path, spec: FeatureSpec, own: Path) -> Iterator[FeatureSet]:
-    """The other feature sets of the same fingerprint at or below ``root``, by path.
+    """Other feature sets with the same fingerprint at or below ``root``, by path.
 
-    One that cannot be read is passed over: it is not this run's business.
+    Skips sets that cannot be read: they do not concern this run.
     """
     for file in sorted(root.rglob(FILE_NAME)):
         folder = file.parent
@@ -128,7 +128,7 @@ def neighbours(root: Path, spec: FeatureSpec, own: Path) -> Iterator[FeatureSet]
 
 
 def copied_rows(features: FeatureSet, keys: Keys) -> Placed:
-    """Those of ``keys`` (uint8 [n, 32]) that a set holds in sound shards."""
+    """The ``keys`` (uint8 [n, 32]) that a set holds in intact shards."""
     found = features.find(keys)
     mask = np.zeros(len(features), dtype=bool)
     mask[found[found >= 0]] = True
@@ -138,12 +138,12 @@ def copied_rows(features: FeatureSet, keys: Keys) -> Placed:
 def rows_on_disk(
     own: Path, spec: FeatureSpec, published: FeatureSet | None, keys: Keys, root: Path | None
 ) -> list[PlacedRows]:
-    """Where those of ``keys`` (uint8 [n, 32]) that need no encoder can be had from.
+    """Sources for those of ``keys`` (uint8 [n, 32]) that need no encoding.
 
     Args:
         own: folder of the set that lacks them.
-        published: that set, whose dropped rows come first.
-        root: folder above other sets, or None.
+        published: that set; its dropped rows come first.
+        root: folder of other sets, or None.
     """
     found: list[PlacedRows] = []
 

@@ -1,4 +1,4 @@
-"""Filling a set: lock, plan, blocks, workers; what features and tables have in common."""
+"""Fill a set: lock, plan, blocks and workers; shared by features and tables."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from pipeline.cache.worker import Worker
 from sightline.errors import SightlineError
 from sightline.lock import WriterLock
 
-_LOOKUPS = 1 << 16  # at once, so that the memory they take does not grow with the set
+_LOOKUPS = 1 << 16  # at once, so that memory does not grow with the set
 MAX_SMALL_SHARDS = 16
-"""More shards than this that are less than half full are put together by the next run."""
+"""With more shards than this less than half full, the next run merges them."""
 
 Spec = TypeVar("Spec", FeatureSpec, TableSpec)
 
@@ -34,34 +34,34 @@ Spec = TypeVar("Spec", FeatureSpec, TableSpec)
 class SetWriter(ABC, Generic[Spec]):
     """Computes what a set lacks and publishes it.
 
-    A run that was killed resumes from its finished blocks; readers see the old set until it is
-    published. Workers that share the folder enter `joined` first, where each of them takes blocks
-    of one plan, and then compete to enter the writer itself: the last one that is at work gets in,
-    fills what dead ones left, and publishes.
+    A killed run resumes from its finished blocks; readers see the old set until the new one is
+    published. Workers that share the folder first enter `joined`, where each takes blocks of one
+    plan, and then compete to enter the writer itself: the last active worker enters, computes
+    what dead workers left, and publishes.
 
     Args:
-        folder: of the set; the run's own files go to ``<folder>.run`` beside it.
-        spec: what decides the content.
+        folder: folder of the set; the run's own files go to ``<folder>.run`` beside it.
+        spec: what determines the content.
         inputs: files and folders that the rows are computed from.
-        worker: which of the workers that share the folder this is; None: the only one.
+        worker: this worker among those that share the folder; None: the only one.
 
     Attributes:
-        replaces: why nothing of the set that stood here before can be used; empty where it can.
-        repaired: what was damaged here, and is computed again.
-        planned_rows, resumed_rows, copied_rows: rows of the plan; those of them that an earlier
-            run finished; rows that needed no model.
-        durable_rows: rows of the plan that no kill can take away any more.
-        shape: of the plan.
-        failures: where paths and reasons of failed rows are listed.
+        replaces: why the previous set here cannot be reused; empty if it can.
+        repaired: what was damaged here and is being recomputed.
+        planned_rows, resumed_rows, copied_rows: rows of the plan; those that an earlier run
+            finished; rows that needed no model.
+        durable_rows: rows of the plan that survive a kill.
+        shape: shape of the plan.
+        failures: list of paths and reasons of failed rows.
 
     Raises:
-        CacheError: on entering, a set of another kind.
-        SightlineError: on entering, as `sightline.output.Output`.
+        CacheError: on entering, the folder holds a set of a different kind.
+        SightlineError: on entering, as in `sightline.output.Output`.
         BusyError: on entering, another process is writing here.
     """
 
     ahead = 4
-    """Results that may wait to be written while the next are computed."""
+    """Number of results that may wait for writing while the next are computed."""
 
     def __init__(
         self,
@@ -107,10 +107,10 @@ class SetWriter(ABC, Generic[Spec]):
 
     @contextmanager
     def joined(self) -> Iterator[Self]:
-        """Compute blocks beside the other workers of this set.
+        """Compute blocks alongside the other workers of this set.
 
         Raises:
-            as on entering the writer itself; BusyError: a run that shares nothing is at work.
+            as on entering the writer itself; BusyError: a run that does not share is active.
         """
         refuse_other_kinds(self.folder, self.spec.kind)
         with self._output.joined() as self._shared:
@@ -128,13 +128,13 @@ class SetWriter(ABC, Generic[Spec]):
     def mine(
         self, batches: Sequence[Batch], skipped: Callable[[int], None] = lambda _: None
     ) -> Iterator[Batch]:
-        """Those of ``batches`` that this run is to compute, taken as they are asked for.
+        """The ``batches`` that this run should compute, claimed on demand.
 
-        A run by itself computes all of them. A worker takes a block that nobody has finished or is
-        at, its own share first.
+        A single run computes all of them. A worker takes blocks that no other worker has finished
+        or started, its own share first.
 
         Args:
-            skipped: told of rows that another worker has finished.
+            skipped: receives the number of rows finished by another worker.
         """
         lock = self._shared
         if lock is None or self.worker is None:
@@ -168,28 +168,28 @@ class SetWriter(ABC, Generic[Spec]):
         computed: Mapping[str, Any] | None = None,
         block: int = 0,
     ) -> None:
-        """Take finished rows; see the writer of a kind."""
+        """Add finished rows; see the writer of each kind."""
 
     @abstractmethod
     def publish(self) -> FeatureSetRecord | TableSetRecord:
-        """Put the finished rows together and replace the commit point."""
+        """Assemble the finished rows and replace the commit point."""
 
-    # -- for the writer of a kind ------------------------------------------------------------
+    # -- for the writer of each kind ---------------------------------------------------------
 
     @abstractmethod
     def _open_published(self) -> None:
-        """Look at the set that stands here; fills `replaces` and `repaired`."""
+        """Inspect the existing set; fills `replaces` and `repaired`."""
 
     @abstractmethod
     def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:
-        """Which of the wanted keys the published set lacks: bool [n]."""
+        """Which wanted keys the published set lacks: bool [n]."""
 
     def _copied(self, missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which of those need no model: bool [n]."""
+        """Which of these need no model: bool [n]."""
         return np.zeros_like(missing)
 
     def flush(self) -> None:
-        """Make every row that was added durable."""
+        """Make all added rows durable."""
 
     def _make_plan(
         self,
@@ -199,10 +199,10 @@ class SetWriter(ABC, Generic[Spec]):
         groups: Keys | None,
         retry_failed: bool,
     ) -> list[Batch]:
-        """The batches that are still to be computed for the set to hold exactly ``keys``.
+        """The batches still to be computed for the set to hold exactly ``keys``.
 
         Raises:
-            SightlineError: other workers are at work on another plan.
+            SightlineError: other workers use a different plan.
         """
         keys = as_keys(keys)
         first = unique_sorted(keys)
@@ -214,7 +214,7 @@ class SetWriter(ABC, Generic[Spec]):
         self._copied_keys = self._wanted[copied]
         self.copied_rows = len(self._copied_keys)
         missing &= ~copied
-        # workers that begin one after the other must not try again what another one has tried
+        # workers that start later must not retry what another worker has tried
         done = self._done(again=retry_failed and self.worker is None)
         stored = Plan.load(self.run_folder / "plan")
         asked = shape
@@ -223,7 +223,7 @@ class SetWriter(ABC, Generic[Spec]):
             and stored.fingerprint == self.spec.fingerprint
             and any(map(len, done))
         ):
-            # an interrupted run goes on in the shape it began with, or its rows would not fit
+            # an interrupted run resumes in its original shape, or its rows would not match
             begun = stored.shape
             shape = replace(shape, batch_size=begun.batch_size, threads=begun.threads)
         self._row_is_done = np.zeros_like(missing)
@@ -245,9 +245,9 @@ class SetWriter(ABC, Generic[Spec]):
             self._require_their_plan(plan, stored)
         else:
             old = None if stored is None else (stored.digest, stored.asked)
-            del stored  # as large as the plan that is made now
+            del stored  # as large as the new plan
             if old is None or old[0] != plan.digest:
-                outside = known  # other rows are wanted than then: plan what nobody has done
+                outside = known  # the wanted rows have changed: plan what is not done yet
                 plan = cut(missing & ~known)
             if old != (plan.digest, asked):
                 plan.save(self.run_folder / "plan")
@@ -280,12 +280,12 @@ class SetWriter(ABC, Generic[Spec]):
         self.durable_rows += len(keys) + len(failed)
 
     def _let_go(self, block: int) -> None:
-        """Every row of a block of the plan is durable."""
+        """Record that every row of a block of the plan is durable."""
         if self._shared is not None:
             self._shared.release(block)
 
     def _finish(self, failed: Iterable[bytes]) -> None:
-        """The set is published, with these keys in error: plan and blocks are of no more use."""
+        """Clean up after publishing, with these keys failed: plan and blocks are obsolete."""
         assert self._finished is not None
         self.failures.keep(set(failed))
         self.failures.write()
@@ -293,7 +293,7 @@ class SetWriter(ABC, Generic[Spec]):
         self._finished = None
         (self.run_folder / "plan").unlink(missing_ok=True)
 
-    # -- within ------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self.replaces, self.repaired = [], []
@@ -303,18 +303,18 @@ class SetWriter(ABC, Generic[Spec]):
             self.run_folder, self.spec.fingerprint, self._output.abandoned, alone=alone
         )
         self.repaired += [
-            f"{name}: a block of an interrupted run, damaged; its rows are computed again"
+            f"{name}: damaged block of an interrupted run; recomputing its rows"
             for name in self._finished.damaged
         ]
         self.failures.read()
 
     def _end(self, error: BaseException | None) -> None:
-        """Keep what was added, and leave no empty folder."""
+        """Keep added rows, and leave no empty folder."""
         try:
             self.flush()
         except OSError:
             if error is None:
-                raise  # else the run already ends with an error, most likely this very one
+                raise  # else the run is already ending with an error, most likely this one
         finally:
             if self._finished is not None and not self._finished.blocks:
                 self._finished.leave()
@@ -323,18 +323,19 @@ class SetWriter(ABC, Generic[Spec]):
     def _require_their_plan(self, plan: Plan, stored: Plan | None) -> None:
         if stored is not None and (plan.digest, plan.asked) == (stored.digest, stored.asked):
             return
-        lines = ["they have none any more"] if stored is None else plan.differences(stored)
+        lines = ["they no longer have one"] if stored is None else plan.differences(stored)
         raise SightlineError(
-            f"{self.folder}: other workers fill this set by another plan than {self.worker}:\n  "
+            f"{self.folder}: other workers fill this set with a different plan than "
+            f"{self.worker}:\n  "
             + "\n  ".join(lines)
             + "\n  Start every worker with the same inputs, options and versions, or wait until "
-            "the others have ended."
+            "the others finish."
         )
 
     def _known(
         self, missing: NDArray[np.bool_], stored: Plan | None
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which missing rows are finished, and which of them the stored plan left out: bool [n]."""
+        """Which missing rows are finished, and which of them the stored plan omits: bool [n]."""
         known = missing & self._row_is_done
         if stored is None or not known.any():
             return known, known
@@ -343,7 +344,7 @@ class SetWriter(ABC, Generic[Spec]):
         return known, known & ~theirs
 
     def _done(self, *, again: bool) -> list[Keys]:
-        """Keys of the finished blocks, those in error only unless they are tried ``again``."""
+        """Keys of the finished blocks; failed keys are excluded if retried (``again``)."""
         failed = [] if again else [key for block in self.blocks for key in block.failed]
         return [as_keys(failed), *(block.keys for block in self.blocks)]
 
@@ -362,7 +363,7 @@ class SetWriter(ABC, Generic[Spec]):
             self._mark(self._row_is_done, [block.keys, as_keys(list(block.failed))])
 
     def _mark(self, rows: NDArray[np.bool_], parts: Iterable[Keys]) -> None:
-        """Set ``rows`` (bool [n], of the wanted keys) where any of ``parts`` has the key."""
+        """Set ``rows`` (bool [n] over the wanted keys) where any of ``parts`` has the key."""
         for keys in parts:
             for start in range(0, len(keys), _LOOKUPS):
                 found = self._table.find(keys[start : start + _LOOKUPS])

@@ -21,18 +21,18 @@ from sightline.output import Output
 FEATURES, KEYS = "features", "keys"
 TARGET_BYTES = 64 << 20
 _VERSIONS = ("v108", "v110")
-_REMEDY = "do not use it; pull the set again, or run its stage again"
+_REMEDY = "do not use it; pull the set again, or rerun its stage"
 
 
 def rows_per_shard(dim: int, itemsize: int, target_bytes: int = TARGET_BYTES) -> int:
-    """Rows that fill a shard of about ``target_bytes``."""
+    """Number of rows in a shard of about ``target_bytes``."""
     return max(1, target_bytes // (dim * itemsize))
 
 
 def write_shard(
     output: Output, keys: Keys, features: NDArray, computed: dict[str, str | int]
 ) -> ShardRecord:
-    """Write one shard, named by its keys and payload; the same rows give the same bytes.
+    """Write one shard, named by its keys and payload; equal rows give equal bytes.
 
     Args:
         keys: uint8 [n, 32], n ≥ 1.
@@ -55,7 +55,7 @@ def write_shard(
 
 
 def _image(keys: Keys, features: NDArray) -> bytes:
-    """The bytes of a shard; made in memory, so that a failing disk never meets HDF5."""
+    """The bytes of a shard; built in memory, so that HDF5 never sees a disk failure."""
     with h5py.File("shard", "w", driver="core", backing_store=False, libver=_VERSIONS) as file:
         file.create_dataset(FEATURES, data=features, track_times=False)
         file.create_dataset(KEYS, data=keys, track_times=False)
@@ -67,8 +67,8 @@ def map_features(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -
     """The rows of a shard as a read-only memory map [rows, dim].
 
     Raises:
-        CacheError: the file is missing, cut short, or laid out in any way but one contiguous run
-            of plain numbers inside this very file.
+        CacheError: the file is missing or truncated, or its layout is anything but one contiguous
+            run of plain numbers inside this file.
     """
     shape = (record.rows, dim)
     offset, _ = _offsets(folder, record, dim, dtype)
@@ -84,10 +84,10 @@ def map_keys(folder: Path, record: ShardRecord) -> NDArray[np.uint8]:
 
 
 def check_file(folder: Path, record: FileRecord) -> Path:
-    """Path of a file of the set, once it is a plain file of the recorded size.
+    """Path of a file of the set, checked to be a plain file of the recorded size.
 
     Raises:
-        CacheError: it is missing, a link, or of another size.
+        CacheError: it is missing, a link, or of the wrong size.
     """
     path = folder / record.name
     try:
@@ -95,28 +95,28 @@ def check_file(folder: Path, record: FileRecord) -> Path:
     except OSError as error:
         raise CacheError(f"{path}: missing; {_REMEDY}") from error
     if not stat.S_ISREG(found.st_mode):
-        # a stranger's link may point anywhere
+        # an untrusted link may point anywhere
         raise CacheError(
-            f"{path}: not a plain file; a set of the cache holds no links "
+            f"{path}: not a plain file; a cache set contains no links "
             "(with DVC, use `dvc config cache.type reflink,hardlink,copy`)"
         )
     if found.st_size != record.bytes:
         raise CacheError(
-            f"{path}: {found.st_size} bytes, expected {record.bytes}: cut short or changed; "
+            f"{path}: {found.st_size} bytes, expected {record.bytes}: truncated or changed; "
             f"{_REMEDY}"
         )
     return path
 
 
 def _offsets(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> tuple[int, int]:
-    """Where features and keys begin in a shard, once both are known to be plain and apart."""
+    """Offsets of features and keys in a shard, checked to be plain and disjoint."""
     path = folder / record.name
     wide, narrow = (record.rows, dim), (record.rows, KEY_BYTES)
     with _opened(folder, record) as file:
         features = _offset(file, path, record, FEATURES, wide, dtype)
         keys = _offset(file, path, record, KEYS, narrow, np.dtype(np.uint8))
         if len(file) > 2:
-            raise CacheError(f"{path}: holds more than /{FEATURES} and /{KEYS}; {_REMEDY}")
+            raise CacheError(f"{path}: contains more than /{FEATURES} and /{KEYS}; {_REMEDY}")
     ends = features + _size(wide, dtype), keys + _size(narrow, np.dtype(np.uint8))
     if features < ends[1] and keys < ends[0]:
         raise CacheError(f"{path}: /{FEATURES} and /{KEYS} overlap; {_REMEDY}")
@@ -131,7 +131,7 @@ def _opened(folder: Path, record: ShardRecord) -> Iterator[h5py.File]:
             yield file
     except CacheError:
         raise
-    except Exception as error:  # on forged or damaged files the library raises anything at all
+    except Exception as error:  # on forged or damaged files the library may raise anything
         raise CacheError(f"{path}: not a readable HDF5 file ({error}); {_REMEDY}") from error
 
 
@@ -145,12 +145,12 @@ def _offset(
 ) -> int:
     wrong = f"{path}: /{name}"
     if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-        raise CacheError(f"{wrong} is missing or a link to elsewhere; {_REMEDY}")
+        raise CacheError(f"{wrong} is missing or an external link; {_REMEDY}")
     data = file[name]
     if not isinstance(data, h5py.Dataset):
         raise CacheError(f"{wrong} is not a data set; {_REMEDY}")
     if data.external or data.is_virtual:
-        raise CacheError(f"{wrong} keeps its values in another file; {_REMEDY}")
+        raise CacheError(f"{wrong} stores its values in another file; {_REMEDY}")
     if data.chunks is not None or data.id.get_create_plist().get_nfilters():
         raise CacheError(f"{wrong} is chunked or filtered, not contiguous; {_REMEDY}")
     if data.dtype != dtype or data.id.get_type().committed():
@@ -160,7 +160,7 @@ def _offset(
     offset = data.id.get_offset()
     inside = offset is not None and 0 < offset <= record.bytes - _size(shape, dtype)
     if offset is None or not inside or offset % dtype.itemsize:
-        raise CacheError(f"{wrong} lies outside the file (offset {offset}); {_REMEDY}")
+        raise CacheError(f"{wrong} is outside the file (offset {offset}); {_REMEDY}")
     return offset
 
 

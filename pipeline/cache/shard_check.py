@@ -1,4 +1,4 @@
-"""What is wrong with one shard: its bytes, its layout, its numbers, its keys."""
+"""Check one shard: its bytes, layout, values and keys."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipeline.cache.keys import increasing
 from pipeline.cache.record import FeatureSetRecord, FileRecord, ShardRecord
 from pipeline.cache.shard import check_file, map_features, map_keys
 
-_READ_BYTES = 1 << 20  # of a size that stays in the processor's cache between two looks at it
+_READ_BYTES = 1 << 20  # small enough to stay in the CPU cache between two passes
 _INFINITY = {2: (np.uint16, 0x7C00), 4: (np.uint32, 0x7F800000)}
-"""Item size → the bits of a float as a number, and those of infinity; NaN is above it."""
+"""Item size → integer type of a float's bits, and the bits of infinity; NaN is above it."""
 
 Progress = Callable[[int], None]
-"""Told the bytes that were checked, from any thread."""
+"""Receives the number of bytes checked, from any thread."""
 
 
 def shard_faults(
@@ -30,7 +30,7 @@ def shard_faults(
     here: tuple[Index, NDArray[np.int64]] | None,
     progress: Progress,
 ) -> list[str]:
-    """Faults of one shard; ``here`` is the index and its entries that point into it."""
+    """Faults of one shard; ``here`` is the index and its entries for this shard."""
     path = folder / shard.name
     in_use = f", {len(here[1]):,} of them in use" if here is not None else ""
     rows_at_stake = f"rows 0-{shard.rows - 1:,} ({shard.rows:,}{in_use})"
@@ -55,7 +55,7 @@ def shard_faults(
         if len(wrong):
             faults.append(f"{path}: {len(wrong):,} keys are not the index's: {_some(wrong)}")
     if not faults and not increasing(keys):
-        faults.append(f"{path}: its keys are not sorted, or one stands there twice")
+        faults.append(f"{path}: its keys are not sorted, or one appears twice")
     return faults
 
 
@@ -65,7 +65,7 @@ def file_fault(
     progress: Progress = lambda _: None,
     look: Callable[[int, memoryview], None] = lambda start, block: None,
 ) -> str | None:
-    """What is wrong with a file's size and BLAKE3; ``look`` is shown each block and its start."""
+    """Check a file's size and BLAKE3; ``look`` receives each block and its offset."""
     try:
         path = check_file(folder, file)
     except CacheError as error:
@@ -85,14 +85,14 @@ def file_fault(
         return f"{path}: cannot be read ({error.strerror})"
     if digest.hexdigest() != file.blake3:
         found = digest.hexdigest()[:16]
-        return f"{path}: BLAKE3 {found}, the record says {file.blake3[:16]}: damaged"
+        return f"{path}: BLAKE3 {found}, expected {file.blake3[:16]}: damaged"
     return None
 
 
 class _Finite:
-    """Looks for NaN and infinity in the blocks of a shard's file, so that it is read once.
+    """Finds NaN and infinity in the blocks of a shard's file, so that it is read only once.
 
-    By the bits of the numbers, which is several times as fast as by their values.
+    Tests the bits, which is several times as fast as testing the values.
     """
 
     def __init__(self, features: np.memmap) -> None:
@@ -114,16 +114,16 @@ class _Finite:
             self._bad.append(np.unique(numbers // self._dim))
 
     def bad_rows(self) -> NDArray[np.int64]:
-        """Rows that are not finite, of what was looked at so far."""
+        """Non-finite rows among the blocks seen so far."""
         return np.unique(np.concatenate(self._bad)) if self._bad else np.empty(0, dtype=np.int64)
 
 
 def _what_changed(shard: ShardRecord, keys: NDArray[np.uint8], features: NDArray) -> str:
-    """A shard's name is a digest of its keys and rows, which tells where the damage is."""
+    """Locate the damage by a shard's name, which is a digest of its keys and rows."""
     content = blake3(np.ascontiguousarray(keys).data)
     content.update(np.ascontiguousarray(features).view(np.uint8).data)
     if shard.name == f"shard-{content.hexdigest()[:32]}.h5":
-        return "its keys and rows are as they were, the bytes around them changed"
+        return "its keys and rows are intact, the bytes around them changed"
     return "its keys or rows changed"
 
 

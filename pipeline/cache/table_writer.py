@@ -1,4 +1,4 @@
-"""Writing a grounding or cut-outs: tables into blocks, blocks into shards, one commit point."""
+"""Write a grounding or cut-outs: tables into blocks, blocks into shards, one commit point."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from pipeline.cache.worker import Worker
 from sightline.output import Output
 
 SHARD_ROWS: dict[TableKind, int] = {"grounding": 1024, "cutouts": 2048}
-"""Units of a shard by kind: images of a grounding, pictures of cut-outs."""
+"""Units per shard by kind: images of a grounding, PNGs of cut-outs."""
 
 Count = Callable[[Path, Sequence[TableShard]], dict[str, Any]]
-"""What the record counts, for people."""
+"""Computes the informational counts of the record."""
 
 
 @dataclass(frozen=True)
 class _Published:
-    """A shard that stands in the folder: its units' keys, and which of them are in error."""
+    """An existing shard: the keys of its units, and which of them failed."""
 
     shard: TableShard
     keys: Keys
@@ -50,10 +50,10 @@ class _Published:
 class TableSetWriter(SetWriter[TableSpec]):
     """Computes what a grounding or a set of cut-outs lacks and publishes it; see `SetWriter`.
 
-    A shard holds the units of a range of keys, so that it does not depend on how blocks were cut.
+    A shard holds the units of a key range, so that it does not depend on the split into blocks.
 
     Args:
-        count: what the record counts.
+        count: computes the record's counts.
     """
 
     ahead = 0  # a result is a block
@@ -83,18 +83,18 @@ class TableSetWriter(SetWriter[TableSpec]):
         threads: int = 1,
         code: str = "",
     ) -> list[Batch]:
-        """The blocks that are still to be computed for the set to hold exactly ``keys``.
+        """The blocks still to be computed for the set to hold exactly ``keys``.
 
         Args:
             keys: uint8 [n, 32]; repeated keys count once.
-            groups: uint8 [n, 32]; units of one group are computed one after the other.
-            block_rows: units of a block.
-            shard_rows: units of a shard; default: those of the kind.
-            retry_failed: compute units in error again, too.
-            threads, code: as of `pipeline.cache.plan.Shape`.
+            groups: uint8 [n, 32]; units of one group are computed consecutively.
+            block_rows: units per block.
+            shard_rows: units per shard; default: by kind.
+            retry_failed: also recompute failed units.
+            threads, code: as in `pipeline.cache.plan.Shape`.
 
         Raises:
-            SightlineError: other workers are at work on another plan.
+            SightlineError: other workers use a different plan.
         """
         shard_rows = shard_rows or SHARD_ROWS[self._kind]
         shape = Shape(block_rows, block_rows, shard_rows, threads, code)
@@ -112,10 +112,10 @@ class TableSetWriter(SetWriter[TableSpec]):
 
         Args:
             keys: uint8 [n, 32] of the units without an error.
-            rows: the tables by name; those of units in error have a row in the first.
-            failed: key → code, path and reason of the units in error.
+            rows: the tables by name; failed units have a row in the first table.
+            failed: key → code, path and reason of failed units.
             computed: device, library versions and batch size, for the new shards.
-            block: of the plan.
+            block: block of the plan.
         """
         self._append(keys, as_tensors(rows), failed or {}, computed or {})
         self._let_go(block)
@@ -147,13 +147,13 @@ class TableSetWriter(SetWriter[TableSpec]):
         made = write_table_shards(self._output, self._kind, keys, self.shape.shard_rows, rows)
         shards = [*(part.shard for part in kept), *made]
         self.failures.add({key: about for b in self.blocks for key, about in b.failed.items()})
-        self.failures.write()  # before it is published: no kill leaves an error without its reason
+        self.failures.write()  # before publishing: no kill leaves an error without its reason
         counts = self._count(self.folder, shards)
         record = publish_tables(self._output, self.spec, shards, counts)
         self._finish([*failed, *(key.tobytes() for key in rows.keys[new & rows.failed])])
         return record
 
-    # -- what is there already ---------------------------------------------------------------
+    # -- the existing set --------------------------------------------------------------------
 
     def _open_published(self) -> None:
         self._published, self._record = [], None
@@ -162,7 +162,7 @@ class TableSetWriter(SetWriter[TableSpec]):
         try:
             record = read_tables_record(self.folder, self._kind)
         except CacheError as error:
-            self.replaces = [f"what stood there is damaged: {error}"]
+            self.replaces = [f"the existing set is damaged: {error}"]
             return
         if record.fingerprint != self.spec.fingerprint:
             self.replaces = self.spec.differences(record.spec)
@@ -172,7 +172,9 @@ class TableSetWriter(SetWriter[TableSpec]):
             found = self._opened(shard)
             if found is None:
                 name = shard.tables[self._first].name
-                self.repaired.append(f"{name}: damaged, or a table beside it; made again")
+                self.repaired.append(
+                    f"{name}: this table, or another in its shard, is damaged; recomputing"
+                )
             else:
                 self._published.append(found)
 
@@ -198,7 +200,7 @@ class TableSetWriter(SetWriter[TableSpec]):
         return missing
 
     def _kept(self) -> tuple[list[_Published], list[Bundle]]:
-        """Shards that stay as they are, and the others that hold a unit that stays."""
+        """Shards to keep unchanged, and other shards with units to keep."""
         again = KeyTable(self._planned[sort_order(self._planned)])
         whole: list[_Published] = []
         broken: list[_Published] = []
@@ -230,7 +232,7 @@ class TableSetWriter(SetWriter[TableSpec]):
 def write_table_shards(
     output: Output, kind: TableKind, keys: Keys, shard_rows: int, rows: BundleRows
 ) -> list[TableShard]:
-    """Cut ``keys`` (uint8 [n, 32], sorted) into shards and write the tables of their units."""
+    """Split ``keys`` (uint8 [n, 32], sorted) into shards and write the tables of their units."""
     shards: list[TableShard] = []
     with output.scratch() as made:
         for start in range(0, len(keys), shard_rows):

@@ -1,6 +1,6 @@
 """Sets of tables: groundings, cut-outs, tokens and phrase tokens, in Parquet files.
 
-Every set has one commit point, `set.json`, and immutable shards of tables that are named by their
+Every set has one commit point, `set.json`, and immutable shards of tables named by their
 content. A shard of a grounding covers a block of images and has three tables: ``images`` (what was
 grounded, failures included), ``phrases`` (which words of which caption name which pixels) and
 ``drops`` (what did not become a phrase, and why). Cut-outs have one table for each of ``phrases``;
@@ -49,25 +49,25 @@ GROUNDED_IMAGES = pa.schema(
     [
         ("unit_key", pa.binary(32)),  # SHA-256 of the image's key and its captions' keys
         ("image_key", pa.binary(32)),
-        ("captions", pa.int32()),  # that were grounded
-        ("pairs", pa.int32()),  # records that came of them
-        ("error", pa.string()),  # code of what kept the image from being grounded, or empty
+        ("captions", pa.int32()),  # number grounded
+        ("pairs", pa.int32()),  # resulting records
+        ("error", pa.string()),  # error code if grounding failed, or empty
     ],
     metadata={"sightline": "grounded-images/1"},
 )
-"""One row an image that was grounded, with or without success."""
+"""One row per image processed, successfully or not."""
 
 DROPS = pa.schema(
     [
         ("image_key", pa.binary(32)),
         ("caption_key", pa.binary(32)),
-        ("phrase", pa.string()),  # as the caption, or the grounder, writes it; may be empty
+        ("phrase", pa.string()),  # as written in the caption or by the grounder; may be empty
         ("reason", pa.string()),  # one of `pipeline.grounding.protocols.Reason`
         ("detail", pa.string()),
     ],
     metadata={"sightline": "drops/1"},
 )
-"""One row a phrase, or a box of one, that did not become a record."""
+"""One row per phrase, or box of a phrase, that did not become a record."""
 
 CUTOUTS = pa.schema(
     [
@@ -78,7 +78,7 @@ CUTOUTS = pa.schema(
     ],
     metadata={"sightline": "cutouts/1"},
 )
-"""One row a distinct cut-out, in the order of the records."""
+"""One row per distinct cut-out, in the order of the records."""
 
 TABLES = {
     **{"images": GROUNDED_IMAGES, "phrases": PHRASES, "drops": DROPS, "cutouts": CUTOUTS},
@@ -100,9 +100,9 @@ H = TypeVar("H")
 
 
 def write_table(folder: Path, name: str, table: pa.Table) -> TableRecord:
-    """Write one table under a name of its content; the same rows give the same file."""
+    """Write one table under a content-derived name; equal rows give equal files."""
     part = folder / f".{name}.{token()}.tmp"
-    table = table.cast(TABLES[name])  # one that was read may call the parts of a column otherwise
+    table = table.cast(TABLES[name])  # tables read back may use different names for nested fields
     write_manifest(part, table, TABLES[name])
     digest = blake3().update_mmap(part).hexdigest()
     path = folder / f"{name}-{digest[:32]}.parquet"
@@ -117,7 +117,7 @@ def read_tables(folder: Path, name: str) -> pa.Table:
     """All rows of the table ``name`` of a set, in the order of the shards.
 
     Raises:
-        CacheError: there is no set with such a table, or one of its files is missing or damaged.
+        CacheError: there is no set with this table, or one of its files is missing or damaged.
     """
     (kind,) = (kind for kind, names in TABLES_OF.items() if name in names)
     record = read_tables_record(folder, kind)
@@ -129,11 +129,11 @@ def read_table(folder: Path, name: str, file: TableRecord, *, hashed: bool = Fal
     """One table of a shard.
 
     Args:
-        hashed: the file was just compared with its BLAKE3, which costs a look at every byte.
+        hashed: the file's BLAKE3 has just been checked, so do not read every byte again.
 
     Raises:
-        CacheError: the file is missing, has other bytes than the record says, or holds something
-            else than full rows of such a table.
+        CacheError: the file is missing, does not match its record, or contains anything but full
+            rows of this table.
     """
     path = check_file(folder, file)
     if not hashed and (fault := file_fault(folder, file)):
@@ -143,12 +143,12 @@ def read_table(folder: Path, name: str, file: TableRecord, *, hashed: bool = Fal
         raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {file.rows:,}")
     empty = [field.name for field in table.schema if _has_nulls(table[field.name].chunks)]
     if empty:
-        raise CacheError(f"{path}: column {empty[0]} has cells without a value")
+        raise CacheError(f"{path}: column {empty[0]} contains null values")
     return table
 
 
 def _has_nulls(arrays: Sequence[pa.Array]) -> bool:
-    """Whether a value is missing, or a part of one."""
+    """Whether a value, or part of one, is null."""
     for array in arrays:
         if array.null_count:
             return True
@@ -164,16 +164,16 @@ def _has_nulls(arrays: Sequence[pa.Array]) -> bool:
 
 
 def is_whole(folder: Path, shard: TableShard) -> bool:
-    """Whether every table of ``shard`` is there and of its size."""
+    """Whether every table of ``shard`` exists and has the recorded size."""
     paths = {folder / file.name: file.bytes for file in shard.tables.values()}
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
 def read_phrases(path: Path | str) -> pa.Table:
-    """The phrases of a grounding's folder, or of one phrases manifest: `PHRASES`.
+    """The phrases of a grounding folder or a phrases manifest: `PHRASES`.
 
     Raises:
-        CacheError: neither is there, or it is damaged.
+        CacheError: missing or damaged.
     """
     path = Path(path)
     if path.is_dir():
@@ -188,9 +188,9 @@ def publish_tables(
     counts: Mapping[str, Any],
     provenance: Provenance = Provenance(),  # noqa: B008  (frozen)
 ) -> TableSetRecord:
-    """Replace the commit point; the files of ``shards`` lie in the folder already.
+    """Replace the commit point; the files of ``shards`` are already in the folder.
 
-    The record has the shards in the order of their files' names, whatever came to them before.
+    The record lists the shards by file name, regardless of history.
     """
     shards = sorted(shards, key=lambda shard: [file.name for file in shard.tables.values()])
     record = TableSetRecord(
@@ -208,11 +208,11 @@ def publish_tables(
 def write_single(
     folder: Path, kind: TableKind, header: Any, table: pa.Table, counts: Mapping[str, Any]
 ) -> TableSetRecord:
-    """Publish a set of one table; the fields of the dataclass ``header`` describe it.
+    """Publish a single-table set, described by the fields of the dataclass ``header``.
 
     Raises:
-        CacheError: ``folder`` holds a set of another kind.
-        SightlineError: as `sightline.output.Output`.
+        CacheError: ``folder`` holds a set of a different kind.
+        SightlineError: as in `sightline.output.Output`.
     """
     (name,) = TABLES_OF[kind]
     refuse_other_kinds(folder, kind)
@@ -226,24 +226,24 @@ def write_single(
 
 
 def read_single(folder: Path, kind: TableKind, header: type[H]) -> tuple[Path, pa.Table, H]:
-    """The file of a set of one table, its rows and its header.
+    """The file of a single-table set, its rows and its header.
 
     Raises:
-        CacheError: missing, damaged, or of another kind or version.
+        CacheError: missing, damaged, or of a different kind or version.
     """
     (name,) = TABLES_OF[kind]
-    again = f"run `{_MADE_BY[kind]}` again"
+    again = f"rerun `{_MADE_BY[kind]}`"
     record = read_tables_record(folder, kind)
     if not record.shards:
-        raise CacheError(f"{folder}: holds no table any more; {again}")
+        raise CacheError(f"{folder}: no longer holds a table; {again}")
     file = record.shards[0].tables[name]
     table = read_table(folder, name, file).combine_chunks()
     try:
-        header(**record.spec.description)  # which takes no field too many
+        header(**record.spec.description)  # rejects extra fields
         text = json.dumps(record.spec.description)
         found = TypeAdapter(header).validate_json(text, strict=True)
     except (TypeError, ValidationError) as error:
-        raise CacheError(f"{folder}: its description is of another version; {again}") from error
+        raise CacheError(f"{folder}: described by a different version; {again}") from error
     return folder / file.name, table, found
 
 
@@ -255,13 +255,13 @@ def table_content(
     *,
     hashed: bool = False,
 ) -> str:
-    """BLAKE3 (hex) of the fingerprint and every row, by key, however the shards were cut.
+    """BLAKE3 (hex) of the fingerprint and every row, by key, independent of the sharding.
 
     Args:
-        hashed: as of `read_table`.
+        hashed: as in `read_table`.
 
     Raises:
-        CacheError: a file is missing, or not what the record says.
+        CacheError: a file is missing or does not match its record.
     """
     total = blake3(spec.fingerprint.encode())
     for name in TABLES_OF[spec.kind]:
@@ -283,7 +283,7 @@ def table_content(
 def rows_by_key(
     folder: Path, spec: TableSpec, shards: Sequence[TableShard]
 ) -> dict[bytes, list[bytes]]:
-    """Key of the set's first table → digests of all rows that belong to it, in their order."""
+    """Key of the set's first table → digests of all rows that belong to it, in order."""
     found: dict[bytes, list[bytes]] = {}
     for name in TABLES_OF[spec.kind]:
         key = "image_key" if spec.kind == "grounding" else _ORDERED_BY[name]
@@ -295,7 +295,7 @@ def rows_by_key(
 
 
 def _light(table: pa.Table) -> pa.Table:
-    """``table`` with pictures replaced by their BLAKE3, so that all shards fit into memory."""
+    """``table`` with PNGs replaced by their BLAKE3, so that all shards fit into memory."""
     for number, field in enumerate(table.schema):
         if field.type == pa.binary():
             digests = [blake3(value.as_buffer()).digest() for value in table.column(number)]
@@ -304,7 +304,7 @@ def _light(table: pa.Table) -> pa.Table:
 
 
 def _canonical(array: pa.Array | pa.ChunkedArray) -> Iterator[bytes]:
-    """The values of a column without nulls as bytes that do not depend on how Arrow holds them."""
+    """The values of a non-null column as bytes, independent of their layout in Arrow."""
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     if pa.types.is_struct(array.type):

@@ -1,4 +1,4 @@
-"""Token sets: every text of a data set, tokenised once for one student."""
+"""Token sets: every text of a data set, tokenised once per student."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pipeline.cache.tables import read_single, write_single
 
 @dataclass(frozen=True)
 class TokenHeader:
-    """What a token set was made with.
+    """Settings that a token set was made with.
 
     Attributes:
         student: name or folder name of the student model.
         tokenizer_sha256: digest of the tokenizer's serialised form.
         max_length: longest row, special tokens included.
-        pad_token_id: id that fills a batch.
+        pad_token_id: id that pads a batch.
         vocabulary_size: number of ids.
-        weights: what the student starts from, so that other weights under the same name reach a
-            training, which depends on this set; see `pipeline.tokenize_texts.weights_identity`.
+        weights: the student's initial weights, so that training, which depends on this set,
+            notices new weights under an old name; see `pipeline.tokenize_texts.weights_identity`.
     """
 
     student: str
@@ -40,7 +40,7 @@ class TokenHeader:
 
 
 class TokenSet:
-    """Pre-tokenised texts, found by content key and gathered as ragged rows."""
+    """Pre-tokenised texts, looked up by content key and gathered as ragged rows."""
 
     def __init__(
         self, path: Path, header: TokenHeader, keys: Keys, ids: NDArray[np.int32], offsets: NDArray
@@ -64,12 +64,12 @@ class TokenSet:
         if isinstance(lists, pa.ChunkedArray):
             lists = lists.chunk(0) if lists.num_chunks else pa.array([], TOKENS.field(1).type)
         if lists.null_count or lists.values.null_count:
-            raise CacheError(f"{file}: rows without token ids; run `sightline tokens` again")
+            raise CacheError(f"{file}: rows without token ids; rerun `sightline tokens`")
         ids = lists.values.to_numpy(zero_copy_only=True)
         if len(ids) and (ids.min() < 0 or ids.max() >= header.vocabulary_size):
             raise CacheError(
-                f"{file}: token ids {ids.min()} to {ids.max()} lie outside the vocabulary of "
-                f"{header.vocabulary_size}; run `sightline tokens` again"
+                f"{file}: token ids {ids.min()} to {ids.max()} are outside the vocabulary of "
+                f"{header.vocabulary_size}; rerun `sightline tokens`"
             )
         return cls(file, header, keys, ids, lists.offsets.to_numpy().astype(np.int64))
 
@@ -85,7 +85,7 @@ class TokenSet:
 
     @property
     def pad_token_id(self) -> int:
-        """Id that fills a batch."""
+        """Id that pads a batch."""
         return self.header.pad_token_id
 
     @property
@@ -100,7 +100,7 @@ class TokenSet:
         """Row of each key: int64 [n].
 
         Raises:
-            MissingKeys: some texts were never tokenised; counts and names them.
+            MissingKeys: some texts were never tokenised; reports how many, with examples.
         """
         keys = as_keys(keys)
         rows = self._table.find(keys)
@@ -108,7 +108,7 @@ class TokenSet:
         return rows
 
     def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Token ids of ``rows``, one after the other, and their lengths: int32 [sum], int32 [n]."""
+        """Concatenated token ids of ``rows``, and their lengths: int32 [sum], int32 [n]."""
         starts = self._offsets[rows]
         lengths = self._offsets[rows + 1] - starts
         return self._ids[ranges(starts, lengths)], lengths.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Verify: read every byte of a set and name what is not as its record says."""
+"""Verify: read every byte of a set and report what does not match its record."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _CORES = os.cpu_count() or 1
 
 
 def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]:
-    """Every fault of the set in ``folder``, one line each; empty when it is sound.
+    """Every fault of the set in ``folder``, one line each; empty if it is intact.
 
     Checks the commit file's own digest and exact bytes, the sizes and BLAKE3 of all files, and the
-    content digest. Of features also the layout and dtype of the shards, the order of keys, that
-    index and shards agree on every key, and that no value is NaN or infinite; of tables also their
-    columns and numbers of rows.
+    content digest. For features, also checks the layout and dtype of the shards, the order of
+    keys, that index and shards agree on every key, and that no value is NaN or infinite; for
+    tables, also their columns and row counts.
 
     Args:
-        progress: is told the bytes that were checked; their sum is `bytes_to_verify`.
+        progress: receives the bytes checked; their sum is `bytes_to_verify`.
     """
     folder = Path(folder)
     try:
@@ -48,12 +48,12 @@ def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]
             if not faults:
                 shards = record.shards
                 found = table_content(folder, record.spec, shards, progress, hashed=True)
-        except CacheError as error:  # the files fit the record, and not each other
+        except CacheError as error:  # the files match the record, but not each other
             found = ""
             faults.append(str(error))
     if not faults and found != record.content_digest:
         faults.append(
-            f"{folder}: content digest {found[:16]}, the record says {record.content_digest[:16]}"
+            f"{folder}: content digest {found[:16]}, expected {record.content_digest[:16]}"
         )
     return faults
 
@@ -61,10 +61,10 @@ def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]
 def _feature_faults(
     folder: Path, record: FeatureSetRecord, faults: list[str], progress: Progress
 ) -> str:
-    """Add the faults of a feature set's files; its content digest, or nothing."""
+    """Add the faults of a feature set's files; returns its content digest, or an empty string."""
     index, index_faults = check_index(folder, record, progress)
     faults += index_faults
-    with ThreadPoolExecutor(max_workers=1) as pool:  # a core for the content, the others for files
+    with ThreadPoolExecutor(max_workers=1) as pool:  # one core for the content, the rest for files
         content = pool.submit(_content, folder, record, index, progress)
         for found in check_shards(folder, record, index, progress, threads=_CORES - 1):
             faults += found
@@ -96,7 +96,7 @@ def _table_fault(folder: Path, name: str, file: TableRecord, progress: Progress)
 
 
 def is_true(folder: Path, record: FeatureSetRecord, index: Index) -> bool:
-    """Whether the commit file of a set whose files are sound is right, to the byte."""
+    """Check the commit file, byte for byte, of a set whose files are intact."""
     written = (folder / FILE_NAME).read_bytes()
     return written == to_bytes(record) and record.content_digest == content_digest(
         folder, record.spec, index, record.shards
@@ -104,7 +104,7 @@ def is_true(folder: Path, record: FeatureSetRecord, index: Index) -> bool:
 
 
 def bytes_to_verify(record: SetRecord) -> int:
-    """What `verify` tells its progress in all: every file, then every row once more."""
+    """Total bytes that `verify` reports as progress: every file, then every row once more."""
     if not isinstance(record, FeatureSetRecord):
         return 2 * record.size
     row_bytes = record.spec.dim * np.dtype(record.spec.dtype).itemsize
@@ -114,7 +114,7 @@ def bytes_to_verify(record: SetRecord) -> int:
 def check_index(
     folder: Path, record: FeatureSetRecord, progress: Progress = lambda _: None
 ) -> tuple[Index | None, list[str]]:
-    """The index, or None where it is damaged, and what is wrong with it."""
+    """The index, or None if it is damaged, and what is wrong with it."""
     fault = file_fault(folder, record.index, progress)
     if fault is not None:
         return None, [fault]
@@ -131,7 +131,7 @@ def check_shards(
     progress: Progress = lambda _: None,
     threads: int = _CORES,
 ) -> list[list[str]]:
-    """The faults of each shard, in the record's order; several are read at a time."""
+    """The faults of each shard, in the record's order; reads several in parallel."""
     count = len(record.shards)
     places = index.by_shard(count) if index is not None else None
 
@@ -140,7 +140,7 @@ def check_shards(
         return shard_faults(folder, record, record.shards[number], here, progress)
 
     order = list(range(count))
-    if places is not None:  # that of the content digest, so that both read a shard at one time
+    if places is not None:  # the content digest's order, so that both read a shard at the same time
         order.sort(key=lambda number: places[number][0] if len(places[number]) else -1)
     with ThreadPoolExecutor(max_workers=max(1, min(4, threads))) as pool:
         found = dict(zip(order, pool.map(check, order), strict=True))
@@ -150,10 +150,10 @@ def check_shards(
 def _content(
     folder: Path, record: FeatureSetRecord, index: Index | None, progress: Progress
 ) -> str:
-    """The content digest, or nothing where a shard or the index cannot be read."""
+    """The content digest, or an empty string if a shard or the index cannot be read."""
     if index is None:
         return ""
     try:
         return content_digest(folder, record.spec, index, record.shards, progress)
     except CacheError:
-        return ""  # `check_shards` says why
+        return ""  # `check_shards` reports why

@@ -20,7 +20,7 @@ class Worker:
         """From ``i/n``.
 
         Raises:
-            SightlineError: it is not of that form, or there is no such worker.
+            SightlineError: invalid format, or no such worker.
         """
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
         if found is None:
@@ -30,7 +30,7 @@ class Worker:
         worker = cls(int(found[1]), int(found[2]))
         if worker.index >= worker.count:
             raise SightlineError(
-                f"worker {text}: there is none; the {worker.count} workers count from 0/"
+                f"worker {text}: does not exist; the {worker.count} workers are numbered 0/"
                 f"{worker.count} to {max(worker.count - 1, 0)}/{worker.count}"
                 if worker.count
                 else f"worker {text}: expected at least one worker, such as 0/1"

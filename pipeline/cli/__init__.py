@@ -1,4 +1,4 @@
-"""The `sightline` command: parse, call one function, print. Heavy imports wait for the command."""
+"""The `sightline` command: parse, call one function, print. Heavy imports are deferred."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ORDER = (
 
 
 class _InOrder(TyperGroup):
-    """Lists the commands in the order of the work, groups of commands among them."""
+    """Lists commands and command groups in workflow order."""
 
     def list_commands(self, ctx: typer.Context | None) -> list[str]:
         return sorted(self.commands, key=_ORDER.index)
@@ -73,7 +73,7 @@ def main() -> None:
     Exit codes: 0 done, 1 failed, 2 misuse, 130 stopped by SIGINT (Ctrl-C), 143 by SIGTERM.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
-    # importing torch and transformers makes millions of objects, and none of them is garbage
+    # importing torch and transformers creates millions of objects, none of them garbage
     gc.set_threshold(100_000, 20, 50)
     hear_no_more = stop_on_signals()
     try:
@@ -84,19 +84,19 @@ def main() -> None:
         hear_no_more()
         _fail("", 1, error)
     except Exception as error:
-        hear_no_more()  # a launcher ends the other processes of a run that fail by themselves
+        hear_no_more()  # a launcher ends the other processes of the run, which fail on their own
         message = _message(error)
         if message is None:
-            raise  # our own mistake: the traceback is what a report of it needs
+            raise  # our bug: a bug report needs the traceback
         _fail(f"error: {message}", 1, error)
 
 
 def _message(error: Exception) -> str | None:
-    """What a user is told about an error of theirs or of the system; None for any other."""
+    """The message for a user error or a system error; None for any other exception."""
     if isinstance(error, SightlineError):
         return str(error)
     if isinstance(error, OSError):
-        # disk full, no permission, a device that went away: the system's reason says it all
+        # disk full, no permission, a device disconnected: the system's message is enough
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}; what was published before is intact"
     return None
@@ -106,8 +106,8 @@ def _fail(message: str, code: int, error: BaseException | None) -> None:
     if message:
         print(message, file=sys.stderr, flush=True)
     while error is not None:
-        # Its frames hold whatever was open. Decode workers have to end now: Python ends them with
-        # a signal as it exits, and their owner takes that for a crash and says so.
+        # Its frames keep resources open. End decode workers now: Python kills them with a signal
+        # at exit, which their owner would report as a crash.
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""`sightline cache`: look at the sets of the cache, check, mend and tidy them."""
+"""`sightline cache`: list, verify, repair and clean up the sets of the cache."""
 
 from __future__ import annotations
 
@@ -17,26 +17,24 @@ from pipeline.cli.options import DEVICE, JSON, MOST_SEED, PARAMS, print_json
 from pipeline.cli.sets import PATH, info, list_sets, readable_size, sets_below
 
 app = typer.Typer(
-    help="Look at the sets of the cache; check, mend, share them.", no_args_is_help=True
+    help="List, verify, repair and share the sets of the cache.", no_args_is_help=True
 )
 app.command("list")(list_sets)
 app.command()(info)
 
 _INPUTS = Annotated[
     Path | None,
-    typer.Option(help="For --recompute: images, texts or a manifest; default: params.yaml's."),
+    typer.Option(help="For --recompute: images, texts or a manifest; default: from params.yaml."),
 ]
-_ROOT = Annotated[
-    Path | None, typer.Option(help="Folder that an images manifest's paths are relative to.")
-]
+_ROOT = Annotated[Path | None, typer.Option(help="Base folder of the paths in an images manifest.")]
 _PHRASES = Annotated[
-    Path | None, typer.Option(help="Of objects: the phrases manifest, with --inputs and --root.")
+    Path | None, typer.Option(help="For objects: the phrases manifest, with --inputs and --root.")
 ]
 _ENCODER = Annotated[
-    str | None, typer.Option(help="For --recompute with --inputs; default: the record's.")
+    str | None, typer.Option(help="For --recompute with --inputs; default: from the record.")
 ]
 _WEIGHTS = Annotated[
-    str | None, typer.Option(help="For --recompute with --inputs; default: the record's.")
+    str | None, typer.Option(help="For --recompute with --inputs; default: from the record.")
 ]
 
 
@@ -44,7 +42,7 @@ _WEIGHTS = Annotated[
 def verify(
     path: PATH,
     recompute: Annotated[
-        int, typer.Option(min=0, help="Encode this many random rows again and compare.")
+        int, typer.Option(min=0, help="Re-encode this many random rows and compare.")
     ] = 0,
     inputs: _INPUTS = None,
     root: _ROOT = None,
@@ -52,16 +50,16 @@ def verify(
     encoder: _ENCODER = None,
     weights: _WEIGHTS = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=MOST_SEED, help="Which rows --recompute draws.")
+        int, typer.Option(min=0, max=MOST_SEED, help="Seed for the rows that --recompute samples.")
     ] = 0,
     device: DEVICE = "auto",
     params: PARAMS = Path("params.yaml"),
     as_json: JSON = False,
 ) -> None:
-    """Read every byte of the sets below a folder and name what is damaged.
+    """Read every byte of the sets below a folder and report damage.
 
-    These are features, groundings, cut-outs, tokens and phrase tokens; --recompute looks at
-    features alone. Exits with 1 when anything is damaged.
+    Checks features, groundings, cut-outs, tokens and phrase tokens; --recompute applies to
+    features only. Exits with 1 if anything is damaged.
 
     Example: sightline cache verify data
     """
@@ -73,7 +71,7 @@ def verify(
     named |= {"encoder": encoder, "weights": weights}
     if not recompute and any(named.values()):
         options = ", ".join(f"--{name}" for name, value in named.items() if value)
-        raise typer.BadParameter(f"{options}: only --recompute N looks at inputs and encoders")
+        raise typer.BadParameter(f"{options}: inputs and encoders are only used with --recompute N")
     results: dict[str, list[str]] = {}
     for folder in sets_below(path, lost=True):
         with _progress("verify", folder) as advance:
@@ -99,7 +97,7 @@ def verify(
 
 @app.command()
 def repair(path: PATH, as_json: JSON = False) -> None:
-    """Take damaged shards out of the sets below a folder; the next run computes them again.
+    """Remove damaged shards from the sets below a folder; the next run recomputes them.
 
     Example: sightline cache repair data/features/scenes/image/clip
     """
@@ -113,7 +111,7 @@ def repair(path: PATH, as_json: JSON = False) -> None:
         try:
             with _progress("read", folder) as advance:
                 report = repair_set(folder, advance)
-        except SightlineError as error:  # which keeps none of the others from being repaired
+        except SightlineError as error:  # still repair the others
             beyond.append(str(error))
             continue
         lines = results[folder.as_posix()] = report.lines()
@@ -123,7 +121,7 @@ def repair(path: PATH, as_json: JSON = False) -> None:
         for line in lines:
             print(f"  {line}")
         if report.dropped:
-            print("  run its stage, or the command that made it, again for the missing rows")
+            print("  rerun its stage, or the command that made it, to compute the missing rows")
     if as_json:
         print_json(results)
     if beyond:
@@ -132,9 +130,9 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
 @app.command()
 def compact(path: PATH, as_json: JSON = False) -> None:
-    """Bring sets into the very files of a clean run: full shards in the order of keys.
+    """Rewrite sets into exactly the files of a clean run: full shards in key order.
 
-    Tokens and phrase tokens, which are one table each, are passed over.
+    Skips tokens and phrase tokens, which are one table each.
 
     Example: sightline cache compact data/features/scenes/image/clip
     """
@@ -160,11 +158,11 @@ def compact(path: PATH, as_json: JSON = False) -> None:
 def gc(
     path: PATH,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+        bool, typer.Option("--dry-run", help="Only print what would be removed.")
     ] = False,
     as_json: JSON = False,
 ) -> None:
-    """Remove what sets no longer name: superseded files, and rows the manifest dropped.
+    """Remove what sets no longer reference: superseded files, and rows dropped by the manifest.
 
     Example: sightline cache gc data --dry-run
     """
@@ -192,7 +190,7 @@ app.command("export-mcse")(share.export_mcse)
 
 @contextmanager
 def _progress(what: str, folder: Path) -> Iterator[Callable[[int], None]]:
-    """A bar in megabytes, told in bytes, from any thread."""
+    """A progress bar in megabytes that takes bytes, from any thread."""
     from pipeline.cache import CacheError
     from pipeline.cache.commit import read_record
     from pipeline.cache.verify import bytes_to_verify
@@ -201,7 +199,7 @@ def _progress(what: str, folder: Path) -> Iterator[Callable[[int], None]]:
     try:
         total = bytes_to_verify(read_record(folder))
     except CacheError:
-        total = 0  # what is wrong with it is told by the one who reads it next
+        total = 0  # the next reader reports what is wrong
     lock, done = Lock(), 0
     with progress(f"{what} {folder.as_posix()}", total >> 20, "MB") as advance:
 

@@ -18,10 +18,10 @@ def compare(
         ),
     ],
     baseline: Annotated[
-        str | None, typer.Option(help="Run that the others are tested against; default: the first.")
+        str | None, typer.Option(help="Run to test the others against; default: the first.")
     ] = None,
     published: Annotated[
-        list[str], typer.Option(help="SYSTEM or SYSTEM:SETTING of the papers' tables; repeat.")
+        list[str], typer.Option(help="SYSTEM or SYSTEM:SETTING from the papers; repeatable.")
     ] = [],  # noqa: B006
     format_: Annotated[
         Literal["terminal", "markdown", "latex", "json"],
@@ -32,12 +32,10 @@ def compare(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            dir_okay=False, help="PNG or SVG of the differences on each subset of STS12-16."
-        ),
+        typer.Option(dir_okay=False, help="PNG or SVG of the differences per subset of STS12-16."),
     ] = None,
 ) -> None:
-    """Compare runs: mean and deviation over seeds, t-tests, differences on each subset.
+    """Compare runs: mean and standard deviation over seeds, t-tests, per-subset differences.
 
     Example: sightline compare simcse mcse-clip --baseline simcse --published MCSE-BERT:wiki+flickr
     """

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 _NAME = Annotated[
-    str | None, typer.Argument(help="A file of configs/ without its suffix; none lists them.")
+    str | None, typer.Argument(help="A file in configs/, without suffix; omit to list them.")
 ]
 _OUT = Annotated[Path, typer.Option("--out", help="Parameter file to write.")]
 _DIFF = Annotated[bool, typer.Option("--diff", help="Show what would change; write nothing.")]
 _OVERWRITE = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a file that has edits of yours.")
+    bool, typer.Option("--overwrite", help="Replace a file that you have edited.")
 ]
 
 
@@ -23,7 +23,7 @@ def configure(
     diff: _DIFF = False,
     overwrite: _OVERWRITE = False,
 ) -> None:
-    """Write params.yaml, all that `dvc repro` reads, from a configuration.
+    """Write params.yaml, the parameters of `dvc repro`, from a configuration.
 
     Example: sightline configure flickr30k
     """
@@ -48,8 +48,8 @@ def configure(
         return
     if old and not overwrite and origin(old) is None:
         raise ParamsError(
-            f"{out}: has edits of yours, which this would replace (`sightline configure {name} "
-            "--diff` shows them); keep a copy, or pass --overwrite"
+            f"{out}: you have edited this file, and this would overwrite your edits (`sightline "
+            f"configure {name} --diff` shows them); keep a copy, or pass --overwrite"
         )
     write_bytes(out, to_yaml(new, name).encode())
     print(f"{out}: {name}")

@@ -53,7 +53,7 @@ def doctor(as_json: JSON = False) -> None:
 
 
 def _version(package: str) -> str:
-    import importlib.metadata  # not above: `sightline --help` should not wait for it
+    import importlib.metadata  # imported here to keep `sightline --help` fast
 
     try:
         return importlib.metadata.version(package)
@@ -74,13 +74,13 @@ def _devices() -> dict[str, str]:
 
 
 def _hub() -> str:
-    """Whether the hub that transformers would ask answers within a few seconds."""
+    """Whether the hub that transformers uses answers within a few seconds."""
     from huggingface_hub import constants
 
     from sightline.hub import why_silent
 
     if constants.is_offline_mode():
-        return "not asked (HF_HUB_OFFLINE is set)"
+        return "not checked (HF_HUB_OFFLINE is set)"
     address = constants.ENDPOINT
     reason = why_silent(address)
     return f"{address} does not answer ({reason})" if reason else f"{address} answers"

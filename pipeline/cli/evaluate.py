@@ -1,4 +1,4 @@
-"""`sightline evaluate`: score an encoder, on explicit paths."""
+"""`sightline evaluate`: score an encoder, with explicit paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = typer.Typer(help="Score a sentence encoder.", no_args_is_help=True)
 _MODEL = Annotated[str, typer.Option(help="A model folder, or a name on the hub.")]
 _POOLING = Annotated[
     str | None,
-    typer.Option(help="cls, pooler, mean or first_last_mean; default: what the folder says."),
+    typer.Option(help="cls, pooler, mean or first_last_mean; default: from the folder."),
 ]
 
 
@@ -35,7 +35,7 @@ def sts(
     """
     from train.evaluate.sts import evaluate_sts, load_sts
 
-    sets = load_sts(data)  # before the model: a missing file should not cost its loading
+    sets = load_sts(data)  # before the model, so that a missing file fails fast
     scores = evaluate_sts(_embedder(model, pooling, device).encode, sets)
     if as_json:
         print_json(scores.to_json())
@@ -60,7 +60,7 @@ def similarity(
     device: DEVICE = "auto",
     as_json: JSON = False,
 ) -> None:
-    """Spearman ×100 on any file of graded pairs, with alignment and uniformity.
+    """Spearman ×100, alignment and uniformity on any file of graded pairs.
 
     Example: sightline evaluate similarity --model runs/mcse-clip/seed-0/model
     --pairs data/datasets/scenes/similarity/test.tsv

@@ -1,4 +1,4 @@
-"""`sightline extract`: run one frozen model over images or texts, on explicit paths."""
+"""`sightline extract`: run one frozen model over images or texts, with explicit paths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.extract.account import SetSummary
     from pipeline.extract.encode_missing import ExtractSettings
 
-app = typer.Typer(help="Run one frozen model into a feature set.", no_args_is_help=True)
+app = typer.Typer(help="Run one frozen model and cache its features.", no_args_is_help=True)
 
 _WEIGHTS = Annotated[
     str, typer.Option(help="pretrained:TAG, file:PATH or random:SEED.", show_default=False)
@@ -40,21 +40,21 @@ _IMAGE_ENCODER = Annotated[
 ]
 _TEXTS = Annotated[
     Path,
-    typer.Option(help="A text file, one a line, or a captions or sentences manifest (Parquet)."),
+    typer.Option(help="A text file, one per line, or a captions or sentences manifest (Parquet)."),
 ]
-_PRECISION = Annotated[str, typer.Option(help="fp32, bf16 or fp16: the arithmetic.")]
+_PRECISION = Annotated[str, typer.Option(help="Compute precision: fp32, bf16 or fp16.")]
 _DTypeName = Literal["float16", "float32"]
-_DTYPE = Annotated[_DTypeName, typer.Option(help="float16 or float32: what is stored.")]
-_BATCH = Annotated[int, typer.Option(min=1, help="Rows of a batch; part of the plan.")]
+_DTYPE = Annotated[_DTypeName, typer.Option(help="Stored dtype: float16 or float32.")]
+_BATCH = Annotated[int, typer.Option(min=1, help="Rows per batch; part of the plan.")]
 _WORKERS = Annotated[int, typer.Option(min=0, help="Decode processes.")]
-_MAX_FAILED = Annotated[float, typer.Option(min=0, max=1, help="Share of rows that may fail.")]
+_MAX_FAILED = Annotated[float, typer.Option(min=0, max=1, help="Fraction of rows that may fail.")]
 
 _COPY_FROM = Annotated[
     Path | None,
     typer.Option(
         exists=True,
         file_okay=False,
-        help="Folder above feature sets; rows of the same fingerprint are copied.",
+        help="Folder of feature sets; rows with the same fingerprint are copied.",
     ),
 ]
 
@@ -67,9 +67,7 @@ def image(
     encoder: _IMAGE_ENCODER,
     weights: _WEIGHTS,
     out: OUT,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder that the manifest's paths are relative to.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Base folder of the manifest's paths.")] = None,
     device: DEVICE = "auto",
     precision: _PRECISION = "fp32",
     dtype: _DTYPE = "float16",
@@ -82,7 +80,7 @@ def image(
     worker: WORKER = None,
     as_json: JSON = False,
 ) -> None:
-    """Encode images with a ResNet or a CLIP.
+    """Encode images with a ResNet or CLIP.
 
     Example: sightline extract image --images photos --encoder resnet50 --weights random:0
     --out features/resnet50
@@ -114,16 +112,17 @@ def image(
 def objects(
     phrases: Annotated[Path, typer.Option(help="A phrases manifest (Parquet).")],
     images_manifest: Annotated[Path, typer.Option(help="The images manifest it belongs to.")],
-    root: Annotated[Path, typer.Option(help="Folder that the manifest's paths are relative to.")],
+    root: Annotated[Path, typer.Option(help="Base folder of the manifest's paths.")],
     encoder: _IMAGE_ENCODER,
     weights: _WEIGHTS,
     out: OUT,
     margin: Annotated[
-        float, typer.Option(min=0, max=1, help="Round an object, as a share of its longer side.")
+        float,
+        typer.Option(min=0, max=1, help="Margin around an object, relative to its longer side."),
     ] = 0.1,
     background: Annotated[
         Literal["mean", "white", "black", "keep"],
-        typer.Option(help="mean (the encoder's colour), white, black or keep."),
+        typer.Option(help="mean (the encoder's mean colour), white, black or keep."),
     ] = "mean",
     device: DEVICE = "auto",
     precision: _PRECISION = "fp32",
@@ -137,7 +136,7 @@ def objects(
     worker: WORKER = None,
     as_json: JSON = False,
 ) -> None:
-    """Encode the objects that phrases name, cut out by their masks, with a ResNet or a CLIP.
+    """Encode the objects that phrases name, cut out by their masks, with a ResNet or CLIP.
 
     Example: sightline extract object --phrases data/mine/phrases.parquet --images-manifest
     data/mine/images.parquet --root photos --encoder ViT-B-32 --weights random:0
@@ -186,7 +185,7 @@ def text(
     worker: WORKER = None,
     as_json: JSON = False,
 ) -> None:
-    """Encode texts with a CLIP's text tower.
+    """Encode texts with CLIP's text tower.
 
     Example: sightline extract text --texts captions.txt --encoder ViT-B-32 --weights random:0
     --out features/clip-text
@@ -229,7 +228,7 @@ def teacher(
         ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens at most; default: the encoder's own.")
+        int | None, typer.Option(min=2, help="Maximum tokens; default: the encoder's own.")
     ] = None,
     device: DEVICE = "auto",
     precision: _PRECISION = "fp32",
@@ -268,7 +267,7 @@ def teacher(
 
 
 def _inputs(config: EncoderConfig, *paths: Path | None) -> list[Path]:
-    """The files and folders of a command, those that encoder and weights may name among them."""
+    """The files and folders of a command, including those that encoder and weights may name."""
     return [Path(config.model), Path(config.weights.removeprefix("file:")), *filter(None, paths)]
 
 

@@ -1,4 +1,4 @@
-"""`sightline gallery`: one HTML page to look at what was grounded."""
+"""`sightline gallery`: one HTML page to inspect a grounding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def gallery(
     phrases: Annotated[Path, typer.Option(help="A grounding (folder) or a phrases manifest.")],
     captions: Annotated[Path, typer.Option(help="The captions manifest it belongs to.")],
     images_manifest: Annotated[Path, typer.Option(help="The images manifest it belongs to.")],
-    root: Annotated[Path, typer.Option(help="Folder that the manifest's paths are relative to.")],
+    root: Annotated[Path, typer.Option(help="Base folder of the manifest's paths.")],
     out: Annotated[
         Path, typer.Option("--out", dir_okay=False, help="HTML file to write.", show_default=False)
     ],
-    title: Annotated[str, typer.Option(help="Headline of the page.")] = "Phrases and objects",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Phrases and objects",
     limit: Annotated[
-        int, typer.Option(min=1, help="Images at most; of more, as many spread evenly.")
+        int, typer.Option(min=1, help="Maximum images; more are sampled at even spacing.")
     ] = 1000,
     side: Annotated[
         int, typer.Option(min=32, max=2048, help="Longer side of a photograph, in pixels.")

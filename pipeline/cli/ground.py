@@ -19,7 +19,7 @@ from pipeline.cli.options import (
     worker_of,
 )
 
-app = typer.Typer(help="Ground captions: which words name which pixels.", no_args_is_help=True)
+app = typer.Typer(help="Ground captions: link words to pixels.", no_args_is_help=True)
 app.command("stats")(stats)
 
 
@@ -30,16 +30,16 @@ def run(
     ],
     images_manifest: Annotated[Path, typer.Option(help="Images manifest (Parquet).")],
     captions: Annotated[Path, typer.Option(help="Captions manifest (Parquet).")],
-    root: Annotated[Path, typer.Option(help="Folder that the manifest's paths are relative to.")],
+    root: Annotated[Path, typer.Option(help="Base folder of the manifest's paths.")],
     out: OUT,
     cutouts: Annotated[
-        Path | None, typer.Option(help="Folder for the cut-outs; none are made without it.")
+        Path | None, typer.Option(help="Folder for cut-outs; without it, none are made.")
     ] = None,
     device: DEVICE = "auto",
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16: the arithmetic.")] = "fp32",
-    workers: Annotated[int, typer.Option(min=1, help="Threads that decode.")] = 2,
+    precision: Annotated[str, typer.Option(help="Compute precision: fp32, bf16 or fp16.")] = "fp32",
+    workers: Annotated[int, typer.Option(min=1, help="Decode threads.")] = 2,
     max_failed: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of images that may fail.")
+        float, typer.Option(min=0, max=1, help="Fraction of images that may fail.")
     ] = 0.01,
     retry: RETRY = None,
     threads: THREADS = None,

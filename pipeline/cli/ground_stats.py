@@ -1,4 +1,4 @@
-"""`sightline ground stats`: what a grounding yielded."""
+"""`sightline ground stats`: statistics of a grounding."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 def stats(
     phrases: Annotated[Path, typer.Argument(help="A grounding (folder) or a phrases manifest.")],
     captions: Annotated[
-        Path | None, typer.Option(help="Captions manifest, to measure how much is covered.")
+        Path | None, typer.Option(help="Captions manifest, to measure coverage.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for the figures and the data of DVC's plots."),
+        typer.Option("--out", help="Folder for the figures and the data for DVC plots."),
     ] = None,
     as_json: JSON = False,
 ) -> None:
-    """Pairs per image, drops by reason, and how much of the captions the phrases cover.
+    """Pairs per image, drops by reason, and the fraction of caption text in phrases.
 
     Example: sightline ground stats data/datasets/scenes/phrases.parquet
     --captions data/datasets/scenes/captions.parquet

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how results are printed."""
+"""Options shared by several commands, and printing of results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-MOST_SEED = (1 << 32) - 1  # what NumPy and PyTorch both take
+MOST_SEED = (1 << 32) - 1  # the largest that NumPy and PyTorch both accept
 PARAMS = Annotated[Path, typer.Option("--params", help="Parameter file of the graph.")]
 
 
 class Retry(StrEnum):
-    """What ``--retry`` takes."""
+    """Values of ``--retry``."""
 
     FAILED = "failed"
 
 
-RETRY = Annotated[Retry | None, typer.Option("--retry", help="Compute rows in error again.")]
+RETRY = Annotated[Retry | None, typer.Option("--retry", help="Recompute failed rows.")]
 
 
 WORKER = Annotated[
@@ -37,18 +37,18 @@ WORKER = Annotated[
     typer.Option(
         "--worker",
         metavar="I/N",
-        help="Share the work: this is worker I (from 0) of N that write to one folder.",
+        help="Run as worker I (from 0) of N that fill one folder together.",
         show_default=False,
     ),
 ]
 THREADS = Annotated[
     int | None,
-    typer.Option(min=1, help="Threads to compute with; part of the plan.", show_default="all"),
+    typer.Option(min=1, help="Compute threads; part of the plan.", show_default="all"),
 ]
 
 
 def worker_of(given: str | None) -> Worker | None:
-    """The worker of ``--worker``; misuse (exit code 2) for anything else than I/N."""
+    """The worker of ``--worker``; misuse (exit code 2) for anything but I/N."""
     from pipeline.cache.worker import Worker
 
     try:
@@ -70,13 +70,13 @@ def pairs_of(given: list[str], option: str) -> dict[str, str]:
         if not (name and equals and value):
             raise typer.BadParameter(f"found {each!r}, expected NAME=VALUE", param_hint=option)
         if name in pairs:
-            raise typer.BadParameter(f"{name} is given twice", param_hint=option)
+            raise typer.BadParameter(f"{name} appears twice", param_hint=option)
         pairs[name] = value
     return pairs
 
 
 def first_mistake(error: ValidationError) -> str:
-    """The first thing that a model found wrong, under the name of its option."""
+    """The first validation error, under the name of its option."""
     first = error.errors()[0]
     where = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"][:1])
     found = "" if first["type"] == "value_error" else f"; found {first['input']!r}"

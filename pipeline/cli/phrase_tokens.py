@@ -1,4 +1,4 @@
-"""`sightline phrase-tokens`: where phrases stand among a student's tokens, on explicit paths."""
+"""`sightline phrase-tokens`: token spans of phrases for one student, with explicit paths."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pipeline.cli.options import JSON, OUT, print_json
 def phrase_tokens(
     phrases: Annotated[Path, typer.Option(help="Phrases manifest.")],
     captions: Annotated[Path, typer.Option(help="Captions manifest.")],
-    student: Annotated[str, typer.Option(help="Folder of an encoder, or its name on the hub.")],
+    student: Annotated[str, typer.Option(help="Folder of an encoder, or its hub name.")],
     out: OUT,
     max_length: Annotated[
-        int, typer.Option(min=3, help="Tokens of a training text, special tokens included.")
+        int, typer.Option(min=3, help="Maximum tokens per training text, special tokens included.")
     ] = 32,
     as_json: JSON = False,
 ) -> None:
-    """Find the tokens of every phrase, once.
+    """Find the token span of every phrase, once.
 
     Example: sightline phrase-tokens --phrases data/mine/phrases.parquet
     --captions data/mine/captions.parquet --student bert-base-uncased --out data/phrases/bert

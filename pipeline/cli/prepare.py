@@ -1,4 +1,4 @@
-"""`sightline prepare`: turn a data set into manifests, on explicit paths."""
+"""`sightline prepare`: turn a data set into manifests, with explicit paths."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pipeline.cli.options import JSON, MOST_SEED, OUT, first_mistake, pairs_of, 
 app = typer.Typer(help="Turn a data set into manifests.", no_args_is_help=True)
 
 _IMAGES = Annotated[Path, typer.Option(help="Folder of images.")]
-_STRICT = Annotated[bool, typer.Option("--strict", help="Make every problem an error.")]
+_STRICT = Annotated[bool, typer.Option("--strict", help="Treat every problem as an error.")]
 _SPLITS = Annotated[
-    list[str], typer.Option("--split", help="NAME=FILE with the image names of a split; repeat.")
+    list[str], typer.Option("--split", help="NAME=FILE listing the images of a split; repeatable.")
 ]
 
 
@@ -68,7 +68,7 @@ def flickr30k(
 def coco(
     images: _IMAGES,
     captions: Annotated[
-        list[str], typer.Option(help="SPLIT=FILE, as train=captions_train2017.json; repeat.")
+        list[str], typer.Option(help="SPLIT=FILE, as in train=captions_train2017.json; repeatable.")
     ],
     out: OUT,
     strict: _STRICT = False,
@@ -85,11 +85,11 @@ def coco(
 
 @app.command()
 def sentences(
-    path: Annotated[Path, typer.Option(help="A UTF-8 text file, one sentence a line.")],
+    path: Annotated[Path, typer.Option(help="A UTF-8 text file, one sentence per line.")],
     out: OUT,
     as_json: JSON = False,
 ) -> None:
-    """Plain sentences, one a line: Wiki1M and the like.
+    """Plain sentences, one per line, such as Wiki1M.
 
     Example: sightline prepare sentences --path wiki1m_for_simcse.txt --out data/wiki
     """
@@ -99,15 +99,15 @@ def sentences(
 @app.command()
 def joined(
     part: Annotated[
-        list[str], typer.Option(help="NAME=FOLDER with the manifests of a data set; repeat.")
+        list[str], typer.Option(help="NAME=FOLDER with the manifests of a data set; repeatable.")
     ],
     images: Annotated[
-        list[str], typer.Option(help="NAME=FOLDER that its image paths are relative to; repeat.")
+        list[str], typer.Option(help="NAME=FOLDER, the base of its image paths; repeatable.")
     ],
     out: OUT,
     as_json: JSON = False,
 ) -> None:
-    """Several prepared data sets of pairs as one.
+    """Join several prepared data sets of pairs.
 
     Example: sightline prepare joined --part flickr=data/flickr30k --images flickr=flickr30k-images
     --part coco=data/coco --images coco=coco --out data/flickr30k-coco
@@ -121,10 +121,10 @@ def scenes(
     out: OUT,
     count: Annotated[
         int | None,
-        typer.Option("--scenes", min=1, help="Pictures to draw; default: 3,000, as in the demo."),
+        typer.Option("--scenes", min=1, help="Images to draw; default: 3,000, as in the demo."),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=MOST_SEED, help="Of everything drawn and trained.")
+        int, typer.Option(min=0, max=MOST_SEED, help="Seed for drawing and training.")
     ] = 0,
     as_json: JSON = False,
 ) -> None:
@@ -153,4 +153,4 @@ def _prepare(kind: str, given: dict[str, Any], out: Path, as_json: bool) -> None
         return
     print(f"{out}: {report.summary()}")
     if report.problems:
-        print(f"  each of them is named in {out / 'dataset.json'}")
+        print(f"  all are listed in {out / 'dataset.json'}")

@@ -25,9 +25,9 @@ def accept(
     ] = None,
     params: PARAMS = Path("params.yaml"),
 ) -> None:
-    """Keep finished runs after an edit of the code that moves no number.
+    """Keep finished runs after a code edit that changes no numbers.
 
-    Without this, the next `dvc repro` trains them again. Their results say that it was done.
+    Otherwise the next `dvc repro` retrains them. Their results record it.
 
     Example: sightline runs accept mcse-clip
     """

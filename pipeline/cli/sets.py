@@ -1,4 +1,4 @@
-"""`sightline cache list` and `info`: which sets there are, and what made them."""
+"""`sightline cache list` and `info`: the sets of a cache and where they come from."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pipeline.cli.options import JSON, print_json
 if TYPE_CHECKING:
     from pipeline.cache.record import FeatureSetRecord, SetRecord
 
-_EXPECTED = "expected a set, or a folder above several"
+_EXPECTED = "expected a set, or a folder of sets"
 _LOST = re.compile(r"(shard|index|images|phrases|drops|cutouts|\w*tokens)-[0-9a-f]{32}\.\w+")
-PATH = Annotated[Path, typer.Argument(help="A set of the cache, or a folder above several.")]
+PATH = Annotated[Path, typer.Argument(help="A set of the cache, or a folder of sets.")]
 SET = Annotated[Path, typer.Argument(help="A set of the cache.", show_default=False)]
 
 
@@ -34,7 +34,7 @@ def list_sets(path: PATH = Path("data"), as_json: JSON = False) -> None:
     for folder in sets_below(path, lost=True):
         try:
             found.append((folder, read_record(folder)))
-        except CacheError as error:  # which hides none of the others
+        except CacheError as error:  # still show the others
             damaged.append(str(error))
     if as_json:
         print_json([_about(folder, record) for folder, record in found])
@@ -62,12 +62,12 @@ def _print_sets(found: list[tuple[Path, SetRecord]]) -> None:
             cells += [encoder.name, f"{encoder.source}{untrained}"]
         else:
             cells += ["", "", about["size"], "", ""]
-        table.add_row(*map(Text, cells))  # names from strangers, which rich would read as markup
+        table.add_row(*map(Text, cells))  # untrusted names, which rich would parse as markup
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def info(path: SET, as_json: JSON = False) -> None:
-    """Say where the rows of a set come from, in a form that fits a paper's appendix.
+    """Describe where the rows of a set come from, as a paragraph for a paper's appendix.
 
     Example: sightline cache info data/features/scenes/image/clip
     """
@@ -83,10 +83,10 @@ def info(path: SET, as_json: JSON = False) -> None:
 
 
 def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
-    """The sets at or below ``path``; an error when there is none.
+    """The sets at or below ``path``; an error if there are none.
 
     Args:
-        lost: with those that have files of a set but no commit file.
+        lost: include folders with files of a set but no commit file.
     """
     from pipeline.cache import CacheError
     from pipeline.cache.commit import FILE_NAME
@@ -100,8 +100,8 @@ def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
             found.append(Path(parent))
     if not found:
         raise CacheError(
-            f"{path}: no set of the cache here or below; `sightline extract`, `ground` and "
-            "`tokens` make them"
+            f"{path}: no cache set here or below; create one with `sightline extract`, `ground` or "
+            "`tokens`"
         )
     return sorted(found)
 
@@ -153,7 +153,7 @@ def _about_features(record: FeatureSetRecord) -> dict[str, Any]:
 
 
 def readable_size(count: int) -> str:
-    """Bytes in the unit that suits them."""
+    """A number of bytes in a readable unit."""
     if count < 1e6:
         return f"{count / 1e3:,.1f} kB"
     return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

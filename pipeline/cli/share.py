@@ -1,4 +1,4 @@
-"""`sightline cache`: sets to and from other people, other revisions, other formats."""
+"""`sightline cache`: diff, export and import sets, and convert formats."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pipeline.cli.options import JSON, OUT, print_json
 from pipeline.cli.sets import SET, readable_size
 
 _FILE = Annotated[Path, typer.Option("--out", help="File to write.", show_default=False)]
-_TEXTS = Annotated[Path, typer.Option(help="Captions, one a line, as the rows are aligned.")]
+_TEXTS = Annotated[Path, typer.Option(help="Captions, one per line, aligned with the rows.")]
 _MANIFESTS = Annotated[
     Path, typer.Option("--dataset", help="Folder for (or of) its manifests.", show_default=False)
 ]
 _SOURCE = Annotated[
-    str, typer.Option(help="What computed the rows, in words; it becomes the record's source.")
+    str, typer.Option(help="What computed the rows; stored as the record's source.")
 ]
 
 
 def diff(a: SET, b: SET, as_json: JSON = False) -> None:
-    """Say which rows a set has gained, lost and changed.
+    """Show the rows that a set has gained, lost and changed.
 
     Example: sightline cache diff features/old features/new
     """
@@ -35,17 +35,17 @@ def diff(a: SET, b: SET, as_json: JSON = False) -> None:
     for line in found.why:
         print(f"  {line}")
     print(
-        f"{found.added:,} added, {found.gone:,} gone, {found.changed:,} changed, "
-        f"{found.same:,} the same"
+        f"{found.added:,} added, {found.gone:,} removed, {found.changed:,} changed, "
+        f"{found.same:,} unchanged"
     )
     if found.changed:
         print(f"largest cosine change {found.largest_change:.3g}, key {found.changed_most}")
     if found.added_failures or found.gone_failures:
-        print(f"rows in error: {found.added_failures:,} added, {found.gone_failures:,} gone")
+        print(f"failed rows: {found.added_failures:,} added, {found.gone_failures:,} removed")
 
 
 def export_set(path: SET, out: _FILE) -> None:
-    """Write a set to one tar file with the SHA-256 of everything in it.
+    """Write a set to one tar file with the SHA-256 of every file in it.
 
     Example: sightline cache export data/features/scenes/image/clip --out clip.tar
     """
@@ -55,10 +55,10 @@ def export_set(path: SET, out: _FILE) -> None:
 
 
 def import_set(
-    archive: Annotated[Path, typer.Argument(help="A tar of `cache export`.", show_default=False)],
+    archive: Annotated[Path, typer.Argument(help="A tar from `cache export`.", show_default=False)],
     out: OUT,
 ) -> None:
-    """Unpack a tar of `cache export` into a new set, whole or not at all.
+    """Unpack a tar from `cache export` into a new set, completely or not at all.
 
     Example: sightline cache import clip.tar --out data/features/scenes/image/clip
     """
@@ -79,7 +79,7 @@ def import_mcse(
     out: OUT,
     source: _SOURCE = "an HDF5 file in MCSE's form",
 ) -> None:
-    """Make manifests and a feature set of MCSE's HDF5 file and captions.
+    """Make manifests and a feature set from MCSE's HDF5 file and captions.
 
     Example: sightline cache import-mcse flickr.hdf5 --texts flickr_random_captions.txt
     --dataset data/datasets/mcse --out data/features/mcse/image/resnet50
@@ -93,11 +93,11 @@ def import_mcse(
 def import_kdmcse(
     path: Annotated[Path, typer.Argument(help="KDMCSE's file, such as flickr30k_ViT_L14.json.")],
     dataset: _MANIFESTS,
-    images: Annotated[Path, typer.Option(help="Feature set to make of the images.")],
-    texts: Annotated[Path, typer.Option(help="Feature set to make of the captions.")],
+    images: Annotated[Path, typer.Option(help="Image feature set to write.")],
+    texts: Annotated[Path, typer.Option(help="Caption feature set to write.")],
     source: _SOURCE = "a JSON file in KDMCSE's form",
 ) -> None:
-    """Make manifests and two feature sets of KDMCSE's JSON, read one image at a time.
+    """Make manifests and two feature sets from KDMCSE's JSON, read one image at a time.
 
     Example: sightline cache import-kdmcse flickr30k_ViT_L14.json --dataset data/datasets/kdmcse
     --images data/features/kdmcse/image/clip --texts data/features/kdmcse/text/clip
@@ -112,10 +112,10 @@ def export_mcse(
     path: SET,
     dataset: _MANIFESTS,
     out: _FILE,
-    texts: Annotated[Path, typer.Option(help="Text file to write: a caption a line.")],
+    texts: Annotated[Path, typer.Option(help="Text file to write, one caption per line.")],
     split: Annotated[str, typer.Option(help="Split of the captions.")] = "train",
 ) -> None:
-    """Write an image feature set and its captions in MCSE's form.
+    """Write an image feature set and its captions in MCSE's format.
 
     Example: sightline cache export-mcse data/features/scenes/image/clip
     --dataset data/datasets/scenes --out scenes.hdf5 --texts scenes_captions.txt

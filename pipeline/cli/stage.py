@@ -1,4 +1,4 @@
-"""`sightline stage`: the stages of dvc.yaml, which read params.yaml and write where DVC looks."""
+"""`sightline stage`: the stages of dvc.yaml; they read params.yaml and write to DVC's outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeline.extract.runner import Invocation
     from pipeline.params import Params
 
-app = typer.Typer(help="One stage of the graph, as `dvc repro` runs it.", no_args_is_help=True)
+app = typer.Typer(help="Run one stage of the graph, as `dvc repro` does.", no_args_is_help=True)
 
 _DATASET = Annotated[str, typer.Argument(help="Name under `datasets` or `joined`.")]
 _ENCODER = Annotated[str, typer.Argument(help="Name under `encoders`.")]
@@ -25,7 +25,7 @@ _FILE: Path = Path("params.yaml")
 
 @app.command()
 def prepare(dataset: _DATASET, params: PARAMS = _FILE) -> None:
-    """Manifests of one data set.
+    """Write the manifests of one data set.
 
     Example: sightline stage prepare scenes
     """
@@ -43,7 +43,7 @@ def image_features(
     worker: WORKER = None,
     params: PARAMS = _FILE,
 ) -> None:
-    """Features of every image, by one image encoder.
+    """Encode every image with one image encoder.
 
     Example: sightline stage image-features scenes clip
     """
@@ -58,7 +58,7 @@ def ground(
     worker: WORKER = None,
     params: PARAMS = _FILE,
 ) -> None:
-    """Phrases, boxes, masks and cut-outs of a data set's captions.
+    """Find phrases, boxes, masks and cut-outs for a data set's captions.
 
     Example: sightline stage ground flickr30k
     """
@@ -70,7 +70,7 @@ def ground(
 
 @app.command("ground-stats")
 def ground_stats(dataset: _DATASET) -> None:
-    """Figures of one data set's grounding: pairs per image, drops by reason, coverage.
+    """Summarise one data set's grounding: pairs per image, drops by reason, coverage.
 
     Example: sightline stage ground-stats flickr30k
     """
@@ -88,7 +88,7 @@ def object_features(
     worker: WORKER = None,
     params: PARAMS = _FILE,
 ) -> None:
-    """Features of every object that a caption names, by one image encoder.
+    """Encode every object that a caption names with one image encoder.
 
     Example: sightline stage object-features scenes clip
     """
@@ -104,7 +104,7 @@ def text_features(
     worker: WORKER = None,
     params: PARAMS = _FILE,
 ) -> None:
-    """Features of every caption, by a CLIP's text tower.
+    """Encode every caption with CLIP's text tower.
 
     Example: sightline stage text-features scenes clip
     """
@@ -120,7 +120,7 @@ def teachers(
     worker: WORKER = None,
     params: PARAMS = _FILE,
 ) -> None:
-    """Features of every caption, by one teacher.
+    """Encode every caption with one teacher.
 
     Example: sightline stage teachers scenes similarity
     """
@@ -129,7 +129,7 @@ def teachers(
 
 @app.command()
 def tokens(params: PARAMS = _FILE) -> None:
-    """Every training text in the student's tokens.
+    """Tokenise every training text with the student's tokenizer.
 
     Example: sightline stage tokens
     """
@@ -140,7 +140,7 @@ def tokens(params: PARAMS = _FILE) -> None:
 
 @app.command("phrase-tokens")
 def phrase_tokens(dataset: _DATASET, params: PARAMS = _FILE) -> None:
-    """Where the phrases of a data set's captions stand among the student's tokens.
+    """Find the student's tokens for the phrases of a data set's captions.
 
     Example: sightline stage phrase-tokens scenes
     """
@@ -151,7 +151,7 @@ def phrase_tokens(dataset: _DATASET, params: PARAMS = _FILE) -> None:
 
 @app.command()
 def code(params: PARAMS = _FILE) -> None:
-    """What trains each system, as digests of source files, in data/code.
+    """Write digests of the source files that train each system to data/code.
 
     Example: sightline stage code
     """
@@ -177,7 +177,7 @@ def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
 
 @app.command()
 def evaluate(params: PARAMS = _FILE) -> None:
-    """Score every run with every seed; a result that is still current is kept.
+    """Score every run with every seed; keep results that are still current.
 
     Example: sightline stage evaluate
     """
@@ -215,14 +215,14 @@ def _invocation(retry: Retry | None, threads: int | None, worker: str | None) ->
 
 
 def load_here(path: Path) -> Params:
-    """The parameters, once it is clear that this is the root of a DVC repository."""
+    """The parameters, after checking that this is the root of a DVC repository."""
     from pipeline.params import ParamsError, load_params
 
     params = load_params(path)
     if not Path(".dvc").is_dir():
         raise ParamsError(
             f"{Path.cwd()}: not a DVC repository (no .dvc here). Run stages in the root of a clone "
-            "of Sightline, or make one with `git init && dvc init`; the commands that take "
-            "explicit paths work anywhere (`sightline --help`)."
+            "of Sightline, or create one with `git init && dvc init`; commands with explicit "
+            "paths work anywhere (`sightline --help`)."
         )
     return params

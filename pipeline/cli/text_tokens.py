@@ -1,4 +1,4 @@
-"""`sightline tokens`: tokenise texts for one student, on explicit paths."""
+"""`sightline tokens`: tokenise texts for one student, with explicit paths."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.cli.options import JSON, OUT, print_json
 def tokens(
     texts: Annotated[
         list[Path],
-        typer.Option(help="A captions or sentences manifest, or a text file; repeat."),
+        typer.Option(help="A captions or sentences manifest, or a text file; repeatable."),
     ],
-    student: Annotated[str, typer.Option(help="Folder of an encoder, or its name on the hub.")],
+    student: Annotated[str, typer.Option(help="Folder of an encoder, or its hub name.")],
     out: OUT,
     max_length: Annotated[
-        int, typer.Option(min=3, help="Tokens of a training text, special tokens included.")
+        int, typer.Option(min=3, help="Maximum tokens per training text, special tokens included.")
     ] = 32,
     as_json: JSON = False,
 ) -> None:

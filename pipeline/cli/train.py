@@ -1,4 +1,4 @@
-"""`sightline train`: one training run on explicit paths."""
+"""`sightline train`: one training run with explicit paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.cli.options import JSON, MOST_SEED, OUT, first_mistake, pairs_of, 
 
 def train(
     objective: Annotated[str, typer.Option(help="Name of an objective, such as simcse or mcse.")],
-    student: Annotated[str, typer.Option(help="Folder of an encoder, or its name on the hub.")],
+    student: Annotated[str, typer.Option(help="Folder of an encoder, or its hub name.")],
     tokens: Annotated[Path, typer.Option(help="Token set of every training text.")],
     out: OUT,
     captions: Annotated[Path | None, typer.Option(help="Captions manifest.")] = None,
@@ -22,35 +22,35 @@ def train(
         Path | None, typer.Option(help="Phrase tokens, for an objective with objects.")
     ] = None,
     features: Annotated[
-        list[str], typer.Option(help="SLOT=FOLDER of a feature set that it needs; repeat.")
+        list[str], typer.Option(help="SLOT=FOLDER of a feature set that it needs; repeatable.")
     ] = [],  # noqa: B006
     dev: Annotated[
-        Path | None, typer.Option(help="Similarity TSV or SentEval folder that selects the best.")
+        Path | None, typer.Option(help="Similarity TSV or SentEval folder for model selection.")
     ] = None,
     set_: Annotated[
-        list[str], typer.Option("--set", help="NAME=VALUE of an objective's parameter; repeat.")
+        list[str], typer.Option("--set", help="NAME=VALUE of an objective's parameter; repeatable.")
     ] = [],  # noqa: B006
     seed: Annotated[
-        int, typer.Option(min=0, max=MOST_SEED, help="Of heads, dropout and the order of rows.")
+        int, typer.Option(min=0, max=MOST_SEED, help="Seed for heads, dropout and row order.")
     ] = 0,
     pooling: Annotated[str, typer.Option(help="cls, pooler, mean or first_last_mean.")] = "cls",
-    max_length: Annotated[int, typer.Option(min=3, help="Tokens of a training text.")] = 32,
+    max_length: Annotated[int, typer.Option(min=3, help="Maximum tokens per text.")] = 32,
     layers: Annotated[int | None, typer.Option(min=1, help="Keep the first N layers.")] = None,
-    batch_size: Annotated[int, typer.Option(min=2, help="Rows that are compared.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=2, help="Rows per batch.")] = 64,
     chunk: Annotated[
-        int | None, typer.Option(min=2, help="Rows encoded at once, for less memory.")
+        int | None, typer.Option(min=2, help="Rows encoded at once; fewer use less memory.")
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="AdamW's, at its peak.")] = 3e-5,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 3e-5,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes; default: 3, unless --max-steps is given.")
+        int | None, typer.Option(min=1, help="Epochs; default: 3, unless --max-steps is given.")
     ] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps.")] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Maximum optimiser steps.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
-    eval_steps: Annotated[int, typer.Option(min=1, help="Steps between two dev scores.")] = 125,
+    eval_steps: Annotated[int, typer.Option(min=1, help="Steps between dev evaluations.")] = 125,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     as_json: JSON = False,
 ) -> None:
-    """Fine-tune a student from cached features. Killed halfway, the same command goes on.
+    """Fine-tune a student on cached features. If killed, rerun the same command to resume.
 
     Example: sightline train --objective mcse --set image=clip --features image=features/clip
     --captions data/mine/captions.parquet --images data/mine/images.parquet --tokens tokens
@@ -111,7 +111,7 @@ def train(
 
 
 def _value(name: str, text: str) -> Any:
-    """What ``text`` is in YAML, as in params.yaml: a number, a truth value, a list, …"""
+    """``text`` parsed as YAML, as in params.yaml: a number, a Boolean, a list, …"""
     import yaml
 
     try:

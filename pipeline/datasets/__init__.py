@@ -1,1 +1,1 @@
-"""Data sets: one module a source, each of which turns what a user has into manifests."""
+"""Data sets: one module per source, which turns the user's files into manifests."""

@@ -16,8 +16,8 @@ from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, TRAINED_SPLITS,
 def write_captioned(folder: Path, images: pa.Table, captions: pa.Table) -> None:
     """Write ``images.parquet``, ``captions.parquet`` and ``sentences.parquet`` into ``folder``.
 
-    The sentences are the captions that may be trained on, each text once, in order: so captions
-    can stand where plain sentences do (`graph.text`), without their images.
+    The sentences are the distinct training captions, in order, so captions can serve as plain
+    sentences (`graph.text`), without their images.
 
     Args:
         images, captions: tables of the schemas IMAGES and CAPTIONS.

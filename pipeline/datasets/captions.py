@@ -18,16 +18,16 @@ OPTIONAL = ("split", "caption_id")
 
 @dataclass
 class Captions:
-    """The rows of a caption file, in its order.
+    """The rows of a caption file, in file order.
 
     Attributes:
         where: the file, for messages.
-        images: [n], each image as the file names it.
+        images: [n], each image as named in the file.
         texts: [n], verbatim.
-        numbers: [n], what follows ``#`` in Flickr's files, or None: number them in file order.
-        ids: [n], caption ids that the file gives, or None.
+        numbers: [n], the number after ``#`` in Flickr's files, or None: number in file order.
+        ids: [n], caption ids from the file, or None.
         splits: [n], the split of each row, or None.
-        lines: [n], line of each row in the file (its last, where a row takes several), or None.
+        lines: [n], line of each row in the file (the last line of a multi-line row), or None.
     """
 
     where: str
@@ -40,15 +40,15 @@ class Captions:
 
 
 def read_captions(path: Path) -> Captions:
-    """Read a caption file; its suffix says which format it has.
+    """Read a caption file; its suffix determines the format.
 
-    ``.csv`` follows RFC 4180 (quotes, so a field may hold commas, tabs and line ends); ``.tsv``
-    knows no quoting; ``.jsonl`` has one object a line. All three have the columns *image* and
+    ``.csv`` follows RFC 4180 (quoted fields may contain commas, tabs and line ends); ``.tsv`` has
+    no quoting; ``.jsonl`` has one object per line. All three have the columns *image* and
     *caption*, and may have *split* and *caption_id*. Every other suffix is Flickr's
     ``name.jpg#k<TAB>caption``.
 
     Raises:
-        DatasetError: the file is missing, empty, not UTF-8, or has other columns.
+        DatasetError: the file is missing, empty, not UTF-8, or has the wrong columns.
     """
     suffix = path.suffix.lower()
     if suffix == ".csv":
@@ -60,7 +60,7 @@ def read_captions(path: Path) -> Captions:
     else:
         captions = _read_token(path)
     if not captions.texts:
-        raise DatasetError(f"{path}: holds no caption")
+        raise DatasetError(f"{path}: contains no captions")
     return captions
 
 
@@ -135,7 +135,7 @@ def _read_jsonl(path: Path) -> Captions:
                 value = str(value)
             if not isinstance(value, str):
                 raise DatasetError(
-                    f"{path}: line {line}: {name!r} is {_short(value)}, expected a text "
+                    f"{path}: line {line}: {name!r} is {_short(value)}, expected a string "
                     f"(every row needs the columns of the first: {', '.join(columns)})"
                 )
             values.append(value)
@@ -160,8 +160,8 @@ def _refuse_lone_surrogates(path: Path, line: int, record: dict[str, Any]) -> No
         json.dumps(record, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise DatasetError(
-            f"{path}: line {line}: holds half of a surrogate pair (\\ud800–\\udfff), which is no "
-            f"character; write the text as UTF-8"
+            f"{path}: line {line}: contains an unpaired surrogate (\\ud800–\\udfff), which is not "
+            f"a character; write the text as UTF-8"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""MS COCO: one captions JSON a split, and the folder of its photographs."""
+"""MS COCO: one captions JSON per split, and the folder of photographs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class CocoSource(Source):
     """COCO captions.
 
     Attributes:
-        images: the folder above ``train2017``, ``val2017`` and so on, or one folder of images.
-        folders: subfolders of ``images`` to look in, ``[train2017, val2017]``; all without it.
-        captions: for each split its file, ``{train: captions_train2017.json, val: …}``.
-        strict: treat captions without image, images without caption and the like as errors.
+        images: the folder that contains ``train2017``, ``val2017`` etc., or one folder of images.
+        folders: subfolders of ``images`` to search, ``[train2017, val2017]``; default: all.
+        captions: the file of each split, ``{train: captions_train2017.json, val: …}``.
+        strict: treat problems such as captions without image or images without caption as errors.
     """
 
     licence: ClassVar[str] = (
@@ -45,7 +45,7 @@ class CocoSource(Source):
     @classmethod
     def _some_captions(cls, value: dict[str, Path]) -> dict[str, Path]:
         if not value:
-            raise ValueError("name the captions JSON of at least one split")
+            raise ValueError("give the captions JSON of at least one split")
         return value
 
 
@@ -55,7 +55,7 @@ def prepare(
     """Write the manifests of ``source`` into ``folder``; a caption's number is its annotation id.
 
     Raises:
-        DatasetError: the images or a captions file cannot be used; the message says why.
+        DatasetError: the images or a captions file cannot be used; the message explains why.
     """
     captions = Captions(", ".join(map(str, source.captions.values())), [], [], numbers=[])
     listed: list[tuple[str, str, str]] = []
@@ -70,7 +70,7 @@ def prepare(
 
 
 def _read_split(path: Path, captions: Captions) -> list[str]:
-    """Append the captions of one file; give the names of its images."""
+    """Append the captions of one file; returns the names of its images."""
     body = read_json(path)
     if not isinstance(body, dict):
         body = {}
@@ -85,7 +85,7 @@ def _read_split(path: Path, captions: Captions) -> list[str]:
             f"`images` with id and file_name, and `annotations` with id, image_id and caption"
         ) from None
     if not annotations:
-        raise DatasetError(f"{path}: holds no caption; expected COCO's captions_*.json")
+        raise DatasetError(f"{path}: contains no captions; expected COCO's captions_*.json")
     return list(files.values())
 
 
@@ -100,5 +100,5 @@ def _append(captions: Captions, annotation: Mapping[str, Any], files: dict[Any, 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{value!r} is not a string")
     return value

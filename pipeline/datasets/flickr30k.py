@@ -1,4 +1,4 @@
-"""Flickr30k: an image folder, its captions, and the split of Entities or of Karpathy."""
+"""Flickr30k: an image folder, its captions, and the splits of Entities or Karpathy."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Flickr30kSource(Source):
     """Flickr30k as it is distributed.
 
     Attributes:
-        images: folder of photographs, ``1000092795.jpg`` and so on.
+        images: folder of photographs, ``1000092795.jpg`` etc.
         captions: ``results_20130124.token`` or another caption file; without it, the captions
-            are those of ``karpathy``.
+            come from ``karpathy``.
         splits: the lists of Flickr30k Entities, ``{train: train.txt, val: val.txt, …}``, which
-            hold image names without suffix.
+            contain image names without suffix.
         karpathy: ``dataset_flickr30k.json``; instead of ``splits``.
-        strict: treat captions without image, images without caption and the like as errors.
+        strict: treat problems such as captions without image or images without caption as errors.
     """
 
     licence: ClassVar[str] = (
@@ -50,7 +50,7 @@ class Flickr30kSource(Source):
         if bool(self.splits) == bool(self.karpathy):
             raise ValueError(
                 "give `splits` (the lists of Flickr30k Entities) or `karpathy` "
-                "(dataset_flickr30k.json), one of the two"
+                "(dataset_flickr30k.json), but not both"
             )
         if self.captions is None and self.karpathy is None:
             raise ValueError("`captions` is missing: the token file of Flickr30k")
@@ -63,7 +63,7 @@ def prepare(
     """Write the manifests of ``source`` into ``folder`` and fill ``report``.
 
     Raises:
-        DatasetError: the images, captions or split lists cannot be used; the message says why.
+        DatasetError: the images, captions or split lists cannot be used; the message explains why.
     """
     karpathy = _read_karpathy(source.karpathy) if source.karpathy else []
     if source.captions is not None:
@@ -92,7 +92,7 @@ def _read_karpathy(path: Path) -> list[dict[str, Any]]:
             and isinstance(entry.get("filename"), str)
             and isinstance(entry.get("split"), str)
         ):
-            raise DatasetError(f"{path}: images[{i}]: expected texts `filename` and `split`")
+            raise DatasetError(f"{path}: images[{i}]: expected strings `filename` and `split`")
     return entries
 
 
@@ -101,10 +101,10 @@ def _karpathy_captions(path: Path | None, entries: list[dict[str, Any]]) -> Capt
     for i, entry in enumerate(entries):
         for k, sentence in enumerate(entry.get("sentences") or []):
             if not isinstance(sentence, dict) or not isinstance(sentence.get("raw"), str):
-                raise DatasetError(f"{path}: images[{i}].sentences[{k}]: expected a text `raw`")
+                raise DatasetError(f"{path}: images[{i}].sentences[{k}]: expected a string `raw`")
             images.append(entry["filename"])
             numbers.append(str(k))
             texts.append(sentence["raw"])
     if not texts:
-        raise DatasetError(f"{path}: holds no caption; name the token file as `captions`")
+        raise DatasetError(f"{path}: contains no captions; pass the token file as `captions`")
     return Captions(str(path), images, texts, numbers=numbers)

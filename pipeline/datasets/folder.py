@@ -1,4 +1,4 @@
-"""The output folder of `prepare`: manifests, and the record that says which files are ours."""
+"""The output folder of `prepare`: manifests, and the record of files that Sightline wrote."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.datasets.source import RECORD, SCHEMA, DatasetError, PrepareReport
 from sightline.output import Output, json_record
 
 MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
-"""What every data set consists of; a data set of sentences has no rows in the first two."""
+"""The files of every data set; a data set of sentences has no rows in the first two."""
 _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES, "text")}
 
 
@@ -21,26 +21,26 @@ _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES,
 def building(
     kind: str, out: Path, inputs: Sequence[Path], writes: Sequence[str] = MANIFESTS
 ) -> Iterator[tuple[Path, PrepareReport]]:
-    """A new folder to fill, whose files replace those of an earlier `prepare` in ``out``.
+    """A new folder to fill; its files replace those of an earlier `prepare` in ``out``.
 
-    Files that `prepare` did not write stay as they are (`sightline.output`).
+    Files that `prepare` did not write are left alone (`sightline.output`).
 
     Args:
-        kind: of the data set; one of another kind is not replaced, and neither is one that has no
-            image (or sentence) in common with the new one.
-        inputs: what the data set is made from; without any it is drawn from parameters alone.
-        writes: names that are known beforehand, so that a clash is found before the work is done.
+        kind: kind of the data set; a data set of a different kind is not replaced, nor is one
+            that shares no image (or sentence) with the new one.
+        inputs: inputs of the data set; empty if it is generated from parameters alone.
+        writes: names known in advance, so that a clash is found before the work starts.
 
     Raises:
-        DatasetError: another data set is there.
-        SightlineError: as `sightline.output.Output`.
+        DatasetError: a different data set is there.
+        SightlineError: as in `sightline.output.Output`.
     """
     report = PrepareReport(kind)
     with Output(out, RECORD, json_record(SCHEMA), inputs) as output:
         found = _kind_of(output)
         if found not in (None, kind):
             raise DatasetError(
-                f"{out}: holds a data set of kind {found}, and this is one of kind {kind}; name "
+                f"{out}: holds a data set of kind {found}, but this is one of kind {kind}; choose "
                 "another folder, or delete that data set first"
             )
         output.check(writes)
@@ -57,7 +57,7 @@ def _kind_of(output: Output) -> str | None:
 
 
 def _refuse_another(output: Output, made: Path, out: Path) -> None:
-    """Data sets of one kind are the same when they share an image, or a sentence."""
+    """Data sets of one kind count as the same if they share an image or a sentence."""
     for name, (schema, column) in _IDENTITY.items():
         if not (made / name).is_file():
             continue
@@ -66,14 +66,14 @@ def _refuse_another(output: Output, made: Path, out: Path) -> None:
         try:
             old = set(read_manifest(output.folder / name, schema)[column].to_pylist())
         except CacheError:
-            return  # damaged, or of an earlier version: it is to be replaced
+            return  # damaged, or of an earlier version: replace it
         new = set(read_manifest(made / name, schema)[column].to_pylist())
         if not old:
             continue
         if old.isdisjoint(new):
             what = name.removesuffix(".parquet")
             raise DatasetError(
-                f"{out}: holds another data set: none of its {len(old):,} {what} is among the "
-                f"{len(new):,} new ones; name another folder, or delete that data set first"
+                f"{out}: holds a different data set: none of its {len(old):,} {what} is among the "
+                f"{len(new):,} new ones; choose another folder, or delete that data set first"
             )
         return

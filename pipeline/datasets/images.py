@@ -1,4 +1,4 @@
-"""The pictures of a folder: found, hashed and measured by their headers, on several threads."""
+"""The images of a folder: found, hashed and measured by their headers, on several threads."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SUFFIXES = frozenset(
         *("ppm", "pgm", "pbm", "pnm"),
     )
 )
-_BATCH = 256  # files a task: enough that a task costs more than its scheduling
+_BATCH = 256  # files per task: enough to outweigh scheduling
 _ORIENTATION = 0x0112  # the EXIF tag
-_MOST_PIXELS = (1 << 31) - 1  # of an edge that the manifest has room for; headers can say more
+_MOST_PIXELS = (1 << 31) - 1  # of an edge in the manifest; headers can declare more
 _QUARTER_TURNS = (5, 6, 7, 8)
 
 
 class ImageTable(NamedTuple):
-    """The images of a folder, in the order of their paths.
+    """The images of a folder, sorted by path.
 
     Attributes:
-        paths: POSIX, relative to the folder; they are the image ids too.
+        paths: POSIX, relative to the folder; also the image ids.
         keys: uint8 [n, 32].
-        widths: int32 [n], pixels of the upright picture; 0 where the header cannot be read.
+        widths: int32 [n], pixels of the upright image; 0 if the header cannot be read.
         heights: int32 [n].
     """
 
@@ -53,14 +53,14 @@ def scan_images(
     folders: list[str] | None = None,
     progress: Progress | None = None,
 ) -> ImageTable:
-    """Find every image below ``root`` (or below some ``folders`` of it) and read its header.
+    """Find every image below ``root`` (or below ``folders`` in it) and read its header.
 
-    A picture that cannot be opened, or whose header cannot be read, is noted in ``report`` and
-    kept, so that extraction records its error. A huge pixel count is no error here; extraction
-    refuses to decode it.
+    An image that cannot be opened, or whose header cannot be read, is reported in ``report`` and
+    kept, so that extraction records its error. A huge pixel count is not an error here; extraction
+    refuses to decode such an image.
 
     Raises:
-        DatasetError: a folder is missing or holds no image.
+        DatasetError: a folder is missing or contains no images.
     """
     paths: list[str] = []
     ignored = 0
@@ -113,11 +113,11 @@ def _find(folder: Path, root: Path) -> tuple[list[str], int]:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether it is a pipe, a socket or a device, which nobody should wait for."""
+    """Whether it is a pipe, a socket or a device, on which reading could block."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
-        return False  # a link to nowhere is a file that is not there
+        return False  # a dangling link counts as a missing file
 
 
 def _utf8(path: str, folder: Path) -> str:
@@ -131,7 +131,7 @@ def _utf8(path: str, folder: Path) -> str:
 
 
 def _read(root: Path, path: str) -> tuple[bytes, tuple[int, int]]:
-    """Key and size of an image file; what cannot be opened has its name's key, and no size."""
+    """Key and size of an image file; a file that cannot be opened has a key from its name."""
     try:
         with (root / path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
@@ -142,14 +142,14 @@ def _read(root: Path, path: str) -> tuple[bytes, tuple[int, int]]:
 
 
 def _upright_size(file: IO[bytes]) -> tuple[int, int]:
-    """Width and height of the picture as it is shown, or (0, 0)."""
+    """Width and height of the image as displayed, or (0, 0)."""
     from PIL import Image
 
     try:
         with Image.open(file) as image:
             width, height = image.size
             turned = _orientation(image) in _QUARTER_TURNS
-    except Exception:  # decoders of damaged files raise all sorts of errors
+    except Exception:  # decoders may raise anything on damaged files
         return 0, 0
     if max(width, height) > _MOST_PIXELS:
         return 0, 0
@@ -157,7 +157,7 @@ def _upright_size(file: IO[bytes]) -> tuple[int, int]:
 
 
 def _orientation(image: Any) -> int:
-    # PNG's getexif() would decode the picture when the header holds no EXIF.
+    # PNG's getexif() would decode the image if the header has no EXIF.
     if image.format != "TIFF" and "exif" not in image.info:
         return 1
     return int(image.getexif().get(_ORIENTATION, 1))
@@ -165,7 +165,7 @@ def _orientation(image: Any) -> int:
 
 @contextmanager
 def _no_pixel_limit() -> Iterator[None]:
-    """Let headers of any size be read: nothing is decoded here."""
+    """Allow headers of any image size: nothing is decoded here."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -176,7 +176,7 @@ def _no_pixel_limit() -> Iterator[None]:
     Image.MAX_IMAGE_PIXELS = None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd metadata, which does not matter here
+            warnings.simplefilter("ignore")  # odd metadata does not matter here
             yield
     finally:
         Image.MAX_IMAGE_PIXELS = limit

@@ -1,4 +1,4 @@
-"""Several data sets of image–caption pairs as one: MCSE's table 5 trains on Flickr30k and COCO."""
+"""Join data sets of image–caption pairs: MCSE's table 5 trains on Flickr30k and COCO."""
 
 # pyarrow.compute makes its functions when it is imported:
 # pyright: reportAttributeAccessIssue=false
@@ -22,9 +22,9 @@ class JoinedSource(Source):
     """Data sets to join.
 
     Attributes:
-        parts: name → folder of a data set's manifests. Ids of images and captions get the name in
-            front, as ``coco/COCO_train2014_000000000009.jpg``.
-        images: name → the folder that the paths of that data set's images are relative to.
+        parts: name → folder of a data set's manifests. Ids of images and captions are prefixed
+            with the name, as in ``coco/COCO_train2014_000000000009.jpg``.
+        images: name → base folder of that data set's image paths.
     """
 
     parts: dict[str, Path]
@@ -36,12 +36,12 @@ class JoinedSource(Source):
         if len(parts) < 2:
             raise ValueError(f"found {len(parts)} data set(s), expected at least two to join")
         if odd := [name for name in parts if not name or "/" in name]:
-            raise ValueError(f"{odd[0]!r} cannot be a name of a part: use one word without slash")
+            raise ValueError(f"{odd[0]!r} cannot name a part: use one word without a slash")
         return parts
 
 
 def common_root(folders: Iterable[Path]) -> Path:
-    """The folder above all ``folders``; relative when all of them are."""
+    """The common parent of all ``folders``; relative if all of them are."""
     paths = list(folders)
     if any(path.is_absolute() for path in paths):
         paths = [path.absolute() for path in paths]
@@ -65,7 +65,7 @@ def prepare(
         found = read_manifest(part / "images.parquet", IMAGES)
         said = read_manifest(part / "captions.parquet", CAPTIONS)
         if not len(said):
-            raise DatasetError(f"{part}: holds no captions, so it cannot be joined to pairs")
+            raise DatasetError(f"{part}: contains no captions, so it cannot be joined to pairs")
         below = PurePosixPath(os.path.relpath(source.images[name], root))
         paths = pa.array([str(below / path) for path in found["path"].to_pylist()], pa.string())
         images.append(_named(found, name, "image_id").set_column(1, "path", paths))
@@ -80,7 +80,7 @@ def prepare(
 
 
 def _named(table: pa.Table, name: str, *columns: str) -> pa.Table:
-    """``table`` with ``name/`` in front of the ids in ``columns``."""
+    """``table`` with the ids in ``columns`` prefixed by ``name/``."""
     for column in columns:
         ids = pc.binary_join_element_wise(pa.scalar(name), table[column], "/")
         table = table.set_column(table.schema.get_field_index(column), column, ids)
@@ -98,7 +98,7 @@ def _refuse_shared_images(tables: list[pa.Table], names: list[str]) -> None:
                 shared.append((before[1], image))
     if shared:
         raise DatasetError(
-            f"joining {', '.join(names)}: {len(shared)} image(s) are in two data sets under two "
-            f"names, such as {shared[0][0]} and {shared[0][1]}, which are the same file; take "
-            "them out of one data set, so that no caption has its own image as a negative"
+            f"joining {', '.join(names)}: {len(shared)} image(s) are in two data sets under "
+            f"different names, such as {shared[0][0]} and {shared[0][1]}, which are the same file; "
+            "remove them from one data set, so that no caption has its own image as a negative"
         )

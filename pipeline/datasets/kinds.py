@@ -1,4 +1,4 @@
-"""The kinds of data set there are; a new one is a new module and a line here."""
+"""The available kinds of data set; a new one is a new module and a line here."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ KINDS = Registry(
         "joined": "pipeline.datasets.joined:JoinedSource",
     },
 )
-"""Kind → its parameters, a `Source`; its module has a function `prepare`, and may have `WRITES`."""
+"""Kind → its parameters, a `Source`; its module has a `prepare` function and may have `WRITES`."""
 
 
 def source_type(kind: str) -> type[Source]:
     """The pydantic model of a kind's parameters.
 
     Raises:
-        SightlineError: there is no such kind (lists what there is), or another package's cannot be
-            used.
+        SightlineError: there is no such kind (lists the available ones), or a kind from another
+            package cannot be used.
     """
     return KINDS.subclass(kind, Source)
 
@@ -39,9 +39,9 @@ def prepare(
     """Turn ``source`` into manifests in the folder ``out``; see `pipeline.datasets.folder`.
 
     Raises:
-        DatasetError: the source cannot be used, or ``out`` holds another data set.
-        SightlineError: there is no such kind, ``out`` holds files of somebody else under the names
-            of manifests, or holds an input.
+        DatasetError: the source cannot be used, or ``out`` holds a different data set.
+        SightlineError: there is no such kind, ``out`` holds foreign files with the names of
+            manifests, or contains an input.
     """
     fill = KINDS.load(kind, "prepare")
     writes = getattr(KINDS.module(kind), "WRITES", MANIFESTS)

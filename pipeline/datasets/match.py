@@ -1,4 +1,4 @@
-"""Captions and split lists meet the images they name: the tables of a set of pairs."""
+"""Match captions and split lists to the images they name: the tables of a set of pairs."""
 
 # pyarrow.compute makes its functions when it is imported:
 # pyright: reportAttributeAccessIssue=false
@@ -24,11 +24,11 @@ UNKNOWN, AMBIGUOUS = -1, -2
 
 
 class ImageNames:
-    """Finds the image that a caption file or a list means.
+    """Finds the image that a caption file or list refers to.
 
-    A name is a path below the image folder, or a file name, or a file name without its suffix
-    (as in Flickr30k Entities), the last two wherever they are unique. Composed and decomposed
-    letters count as the same (macOS stores the latter).
+    A name is a path below the image folder, a file name, or a file name without suffix (as in
+    Flickr30k Entities); the last two must be unique. Composed and decomposed letters count as
+    equal (macOS stores the latter).
     """
 
     def __init__(self, paths: list[str]) -> None:
@@ -58,10 +58,10 @@ def _index(names: Iterable[str]) -> dict[str, int]:
 def splits_from_lists(
     lists: Mapping[str, Path], names: ImageNames, images: ImageTable, report: PrepareReport
 ) -> np.ndarray:
-    """The split of each image, from one list of image names a split: object [n].
+    """The split of each image, from one list of image names per split: object [n].
 
     Raises:
-        DatasetError: a list is missing, a split has an unknown name, or an image is in two.
+        DatasetError: a list is missing, a split name is unknown, or an image is in two splits.
     """
     rows: list[tuple[str, str, str]] = []
     for name, path in lists.items():
@@ -77,7 +77,7 @@ def assign_splits(
     images: ImageTable,
     report: PrepareReport,
 ) -> np.ndarray:
-    """The split of each image from (image name, split, where it says so): object [n].
+    """The split of each image from (image name, split, source of the entry): object [n].
 
     Raises:
         DatasetError: an image is in two splits.
@@ -91,7 +91,7 @@ def assign_splits(
         elif splits[row] not in ("", split):
             raise DatasetError(
                 f"{where}: {entry!r} is in the splits {splits[row]} and {split}; an image "
-                f"belongs to one of them"
+                f"belongs to only one"
             )
         else:
             splits[row] = split
@@ -112,10 +112,10 @@ def write_pairs(
     """Write the manifests (`write_captioned`) into ``folder`` and fill ``report``.
 
     Args:
-        splits: the split of each image, object [n]; None takes the column of the captions.
+        splits: the split of each image, object [n]; None: use the column of the captions.
 
     Raises:
-        DatasetError: two captions have one id, no caption finds its image, an image is in two
+        DatasetError: duplicate caption ids, no caption matches an image, an image is in two
             splits, or ``strict`` is set and there are problems.
     """
     names = names or ImageNames(images.paths)
@@ -132,7 +132,7 @@ def write_pairs(
     kept = np.flatnonzero(rows >= 0)
     if not len(kept):
         raise DatasetError(
-            f"{captions.where}: none of its {len(rows)} captions names an image of the folder "
+            f"{captions.where}: none of its {len(rows)} captions names an image in the folder "
             f"(captions: {captions.images[0]!r}, …; images: {images.paths[0]!r}, …)"
         )
     image_ids = pa.array(images.paths).take(pa.array(rows[kept]))
@@ -223,7 +223,7 @@ def _refuse_duplicates(captions: Captions, kept: np.ndarray, ids: pa.Array) -> N
         at = f" (lines {captions.lines[one]} and {captions.lines[other]})"
     raise DatasetError(
         f"{captions.where}: {len(twice)} duplicate caption ids, the first is {name!r}{at}; "
-        f"give every caption an id of its own"
+        f"give every caption a unique id"
     )
 
 
@@ -245,6 +245,6 @@ def _splits_of_column(
         row = rows[kept][odd[0]]
         raise DatasetError(
             f"{captions.where}: the captions of {images.paths[row]!r} are in several splits; an "
-            f"image belongs to one of them"
+            f"image belongs to only one"
         )
     return splits

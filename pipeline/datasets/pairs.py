@@ -18,8 +18,8 @@ class PairsSource(Source):
     Attributes:
         images: folder of images, searched with its subfolders.
         captions: ``name.jpg#k<TAB>caption``, or CSV, TSV or JSONL with a header.
-        splits: for each split, a file of image names, one a line.
-        strict: treat captions without image, images without caption and the like as errors.
+        splits: for each split, a file of image names, one per line.
+        strict: treat problems such as captions without image or images without caption as errors.
     """
 
     images: ImageFolder
@@ -34,12 +34,12 @@ def prepare(
     """Write the manifests of ``source`` into ``folder`` and fill ``report``.
 
     Raises:
-        DatasetError: the images or the captions cannot be used; the message says why.
+        DatasetError: the images or the captions cannot be used; the message explains why.
     """
     captions = read_captions(source.captions)
     if source.splits and captions.splits is not None:
         raise DatasetError(
-            f"{source.captions}: has a column `split`, and `splits` names lists as well; "
+            f"{source.captions}: has a column `split`, but `splits` also gives lists; "
             f"use one of them"
         )
     images = scan_images(source.images, report, progress=progress)

@@ -1,4 +1,4 @@
-"""Sentences, one a line: Wiki1M and any other text-only stream."""
+"""Sentences, one per line: Wiki1M or any other text-only corpus."""
 
 # pyarrow.compute makes its functions when it is imported:
 # pyright: reportAttributeAccessIssue=false
@@ -16,7 +16,7 @@ from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Sour
 
 
 class SentencesSource(Source):
-    """A UTF-8 text file, one sentence a line."""
+    """A UTF-8 text file, one sentence per line."""
 
     has_pairs: ClassVar[bool] = False
 
@@ -26,17 +26,17 @@ class SentencesSource(Source):
 def prepare(
     source: SentencesSource, folder: Path, report: PrepareReport, progress: Progress | None = None
 ) -> None:
-    """Write ``sentences.parquet``: every line but blank ones, in order, duplicates kept.
+    """Write ``sentences.parquet``: every non-blank line, in order, duplicates kept.
 
-    ``images.parquet`` and ``captions.parquet`` have no rows: a stage that names them finds them.
+    ``images.parquet`` and ``captions.parquet`` are written without rows, for stages that read them.
 
     Raises:
-        DatasetError: the file is missing, not UTF-8, or has no sentence.
+        DatasetError: the file is missing, not UTF-8, or has no sentences.
     """
     texts = pc.utf8_trim_whitespace(pa.array(read_lines(source.path), pa.string()))
     filled = texts.filter(pc.greater(pc.binary_length(texts), 0))
     if not len(filled):
-        raise DatasetError(f"{source.path}: holds no sentence")
+        raise DatasetError(f"{source.path}: contains no sentences")
     report.counts["sentences"] = len(filled)
     report.counts["blank_lines"] = len(texts) - len(filled)
     report.counts["distinct_sentences"] = pc.count_distinct(filled).as_py()

@@ -1,4 +1,4 @@
-"""What every source of data shares: its parameters, its report and its problems."""
+"""Common to all data sources: parameters, report and problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sightline.errors import SightlineError
 
 RECORD = "dataset.json"
 SCHEMA = "sightline.dataset/1"
-MOST_LISTED = 1000  # of one problem; the counts are always exact
+MOST_LISTED = 1000  # per problem; counts are always exact
 
 Progress: TypeAlias = Callable[[str, int, int, str], None]
 """Called as ``progress(what, done, total, unit)`` while a source is prepared."""
@@ -26,18 +26,18 @@ _SPLITS = {
 
 
 class DatasetError(SightlineError):
-    """A source cannot be turned into manifests as it is."""
+    """A source cannot be turned into manifests."""
 
 
 class Source(BaseModel):
     """Where a data set comes from: the base of every source's parameters.
 
-    A field ``images`` is the folder that the paths of its images are relative to; a source without
-    one puts its images into the folder ``images`` beside the manifests.
+    A field ``images`` is the base folder of the image paths; a source without one puts its images
+    into the folder ``images`` beside the manifests.
 
     Attributes:
         has_pairs: whether it has images with captions; a source of plain sentences has none.
-        licence: what is known of the rights in the data; `sightline cache info` says it.
+        licence: what is known about the data's licence; shown by `sightline cache info`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,13 +48,13 @@ class Source(BaseModel):
     )
 
     def inputs(self) -> list[Path]:
-        """The files and folders that the data set is made from."""
+        """The input files and folders of the data set."""
         values = [getattr(self, name) for name in type(self).model_fields]
         nested = [list(v.values()) if isinstance(v, dict) else [v] for v in values]
         return [path for some in nested for path in some if isinstance(path, Path)]
 
     def below(self, folder: Path) -> Self:
-        """The same source with its relative paths taken from ``folder``."""
+        """The same source with relative paths resolved against ``folder``."""
 
         def moved(value: Any) -> Any:
             if isinstance(value, dict):
@@ -69,25 +69,25 @@ class Source(BaseModel):
 def _an_image_folder(value: Any) -> Any:
     if value is None or value == "":
         raise ValueError(
-            "no image folder is given; a set of pairs needs its pictures. Name their folder, "
-            "or use the kind `sentences` for text alone"
+            "no image folder is given; a set of pairs needs its images. Give their folder, "
+            "or use the kind `sentences` for text only"
         )
     return value
 
 
 ImageFolder = Annotated[Path, BeforeValidator(_an_image_folder)]
-"""A folder of images; null is refused with the reason."""
+"""A folder of images; rejects null with an explanation."""
 
 
 @dataclass
 class PrepareReport:
-    """What `prepare` found and wrote; ``dataset.json`` holds the same.
+    """What `prepare` found and wrote, as in ``dataset.json``.
 
     Attributes:
-        kind: of the data set, as in `pipeline.datasets.kinds`.
-        counts: what was read and what was kept, by name.
-        problems: for each sort of problem, what it concerns (names, at most `MOST_LISTED`).
-        problem_counts: for each sort of problem, how many there are.
+        kind: kind of the data set, as in `pipeline.datasets.kinds`.
+        counts: numbers of items read and kept, by name.
+        problems: for each type of problem, the names it concerns (at most `MOST_LISTED`).
+        problem_counts: for each type of problem, their number.
     """
 
     kind: str
@@ -96,14 +96,14 @@ class PrepareReport:
     problem_counts: dict[str, int] = field(default_factory=dict)
 
     def note(self, problem: str, names: Iterable[str]) -> None:
-        """Record that ``problem`` concerns ``names``; nothing is recorded for no names."""
+        """Record that ``problem`` concerns ``names``; does nothing without names."""
         listed = list(names)
         if listed:
             self.problems[problem] = listed[:MOST_LISTED]
             self.problem_counts[problem] = len(listed)
 
     def refuse_problems(self) -> None:
-        """Raise for the problems noted so far (the parameter ``strict``).
+        """Raise for the problems recorded so far (the parameter ``strict``).
 
         Raises:
             DatasetError: there are any.
@@ -117,11 +117,11 @@ class PrepareReport:
         ]
         raise DatasetError(
             f"{self.kind}: strict is set and the data has problems:\n" + "\n".join(lines) + "\n"
-            "  Mend the data, or leave `strict` out to go on without these rows."
+            "  Fix the data, or omit `strict` to continue without these rows."
         )
 
     def body(self) -> dict[str, Any]:
-        """The record but for its list of files: no clock, no absolute path."""
+        """The record without its list of files: no timestamps, no absolute paths."""
         return {
             "schema": SCHEMA,
             "kind": self.kind,
@@ -146,10 +146,10 @@ def _some(names: list[str], count: int) -> str:
 
 
 def split_name(name: str, where: str) -> str:
-    """``train``, ``dev`` or ``test``; the usual names of the middle one all mean ``dev``.
+    """``train``, ``dev`` or ``test``; the usual synonyms of ``dev`` are accepted.
 
     Raises:
-        DatasetError: another name; ``where`` says what holds it.
+        DatasetError: an unknown name; ``where`` is its location.
     """
     known = _SPLITS.get(name.strip().lower())
     if known is None:
@@ -158,10 +158,10 @@ def split_name(name: str, where: str) -> str:
 
 
 def read_utf8(path: Path) -> str:
-    """The text of ``path`` without a byte-order mark, its line ends as they stand.
+    """The text of ``path`` without a byte-order mark, with its original line ends.
 
     Raises:
-        DatasetError: there is no such file, or it is not UTF-8 (names the line and the byte).
+        DatasetError: there is no such file, or it is not UTF-8 (gives the line and the byte).
     """
     if not path.is_file():
         raise DatasetError(f"{path}: no such file; check the path")
@@ -169,7 +169,7 @@ def read_utf8(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # the codec counts from behind the mark
+        # the codec counts from after the mark
         start = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
         line = data.count(b"\n", 0, start) + 1
         raise DatasetError(
@@ -190,7 +190,7 @@ def read_json(path: Path) -> Any:
     """The content of a UTF-8 JSON file.
 
     Raises:
-        DatasetError: no such file, not UTF-8, or not JSON (names the line).
+        DatasetError: no such file, not UTF-8, or not JSON (gives the line).
     """
     try:
         return json.loads(read_utf8(path))

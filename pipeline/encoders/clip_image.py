@@ -1,4 +1,4 @@
-"""The image tower of an open_clip model, with the preprocessing it was published with."""
+"""The image tower of an open_clip model, with its published preprocessing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClipImageEncoder:
         """float32 [n, 3, h, w] → float32 [n, dim], both on the CPU."""
         with computing(self._device, self._precision):
             batch = images.to(self._device, non_blocking=True)
-            # CoCa's towers normalise unless told otherwise; a stored norm cannot be taken back.
+            # CoCa's towers normalise by default, which cannot be undone.
             return self._model.encode_image(batch, normalize=False).float().cpu()
 
 
@@ -50,7 +50,7 @@ def preprocessing_of(clip: ClipModel) -> ImagePreprocessing:
     size = cfg["size"]
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     interpolation, mode = cfg["interpolation"], cfg["resize_mode"]
-    if interpolation == "random":  # open_clip's name for "whatever"; it evaluates with bicubic
+    if interpolation == "random":  # open_clip's name for "any"; it evaluates with bicubic
         interpolation = "bicubic"
     if interpolation not in ("bilinear", "bicubic"):
         raise SightlineError(

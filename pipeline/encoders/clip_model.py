@@ -1,4 +1,4 @@
-"""Building one open_clip model: a name of the library or a config file, and its weights."""
+"""Build one open_clip model from a library name or a config file, and its weights."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 
 @dataclass(frozen=True)
 class ClipModel:
-    """Both towers on the CPU, and what belongs to them.
+    """Both towers on the CPU, and their configuration.
 
     Attributes:
         model: open_clip's module.
         architecture: the model config: ``embed_dim``, ``vision_cfg``, ``text_cfg``.
         image_preprocessing: ``size``, ``mean``, ``std``, ``interpolation``, ``resize_mode``,
             ``fill_color`` of the model and its weights.
-        folder: where a config file lies; None for a name of the library.
+        folder: folder of a config file; None for a library name.
     """
 
     model: nn.Module
@@ -57,8 +57,8 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
     """Build what `config` names and load its weights.
 
     Raises:
-        SightlineError: unknown model or tag, unreadable config, weights that do not fit or cannot
-            be had, or a pair of model and weights that disagree about QuickGELU.
+        SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
+            unavailable, or a model and weights that disagree about QuickGELU.
     """
     open_clip: Any = require("open_clip")
     spec = config.weights_spec
@@ -72,7 +72,7 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
         architecture = open_clip.get_model_config(name)
         if architecture is None:
             raise SightlineError(
-                f"unknown open_clip model {config.model!r}; name the JSON file of a model config "
+                f"unknown open_clip model {config.model!r}; give the JSON file of a model config "
                 f"or one of {', '.join(open_clip.list_models())}"
             )
         preprocessing: dict[str, Any] = {}
@@ -86,13 +86,13 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
     else:
         if spec.kind == "pretrained":
             raise SightlineError(
-                f"{path}: a model config of your own has no published weights; "
+                f"{path}: a custom model config has no published weights; "
                 "use file:PATH or random:SEED"
             )
         architecture, preprocessing = _read_config(path)
         name = f"{path.stem}@{_config_digest(architecture)}"
         with tempfile.TemporaryDirectory() as folder:
-            # open_clip takes a config of one's own from a folder, under this one name.
+            # open_clip reads a custom config from a folder, under this fixed name.
             text = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocessing})
             (Path(folder) / "open_clip_config.json").write_text(text, encoding="utf-8")
             with seeded(seed), quiet(), reaching(config.model, "model configuration"):
@@ -130,7 +130,7 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
 
 
 def _untrained(open_clip: Any, name: str) -> nn.Module:
-    """The architecture called `name` with weights drawn from the random state of the moment."""
+    """The architecture `name` with weights drawn from the current random state."""
     return open_clip.create_model(
         name,
         load_weights=False,
@@ -165,7 +165,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _config_digest(architecture: Mapping[str, Any]) -> str:
-    """Twelve hex digits of the architecture: heads and activations leave no trace in weights."""
+    """Twelve-digit hex digest of the architecture: weights do not reveal heads or activations."""
     return digest(architecture, escaped=True)[:12]
 
 
@@ -180,7 +180,7 @@ def _published(
         found = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
         raise SightlineError(f"{name} {found}; published tags: {there}")
     if bool(record.get("quick_gelu")) != bool(architecture.get("quick_gelu")):
-        # open_clip warns and goes on with the wrong activation; the features would be wrong.
+        # open_clip only warns and uses the wrong activation; the features would be wrong.
         twin = f"{name}-quickgelu" if record.get("quick_gelu") else name.removesuffix("-quickgelu")
         raise SightlineError(
             f"weights {tag!r} of {name} were trained with "
@@ -200,7 +200,7 @@ def _load(
     tensors.pop("text.transformer.embeddings.position_ids", None)
     expected = model.state_dict()
     for key in ("logit_scale", "logit_bias"):
-        # One value either way: saved as [] by some trainers and as [1] by others.
+        # A scalar, saved with shape [] by some trainers and [1] by others.
         if key in tensors and key in expected and tensors[key].numel() == expected[key].numel():
             tensors[key] = tensors[key].reshape(expected[key].shape)
     load_exactly(model, tensors, source, name)

@@ -20,7 +20,7 @@ from sightline.hub import reaching, use_cache_where_silent
 from sightline.silenced_libraries import quiet
 
 DEFAULT_CONTEXT_LENGTH = 77
-"""Tokens per text where a model config does not say (CLIP's)."""
+"""Default tokens per text (CLIP's), if a model config gives none."""
 
 
 class ClipTextEncoder:
@@ -47,11 +47,11 @@ class ClipTextEncoder:
         }
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
-        """The context length for every text: the tower is made for that one length."""
+        """The context length for every text: the tower accepts only that length."""
         return [self._context_length] * len(texts)
 
     def encode(self, texts: Sequence[str], length: int) -> Tensor:
-        """float32 [n, dim] on the CPU. Longer texts are cut to the context length, as CLIP does.
+        """float32 [n, dim] on the CPU. Truncates longer texts to the context length, as CLIP does.
 
         Raises:
             ValueError: `length` is not the context length.
@@ -70,10 +70,10 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
 
 
 def _tokenizer(clip: ClipModel, context_length: int) -> Any:
-    """The tokenizer that the model config asks for.
+    """The tokenizer that the model config specifies.
 
     Raises:
-        SightlineError: it lives on a hub that cannot be reached, or has more tokens than the tower.
+        SightlineError: it is on an unreachable hub, or has more tokens than the tower.
     """
     open_clip: Any = require("open_clip")
     text = clip.architecture["text_cfg"]
@@ -105,7 +105,7 @@ def _tokenizer(clip: ClipModel, context_length: int) -> Any:
 
 
 def _tokenizer_sha256(tokenizer: Any) -> str:
-    """Digest (hex) of the vocabulary, the merges and the rules of either kind of tokenizer."""
+    """Digest (hex) of the vocabulary, merges and rules of either kind of tokenizer."""
     inner = getattr(tokenizer, "tokenizer", None)
     if inner is not None:
         return tokenizer_sha256(inner)

@@ -1,4 +1,4 @@
-"""What a user writes to name an encoder: family, model, weights and what the family takes."""
+"""A user's description of an encoder: family, model, weights and family parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS_FORMS = (
 
 @dataclass(frozen=True)
 class WeightsSpec:
-    """``weights`` taken apart: `value` is the tag or revision, the path, or the seed."""
+    """Parsed ``weights``: `value` is the tag or revision, the path, or the seed."""
 
     kind: WeightsKind
     value: str
@@ -44,9 +44,9 @@ class WeightsSpec:
 
 
 def parse_weights(weights: str) -> WeightsSpec:
-    """Take ``weights`` apart; ValueError says which forms there are.
+    """Parse ``weights``; ValueError lists the valid forms.
 
-    A bare ``pretrained`` is allowed here: for a folder or a hub name it is all there is to say.
+    A bare ``pretrained`` is allowed here: it suffices for a folder or a hub name.
     """
     kind, _, value = weights.partition(":")
     if kind == "pretrained":
@@ -55,14 +55,14 @@ def parse_weights(weights: str) -> WeightsSpec:
         return WeightsSpec("file", value)
     if kind == "random" and re.fullmatch(r"[0-9]{1,18}", value):
         return WeightsSpec("random", value)
-    raise ValueError(f"{weights!r} are no weights; write {WEIGHTS_FORMS}")
+    raise ValueError(f"{weights!r} are not valid weights; write {WEIGHTS_FORMS}")
 
 
 class EncoderConfig(FamilySettings):
-    """One frozen encoder; a family is a subclass with the parameters that it takes.
+    """One frozen encoder; a family is a subclass with its parameters.
 
-    A subclass overrides `build_image`, `build_text` or both, and imports there what is heavy: a
-    configuration is checked without torch.
+    A subclass overrides `build_image`, `build_text` or both, with heavy imports inside: checking a
+    configuration does not need torch.
 
     Attributes:
         model: name within the family.
@@ -90,14 +90,14 @@ class EncoderConfig(FamilySettings):
 
     @property
     def weights_spec(self) -> WeightsSpec:
-        """`weights`, taken apart."""
+        """`weights`, parsed."""
         return parse_weights(self.weights)
 
     def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
         """The frozen image encoder that this describes, ready on `device`.
 
         Raises:
-            SightlineError: whatever keeps it from being built, in one message.
+            SightlineError: it cannot be built; one message gives the reason.
         """
         raise self._does_not_encode("images", "build_image")
 
@@ -105,7 +105,7 @@ class EncoderConfig(FamilySettings):
         """The frozen text encoder that this describes, ready on `device`.
 
         Raises:
-            SightlineError: whatever keeps it from being built, in one message.
+            SightlineError: it cannot be built; one message gives the reason.
         """
         raise self._does_not_encode("texts", "build_text")
 
@@ -118,7 +118,7 @@ class EncoderConfig(FamilySettings):
 
 
 def _overrides(family: str, method: str) -> bool:
-    """Whether a family has a method of its own; one that cannot be imported is not proposed."""
+    """Whether a family overrides a method; one that cannot be imported is not suggested."""
     try:
         chosen = EncoderConfig.of_family(family)
     except SightlineError:

@@ -25,7 +25,7 @@ def named_encoder(
     pooling: str | None = None,
     max_length: int | None = None,
 ) -> EncoderConfig:
-    """The configuration of an encoder that a command line calls by `name`.
+    """The configuration of an encoder given by `name` on a command line.
 
     Args:
         name: ``FAMILY:MODEL`` of any family; or, for images, a ResNet, an open_clip model or the
@@ -35,8 +35,8 @@ def named_encoder(
         pooling, max_length: of a teacher.
 
     Raises:
-        SightlineError: unknown name (lists what there is and names the nearest), unknown form of
-            weights, or an option that means nothing to this encoder.
+        SightlineError: unknown name (lists the available ones and suggests the nearest), invalid
+            weights, or an option that does not apply to this encoder.
     """
     family, model = _family_and_model(name, kind)
     given = {
@@ -77,7 +77,7 @@ def _family_of(name: str, kind: EncoderKind) -> str:
     guess = f" (did you mean {lowered[near[0]]}?)" if near else ""
     resnets = f"torchvision: {', '.join(RESNETS)}; " if kind == "image" else ""
     raise SightlineError(
-        f"unknown {kind} encoder {name!r}{guess}. There are {resnets}"
+        f"unknown {kind} encoder {name!r}{guess}. Available: {resnets}"
         f"open_clip: {', '.join(models)}; or the path of an open_clip model config (JSON), or "
         f"FAMILY:MODEL with a family of {', '.join(EncoderConfig.families)}"
     )

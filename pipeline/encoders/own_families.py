@@ -1,4 +1,4 @@
-"""The families of encoders that Sightline has, with their parameters."""
+"""Sightline's encoder families, with their parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TorchvisionConfig(EncoderConfig):
 
     Attributes:
         resize, crop: in pixels: shorter side, and side of the centre crop.
-        interpolation, mean, std: in place of those the model was published with.
+        interpolation, mean, std: override the published values.
     """
 
     family: Literal["torchvision"]
@@ -44,8 +44,8 @@ class OpenClipConfig(EncoderConfig):
     """Both towers of a CLIP: images and texts.
 
     Attributes:
-        model: a name of open_clip, or the path of a model config (JSON).
-        interpolation, mean, std: in place of those the model was published with.
+        model: an open_clip name, or the path of a model config (JSON).
+        interpolation, mean, std: override the published values.
     """
 
     family: Literal["open_clip"]
@@ -69,7 +69,7 @@ class TransformersConfig(EncoderConfig):
 
     Attributes:
         model: a folder or a hub name.
-        weights: ``pretrained`` alone means what the folder or the hub's main branch holds, and
+        weights: ``pretrained`` alone uses the folder's content or the hub's main branch, and
             ``pretrained:REVISION`` one revision of a hub name.
         pooling: ``cls``, the default, is the raw last layer at [CLS].
         max_length: in tokens; default: the encoder's own.

@@ -29,10 +29,10 @@ class ImagePreprocessing:
     """Resize, centre crop and normalisation of one model. Frozen, picklable, holds no model.
 
     Attributes:
-        resize: (h, w) in pixels that `resize_mode` aims at.
+        resize: target (h, w) in pixels of `resize_mode`.
         resize_mode: ``shortest`` scales until the image covers (h, w) and ``longest`` until it
-            fits inside, both keeping its proportions; ``squash`` makes it exactly (h, w).
-        crop: (h, w) in pixels of the centre crop; where the image is smaller it is padded with
+            fits inside, both keeping its aspect ratio; ``squash`` makes it exactly (h, w).
+        crop: (h, w) in pixels of the centre crop; a smaller image is padded with
             `fill` (0–255).
         interpolation: the resize filter, always with antialiasing.
         mean, std: per channel, of values in 0–1.
@@ -49,7 +49,7 @@ class ImagePreprocessing:
     decoder: str = DECODER
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """(h, w) of an image of `height` × `width` after the resize and before the crop.
+        """(h, w) of an image of `height` × `width` after resizing, before cropping.
 
         Rounding follows torchvision's ``Resize`` for a square target and open_clip's
         ``ResizeKeepRatio`` for every other.
@@ -100,7 +100,7 @@ class ImagePreprocessing:
         return image[:, top : top + height, left : left + width]
 
     def describe(self) -> dict[str, object]:
-        """Everything that decides a pixel, as JSON values: part of the fingerprint."""
+        """Everything that determines a pixel, as JSON values: part of the fingerprint."""
         return {
             "decoder": self.decoder,
             "resize": list(self.resize),

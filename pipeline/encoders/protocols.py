@@ -1,4 +1,4 @@
-"""What a frozen encoder is: two small protocols."""
+"""Two small protocols that define a frozen encoder."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EncoderIdentity:
-    """Which model computed a row.
+    """The model that computed a row.
 
     Attributes:
         name: family and architecture, such as ``torchvision/resnet50`` or ``open_clip/ViT-B-32``.
         source: where the weights came from: ``random:0``, ``pretrained:laion2b_s34b_b79k``,
-            ``file:clip.safetensors`` (a file name, never a path), followed by the sentence that
-            a ``provenance.json`` beside the weights gives.
-        revision: revision of that source where it has one (a commit, a file name), or empty.
-        weights_sha256: digest of the state dict that was really loaded
+            ``file:clip.safetensors`` (a file name, never a path), followed by the sentence in a
+            ``provenance.json`` beside the weights.
+        revision: revision of that source if it has one (a commit, a file name), or empty.
+        weights_sha256: digest of the state dict that was actually loaded
             (`pipeline.encoders.weights.state_dict_sha256`).
         untrained: the weights are random; every report says so.
     """
@@ -42,10 +42,10 @@ class EncoderIdentity:
 
 
 class ImageEncoder(Protocol):
-    """A frozen model from images to vectors.
+    """A frozen model that maps images to vectors.
 
-    A row depends on its own image alone as long as the number of rows per call stays the same;
-    floating-point sums change with that number, which is why it belongs to an extraction's plan.
+    A row depends only on its own image as long as the number of rows per call is fixed;
+    floating-point sums change with that number, so it is part of an extraction's plan.
     """
 
     @property
@@ -56,14 +56,14 @@ class ImageEncoder(Protocol):
 
     @property
     def preprocessing(self) -> ImagePreprocessing:
-        """From a decoded image to the model's input. Picklable: it goes to worker processes."""
+        """Turns a decoded image into the model's input. Picklable, for worker processes."""
         ...
 
     def encode(self, images: Tensor) -> Tensor:
         """Features of a batch, not normalised.
 
         Args:
-            images: float32 [n, 3, h, w] on the CPU, pinned or not, as `preprocessing` makes them.
+            images: float32 [n, 3, h, w] on the CPU, pinned or not, from `preprocessing`.
 
         Returns:
             float32 [n, dim] on the CPU.
@@ -72,7 +72,7 @@ class ImageEncoder(Protocol):
 
 
 class TextEncoder(Protocol):
-    """A frozen model from texts to vectors. Rows are as independent as an `ImageEncoder`'s."""
+    """A frozen model that maps texts to vectors. Rows are as independent as an `ImageEncoder`'s."""
 
     @property
     def identity(self) -> EncoderIdentity: ...
@@ -82,13 +82,13 @@ class TextEncoder(Protocol):
 
     @property
     def preprocessing(self) -> dict[str, object]:
-        """What decides the model's input (tokenizer digest, lengths, pooling); JSON values."""
+        """What determines the model's input (tokenizer digest, lengths, pooling); JSON values."""
         ...
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """The padded length, in tokens, at which each text is computed.
 
-        It depends on that text alone, so that texts of one length can share a batch.
+        It depends only on that text, so that texts of one length can share a batch.
         """
         ...
 

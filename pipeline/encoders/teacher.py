@@ -18,7 +18,7 @@ from sightline.pooling import needs_hidden_states, pool
 from sightline.pooling_names import Pooling
 
 FIRST_BUCKET = 16
-"""The shortest padded length, in tokens; the next ones double it."""
+"""The shortest padded length, in tokens; each further bucket doubles it."""
 
 
 class TeacherEncoder:
@@ -57,7 +57,7 @@ class TeacherEncoder:
     def encode(self, texts: Sequence[str], length: int) -> Tensor:
         """float32 [n, dim] on the CPU, every text padded to `length` tokens.
 
-        Texts are cut to the maximum length, never to `length`.
+        Texts are truncated to the maximum length, never to `length`.
 
         Raises:
             ValueError: a text needs more tokens than `length`.
@@ -87,7 +87,7 @@ class TeacherEncoder:
             return features.float().cpu()
 
     def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids with [CLS] and [SEP], cut to the maximum length, not padded."""
+        """Token ids with [CLS] and [SEP], truncated to the maximum length, not padded."""
         if not texts:
             return []
         return self._tokenizer(
@@ -101,11 +101,11 @@ class TeacherEncoder:
 
 
 def build_text(config: TransformersConfig, device: torch.device, precision: str) -> TeacherEncoder:
-    """The teacher that `config` names, on `device`. Its pooling is ``cls`` unless said otherwise.
+    """The teacher that `config` names, on `device`. Its pooling defaults to ``cls``.
 
     Raises:
         SightlineError: see `pipeline.encoders.teacher_model.load_teacher`; or a tokenizer without
-            padding token, a maximum length beyond the model's positions.
+            padding token, or a maximum length beyond the model's positions.
     """
     check_precision(precision)
     pooling: Pooling = config.pooling or "cls"
@@ -114,7 +114,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     if tokenizer.pad_token_id is None:
         raise SightlineError(
             f"{config.model}: its tokenizer has no padding token, so texts cannot share a batch; "
-            "name an encoder (BERT, RoBERTa, MPNet, …)"
+            "use an encoder (BERT, RoBERTa, MPNet, …)"
         )
     tokenizer.padding_side = "right"  # [CLS] stays the first token
     max_length = _max_length(config, teacher.positions, tokenizer, teacher.sentence_length)
@@ -132,7 +132,7 @@ def bucket(tokens: int, max_length: int) -> int:
 
 
 def _max_length(config: TransformersConfig, positions: int | None, tokenizer: Any, own: int) -> int:
-    """What the user says, else what the sentence encoder says, else what the positions allow."""
+    """The user's value, else the sentence encoder's, else the number of positions."""
     if config.max_length is not None:
         if positions is not None and config.max_length > positions:
             raise SightlineError(
@@ -140,8 +140,8 @@ def _max_length(config: TransformersConfig, positions: int | None, tokenizer: An
                 f"positions it was trained with; use at most {positions}"
             )
         return config.max_length
-    # Tokenizers that know no limit report an astronomical number.
+    # Tokenizers without a limit report an astronomical number.
     known = [n for n in (own, positions, tokenizer.model_max_length) if n and n < 1 << 20]
     if not known:
-        raise SightlineError(f"{config.model}: it names no maximum length; give max_length")
+        raise SightlineError(f"{config.model}: it has no maximum length; give max_length")
     return int(min(known))

@@ -1,4 +1,4 @@
-"""A Hugging Face encoder as a teacher: the weights that were asked for, and attention masks."""
+"""A Hugging Face encoder as a teacher: the requested weights, and attention masks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _SENTENCE_CONFIG = "sentence_bert_config.json"
 
 @dataclass(frozen=True)
 class TeacherModel:
-    """An encoder on the CPU, and what belongs to it.
+    """An encoder on the CPU, and its configuration.
 
     Attributes:
-        positions: tokens that its position embeddings allow; None if it does not say.
-        sentence_length: tokens that ``sentence_bert_config.json`` says a published sentence
-            encoder is evaluated with; 0 where it says nothing, and not looked for where the user
-            gives a maximum length.
+        positions: maximum tokens of its position embeddings; None if unknown.
+        sentence_length: evaluation length in tokens from a published sentence encoder's
+            ``sentence_bert_config.json``; 0 if it gives none, and not read if the user gives a
+            maximum length.
     """
 
     model: nn.Module
@@ -47,19 +47,19 @@ class TeacherModel:
 
 
 def load_teacher(config: TransformersConfig, pooling: Pooling) -> TeacherModel:
-    """Load configuration, tokenizer and weights; nothing that a repository ships as code is run.
+    """Load configuration, tokenizer and weights; never runs code from a repository.
 
     Raises:
-        SightlineError: see `Pretrained`; or no encoder, weights of another shape, or pooling
-            ``pooler`` without a pooler.
+        SightlineError: see `Pretrained`; or not an encoder, weights of the wrong shape, or
+            pooling ``pooler`` without a pooler.
     """
     spec = config.weights_spec
     source = Pretrained(config.model, spec.revision)
     settings = source.config()
     if getattr(settings, "is_encoder_decoder", False) or not hasattr(settings, "hidden_size"):
         raise SightlineError(
-            f"{config.model}: a {settings.model_type!r} model is no text encoder; "
-            "name an encoder (BERT, RoBERTa, MPNet, …)"
+            f"{config.model}: a {settings.model_type!r} model is not a text encoder; "
+            "use an encoder (BERT, RoBERTa, MPNet, …)"
         )
     tokenizer = source.tokenizer()
     if spec.kind == "pretrained":
@@ -93,7 +93,7 @@ def load_teacher(config: TransformersConfig, pooling: Pooling) -> TeacherModel:
 
 
 def _encoder_part(model: Any, state: dict[str, Tensor], pooling: str) -> dict[str, Tensor]:
-    """The encoder's own tensors of a state dict that may hold a pooler or a head as well."""
+    """The encoder's tensors from a state dict that may also contain a pooler or a head."""
     prefix = f"{model.base_model_prefix}."
     if any(name.startswith(prefix) for name in state):
         state = {
@@ -105,16 +105,16 @@ def _encoder_part(model: Any, state: dict[str, Tensor], pooling: str) -> dict[st
         name: tensor
         for name, tensor in state.items()
         if (pooling == "pooler" or not name.startswith("pooler."))
-        # A buffer that early versions of transformers saved; nothing that was learned.
+        # A buffer saved by early versions of transformers; not learned.
         and not name.endswith("embeddings.position_ids")
     }
 
 
 def _always_mask(model: Any) -> None:
-    """Give attention its mask even in a batch without padding.
+    """Pass the attention mask even for a batch without padding.
 
-    transformers leaves the mask out when no text of a batch is padded, and another kernel then
-    computes the batch: on a GPU a text's row would depend on its companions.
+    transformers omits the mask if no text in a batch is padded, which selects a different kernel:
+    on a GPU, a text's row would depend on the other texts in its batch.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

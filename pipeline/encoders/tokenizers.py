@@ -1,4 +1,4 @@
-"""What a Hugging Face tokenizer is, in one digest."""
+"""Digest of a Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sightline.digest import digest
 def tokenizer_sha256(tokenizer: Any) -> str:
     """SHA-256 (hex) of a Hugging Face tokenizer: vocabulary, merges, rules, special tokens.
 
-    The truncation and padding that happen to be switched on are no part of it.
+    Current truncation and padding settings are excluded.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:

@@ -28,7 +28,7 @@ from sightline.hub import reaching
 from sightline.silenced_libraries import quiet
 
 DIMS = {"resnet18": 512, "resnet50": 2048, "resnet101": 2048, "resnet152": 2048}
-"""The models there are, and the width of their pooled features."""
+"""The available models, and the width of their pooled features."""
 
 
 class ResNetEncoder:
@@ -49,7 +49,7 @@ class ResNetEncoder:
         self._device = device
         self._precision = precision
         # Convolutions are 1.2 to 5 times as fast with channels last on a CPU, and rows stay
-        # independent of their place in the batch.
+        # independent of their position in the batch.
         self._model: Any = model.eval().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def encode(self, images: Tensor) -> Tensor:
@@ -63,15 +63,15 @@ class ResNetEncoder:
 def build_image(config: TorchvisionConfig, device: torch.device, precision: str) -> ResNetEncoder:
     """The ResNet that `config` names, on `device`.
 
-    Only the trunk is loaded: the classifier of a checkpoint, of however many classes, is left out.
+    Loads only the trunk: a checkpoint's classifier, with any number of classes, is dropped.
 
     Raises:
-        SightlineError: unknown model, unknown tag, weights that do not fit or cannot be had.
+        SightlineError: unknown model, unknown tag, or weights that do not fit or are unavailable.
     """
     check_precision(precision)
     if config.model not in DIMS:
         raise SightlineError(
-            f"unknown torchvision model {config.model!r}; there are {', '.join(DIMS)}"
+            f"unknown torchvision model {config.model!r}; available: {', '.join(DIMS)}"
         )
     models = require("torchvision").models
     spec = config.weights_spec
@@ -102,7 +102,7 @@ def _trunk(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _published(models: Any, model: str, tag: str) -> tuple[str, str, dict[str, Tensor]]:
-    """(tag, file name, state dict) of published weights. ``DEFAULT`` becomes the tag it means."""
+    """(tag, file name, state dict) of published weights. Resolves the tag ``DEFAULT``."""
     choices = models.get_model_weights(model)
     if tag not in choices.__members__:
         there = ", ".join(choices.__members__)
@@ -110,8 +110,8 @@ def _published(models: Any, model: str, tag: str) -> tuple[str, str, dict[str, T
         raise SightlineError(f"{model} {found}; use pretrained: with one of {there}")
     weights = choices[tag]
     with reaching(model, f"weights {weights.name!r}"), quiet(), redirect_stdout(sys.stderr):
-        # The file's name ends in the head of its SHA-256, which torch checks on download. It also
-        # says that it downloads, on standard output, where a result may be expected.
+        # The file's name ends in a prefix of its SHA-256, which torch checks on download. torch
+        # also reports the download on standard output, which is reserved for results.
         state = torch.hub.load_state_dict_from_url(
             weights.url, map_location="cpu", progress=False, check_hash=True, weights_only=True
         )
@@ -119,8 +119,8 @@ def _published(models: Any, model: str, tag: str) -> tuple[str, str, dict[str, T
 
 
 def _preprocessing(config: TorchvisionConfig) -> ImagePreprocessing:
-    """METHODS §7: shorter side 256, centre crop 224, ImageNet's mean and deviation, bilinear."""
-    # One of the two given alone stands for both: 64 means small pictures, not a patch of 256.
+    """METHODS §7: shorter side 256, centre crop 224, ImageNet mean and std, bilinear."""
+    # If only one is given, it sets both: 64 means small images, not a patch of 256.
     resize = config.resize or config.crop or 256
     crop = config.crop or config.resize or 224
     if crop > resize:

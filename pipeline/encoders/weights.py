@@ -1,4 +1,4 @@
-"""Weights: reading a state dict safely, loading it exactly, and the digest that names it."""
+"""Weights: read a state dict safely, load it exactly, and compute its digest."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SHOWN = 3
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from a CPU generator of its own seed; the global random state stays as it was.
+    """Seed the CPU generator temporarily; the global random state is restored.
 
-    Models are always built on the CPU, so that one seed is one model on every device.
+    Models are always built on the CPU, so that a seed gives the same model on every device.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -34,7 +34,7 @@ def seeded(seed: int) -> Iterator[None]:
 def state_dict_sha256(state: Mapping[str, Tensor]) -> str:
     """SHA-256 (hex) over names in order, data types, shapes and raw little-endian bytes.
 
-    It does not depend on the file format that the tensors came from, nor on their order.
+    It does not depend on the tensors' file format or order.
     """
     digest = hashlib.sha256()
     for name in sorted(state):
@@ -46,13 +46,13 @@ def state_dict_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or of a state dict that ``torch.save`` wrote.
+    """The tensors of a safetensors file or of a state dict from ``torch.save``.
 
-    A state dict nested under ``state_dict`` or ``model`` is unpacked, and the ``module.`` that
-    data-parallel training leaves on every name is taken off.
+    Unpacks a state dict nested under ``state_dict`` or ``model``, and strips the ``module.``
+    prefix of data-parallel training.
 
     Raises:
-        SightlineError: no such file, not readable, or holding more than tensors. Nothing is
+        SightlineError: no such file, unreadable, or containing more than tensors. Nothing is
             unpickled beyond what ``weights_only=True`` allows.
     """
     if not path.is_file():
@@ -62,20 +62,20 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             state: object = load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
             raise SightlineError(
-                f"{path}: not a readable safetensors file ({error}); make or fetch it again"
+                f"{path}: not a readable safetensors file ({error}); recreate or download it again"
             ) from error
     else:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise SightlineError(
-                f"{path}: holds more than tensors, and Sightline never unpickles objects; "
-                "save its state dict as safetensors and name that file"
+                f"{path}: contains more than tensors, and Sightline never unpickles objects; "
+                "save its state dict as safetensors and use that file"
             ) from error
         except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
             first = str(error).splitlines()[0]
             raise SightlineError(
-                f"{path}: neither safetensors nor a state dict of torch.save ({first})"
+                f"{path}: neither safetensors nor a state dict from torch.save ({first})"
             ) from error
     for nested in ("state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(nested), Mapping):
@@ -89,15 +89,15 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, model: str) -> None:
-    """Load `state` into `module`: every name and every shape must fit.
+    """Load `state` into `module`: every name and shape must match.
 
     Raises:
         SightlineError: one message with a few missing and unexpected names and shapes; `source`
-            names the file and `model` the architecture in it.
+            and `model` are the file and architecture that it mentions.
     """
     expected = module.state_dict()
-    # Counters that BatchNorm keeps while it trains; early checkpoints have none, and a frozen
-    # model never reads them.
+    # BatchNorm's training counters; early checkpoints have none, and a frozen model never reads
+    # them.
     counters = {name for name in expected if name.endswith("num_batches_tracked")}
     missing = sorted(expected.keys() - state.keys() - counters)
     unexpected = sorted(state.keys() - expected.keys())
@@ -111,14 +111,14 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, mo
         for what, names in (
             ("missing", missing),
             ("unexpected", unexpected),
-            ("of another shape", unlike),
+            ("with a different shape", unlike),
         )
         if names
     ]
     if problems:
         raise SightlineError(
             f"{source} does not fit {model}: of {len(expected)} tensors "
-            f"{'; '.join(problems)}. Name the model these weights were made for, or other weights"
+            f"{'; '.join(problems)}. Use the model these weights were made for, or other weights"
         )
     module.load_state_dict(dict(state), strict=False)
 
@@ -127,8 +127,8 @@ def describe_source(spec: WeightsSpec, tag: str = "", folder: Path | None = None
     """The `source` of an identity: ``random:0``, ``pretrained:TAG`` or ``file:NAME``.
 
     Args:
-        tag: the resolved tag or revision, where it says more than `spec` does.
-        folder: where published weights lie locally; its provenance is told too.
+        tag: the resolved tag or revision, if more specific than `spec`.
+        folder: local folder of published weights; its provenance is included.
     """
     if spec.kind == "random":
         return f"random:{spec.value}"
@@ -141,16 +141,14 @@ def describe_source(spec: WeightsSpec, tag: str = "", folder: Path | None = None
 
 
 def _provenance(folder: Path) -> str:
-    """What ``provenance.json`` in `folder` says of the weights: `` (sentence)``, or nothing."""
+    """The sentence about the weights from ``provenance.json`` in `folder`: `` (sentence)``."""
     path = folder / "provenance.json"
     if not path.is_file():
         return ""
     try:
         claim = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise SightlineError(
-            f"{path}: not readable as JSON ({error}); mend or remove it"
-        ) from error
+        raise SightlineError(f"{path}: not readable as JSON ({error}); fix or remove it") from error
     sentence = claim.get("source") if isinstance(claim, dict) else None
     return f" ({sentence})" if isinstance(sentence, str) and sentence else ""
 

@@ -1,4 +1,4 @@
-"""What a run did, in one line; how it goes on where it was ended; when too much failed."""
+"""A run's one-line summary, the messages of an interrupted run, and the failure limit."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class SetSummary:
-    """What a run did, and what there is now.
+    """What a run did, and the resulting set.
 
     Attributes:
-        record: the published commit point; None where other workers are still at work, the last
+        record: the published commit point; None while other workers are still active, the last
             of which publishes.
-        holds: what the set holds, in words.
+        holds: description of the set's content.
         computed: rows computed by this run.
-        copied: rows taken from another set, or from what this one had dropped.
-        resumed: rows taken over from an interrupted run or from other workers.
-        failed: rows in error in the whole set.
+        copied: rows copied from another set, or from rows this one had dropped.
+        resumed: rows reused from an interrupted run or from other workers.
+        failed: failed rows in the whole set.
         seconds: wall time, model loading excluded.
-        unit: what a row is, in the plural.
-        halved_to: of each model (``""`` where there is one) the items a call that are left, where
-            memory did not suffice.
-        remarks: what else there is to say of the set.
+        unit: name of the rows, in the plural.
+        halved_to: items per call by model (``""`` if there is one), after halving for lack of
+            memory.
+        remarks: further remarks on the set.
     """
 
     record: FeatureSetRecord | TableSetRecord | None
@@ -51,7 +51,7 @@ class SetSummary:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What the record of a set of tables counts."""
+        """The counts in the record of a set of tables."""
         return self.record.counts if isinstance(self.record, TableSetRecord) else {}
 
     def __str__(self) -> str:
@@ -65,9 +65,9 @@ class SetSummary:
         else:
             parts.append("nothing to compute")
         if self.copied:
-            parts.append(f"{self.copied:,} copied from what is on the disk")
+            parts.append(f"{self.copied:,} copied from disk")
         if self.resumed:
-            parts.append(f"{self.resumed:,} taken over from an interrupted run or other workers")
+            parts.append(f"{self.resumed:,} reused from an interrupted run or other workers")
         if self.failed:
             parts.append(f"{self.failed:,} failed")
         if self.halved_to:
@@ -75,14 +75,14 @@ class SetSummary:
             parts.append(f"batches halved for memory: {sizes}")
         parts += self.remarks
         if self.record is None:
-            parts.append("other workers are at work; the last of them publishes the set")
+            parts.append("other workers are still active; the last one publishes the set")
         return " · ".join(parts)
 
 
 def say_why(writer: SetWriter) -> None:
-    """Before hours of work: why a set that is there is not enough."""
+    """Report, before hours of work, why the existing set is not enough."""
     if writer.replaces:
-        print(f"{writer.folder}: everything is computed again, since", file=sys.stderr)
+        print(f"{writer.folder}: recomputing everything because", file=sys.stderr)
     for line in [*writer.replaces, *writer.repaired]:
         print(f"  {line}", file=sys.stderr, flush=True)
 
@@ -90,34 +90,34 @@ def say_why(writer: SetWriter) -> None:
 def check_failures(
     out: Path, failures: FailureList, failed: int, total: int, unit: str, max_failed: float
 ) -> None:
-    """SightlineError where more failed than ``max_failed`` (a share) allows, with an example.
+    """Raise SightlineError, with examples, if more failed than ``max_failed`` (a fraction) allows.
 
     Args:
         out: what was published.
-        failed, total: how many of all the ``unit`` in it are in error.
+        failed, total: number of failed ``unit`` in it, and of all.
     """
     good = total - failed
     if good and failed <= max_failed * total:
         return
     found = f"all {total:,} {unit} failed"
-    remedy = "Mend or remove these files and run `sightline prepare` again"
+    remedy = "Fix or remove these files and rerun `sightline prepare`"
     if good:
         found = (
             f"{failed:,} of {total:,} {unit} failed, more than max_failed = {max_failed:g} allows; "
             f"the {good:,} good ones are published"
         )
         remedy += ", or raise max_failed"
-    # a set that was pulled comes without the list
+    # a pulled set comes without the list
     first = failures.entries()[:1]
     shown = [f"  for example: {each['path']}: {each['reason']}\n" for each in first]
     raise SightlineError(
-        f"{out}: {found}.\n{''.join(shown)}  all of them: {failures.path}\n  {remedy}."
+        f"{out}: {found}.\n{''.join(shown)}  full list: {failures.path}\n  {remedy}."
     )
 
 
 @contextmanager
 def account(writer: SetWriter, unit: str) -> Iterator[None]:
-    """Say how much is done and how to go on when a signal or the disk ends the run."""
+    """Report progress and how to resume when a signal or a disk error ends the run."""
 
     def kept() -> str:
         if not writer.planned_rows:
@@ -130,11 +130,11 @@ def account(writer: SetWriter, unit: str) -> Iterator[None]:
     try:
         yield
     except Stopped as stop:
-        stop.add_note(f"{kept()}; run the same command again to go on")
+        stop.add_note(f"{kept()}; rerun the same command to resume")
         raise
     except OSError as error:
-        remedy = "make room" if error.errno in _DISK_FULL else "mend that"
+        remedy = "free some space" if error.errno in _DISK_FULL else "fix this"
         raise SightlineError(
             f"{kept()}, then: {error.strerror or error}. What was published before is intact; "
-            f"{remedy} and run the same command again to go on"
+            f"{remedy} and rerun the same command to resume"
         ) from error

@@ -1,4 +1,4 @@
-"""Batches of model inputs from worker processes; what cannot be used costs its own row."""
+"""Batches of model inputs from worker processes; an unusable entry costs only its own row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIGNAL_GRACE = 0.5  # seconds
 
 
 class Failure(NamedTuple):
-    """An entry of a batch that could not be used: its row there, an error code, the reason."""
+    """An unusable entry of a batch: its row, an error code, the reason."""
 
     row: int
     code: str
@@ -30,7 +30,7 @@ class Failure(NamedTuple):
 
 
 class Reader(Protocol):
-    """From one entry of a manifest to a model's input. Picklable: it goes to worker processes."""
+    """Turns a manifest entry into a model input. Picklable, for worker processes."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -38,7 +38,7 @@ class Reader(Protocol):
         ...
 
     def __call__(self, entry: Any) -> Tensor:
-        """float32 [3, h, w], decided by ``entry`` alone.
+        """float32 [3, h, w], determined by ``entry`` alone.
 
         Raises:
             ImageError: the entry cannot be used.
@@ -47,11 +47,11 @@ class Reader(Protocol):
 
 
 class ImageReader:
-    """Reads whole images, as entries of place and key.
+    """Reads whole images from entries of place and key.
 
     Args:
-        preprocessing: of the encoder.
-        max_pixels: largest width × height, of the file and of what it is resized to.
+        preprocessing: the encoder's preprocessing.
+        max_pixels: largest width × height, of the file and after resizing.
     """
 
     def __init__(self, preprocessing: ImagePreprocessing, max_pixels: int = MAX_PIXELS) -> None:
@@ -67,11 +67,11 @@ class ImageReader:
         image = load_image(place, key, self._max_pixels)
         resized = self._preprocessing.resized(image.shape[1], image.shape[2])
         if resized[0] * resized[1] > self._max_pixels:
-            # A strip one pixel wide grows to billions when its short side is scaled up.
+            # A one-pixel-wide strip grows to billions of pixels when its short side is scaled up.
             raise ImageError(
                 "too_many_pixels",
                 f"{image.shape[2]} × {image.shape[1]} pixels would be resized to "
-                f"{resized[1]} × {resized[0]}, at most {self._max_pixels:,} are allowed",
+                f"{resized[1]} × {resized[0]}; at most {self._max_pixels:,} are allowed",
             )
         return self._preprocessing(image)
 
@@ -82,8 +82,8 @@ def decode_batch(
     """Read the entries of one batch, at most `batch_size`.
 
     Returns:
-        float32 [batch_size, 3, h, w], zeros where an entry failed or there is none; and the
-        failures, in order.
+        float32 [batch_size, 3, h, w], zeros for failed or missing entries; and the failures, in
+        order.
     """
     if len(entries) > batch_size:
         raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
@@ -98,10 +98,10 @@ def decode_batch(
 
 
 class BatchDecoder(Dataset[tuple[Tensor, list[Failure]]]):
-    """From the entries of a batch to `decode_batch` of them, for a `DataLoader`.
+    """Applies `decode_batch` to the entries of a batch, for a `DataLoader`.
 
-    An item is named by its entries and depends on nothing else, so the number of worker processes
-    changes no byte, and what is asked for may be decided at the last moment.
+    An item depends only on its entries, so the number of worker processes changes no byte, and
+    requests can be decided at the last moment.
     """
 
     def __init__(self, batch_size: int, read: Reader) -> None:
@@ -117,10 +117,10 @@ class BatchDecoder(Dataset[tuple[Tensor, list[Failure]]]):
 def decoded_batches(
     batches: Iterator[Sequence[Any]], batch_size: int, read: Reader, workers: int
 ) -> Iterator[tuple[Tensor, list[Failure]]]:
-    """`decode_batch` of every batch of entries, in order, from ``workers`` processes (0: this one).
+    """Decode every batch of entries, in order, in ``workers`` processes (0: in this one).
 
     Args:
-        batches: at most ``batch_size`` entries each; they are asked for a few batches ahead.
+        batches: at most ``batch_size`` entries each, requested a few batches ahead.
 
     Raises:
         SightlineError: a decode process died.
@@ -128,7 +128,7 @@ def decoded_batches(
     first = next(batches, None)
     if first is None:
         return  # without starting a process
-    # how many there are is the user's choice, and a container often shows fewer cores than it has
+    # the number is the user's choice, and containers often report too few cores
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     loader = DataLoader(
         BatchDecoder(batch_size, read),
@@ -143,26 +143,26 @@ def decoded_batches(
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
-        time.sleep(_SIGNAL_GRACE)  # a signal to the whole group may reach a worker before us
+        time.sleep(_SIGNAL_GRACE)  # a signal to the process group may reach a worker first
         raise SightlineError(
-            f"a decode process died: {str(error).splitlines()[0]} What was finished is kept; run "
-            "the same command again, with fewer workers if memory was short (--workers 0: none)"
+            f"a decode process died: {str(error).splitlines()[0]} Finished work is kept; rerun "
+            "the same command, with fewer workers if memory was short (--workers 0: none)"
         ) from error
 
 
 def decode_worker_init(worker_id: int) -> None:
-    """`worker_init_fn` of the decoding processes: one thread each, in a process group of its own.
+    """`worker_init_fn` of decode processes: one thread each, in a separate process group.
 
-    Several workers with a thread pool each would fight over the cores that the encoder needs. A
-    signal to the group of the command (Ctrl-C, `timeout`) would end the workers first, and the
-    command could only tell that they died. They end with it, or seconds after it was killed.
+    Thread pools in several workers would compete for the cores that the encoder needs. A signal
+    to the command's process group (Ctrl-C, `timeout`) would end the workers first, and the command
+    could only report that they died. They end with it, or within seconds if it is killed.
     """
     torch.set_num_threads(1)
     os.setpgid(0, 0)
 
 
 def padded(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """``rows`` [n, …] with zeros up to ``count`` rows."""
+    """``rows`` [n, …], zero-padded to ``count`` rows."""
     if len(rows) == count:
         return rows
     filled = rows.new_zeros(count, *rows.shape[1:])

@@ -1,4 +1,4 @@
-"""From a cut-out to a model's input: a margin, a square, one resize, the background's colour."""
+"""From a cut-out to a model input: margin, square, one resize, background colour."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 Background = Literal["mean", "white", "black", "keep"]
 
 COMPOSE = "margin round the longer side, square, premultiplied alpha resized to the input"
-"""How a cut-out becomes an input. Part of every object fingerprint: change it with the code."""
+"""How a cut-out becomes an input. Part of every object fingerprint: keep in sync with the code."""
 
 _OPAQUE = 255
 
 
 class CutoutRules(BaseModel):
-    """What is chosen about the input that a cut-out becomes.
+    """Options for turning a cut-out into an input.
 
     Attributes:
-        margin: on every side, as a share of the longer side.
+        margin: on every side, as a fraction of the longer side.
         background: what transparent pixels are composited on: the encoder's ``mean`` colour
             (which normalises to 0), ``white`` or ``black``. ``keep`` leaves the image's own
             pixels in the box; only what lies outside the box is the mean colour.
@@ -39,14 +39,14 @@ class CutoutRules(BaseModel):
 
 @dataclass(frozen=True)
 class CutoutPreprocessing:
-    """Makes an encoder's input of a cut-out. Frozen, picklable, holds no model.
+    """Turns a cut-out into an encoder's input. Frozen, picklable, holds no model.
 
-    The whole object is always in the input: there is no centre crop, which would cost a standing
-    person head and feet.
+    The whole object is always in the input: there is no centre crop, which would cut off a
+    standing person's head and feet.
 
     Attributes:
-        image: the encoder's preprocessing of whole images, of which the size of the input, the
-            resize filter and the normalisation hold here too.
+        image: the encoder's preprocessing of whole images; its input size, resize filter and
+            normalisation also apply here.
     """
 
     image: ImagePreprocessing
@@ -63,11 +63,11 @@ class CutoutPreprocessing:
         return longer + 2 * round(self.rules.margin * longer)
 
     def __call__(self, cutout: Tensor) -> Tensor:
-        """Bring a cut-out to the model's input.
+        """Turn a cut-out into the model's input.
 
         Args:
-            cutout: uint8 [4, H, W], RGB premultiplied with alpha: black where it is transparent.
-                A resize of straight colours would draw those of transparent pixels into the
+            cutout: uint8 [4, H, W], RGB premultiplied with alpha: black where transparent.
+                Resizing straight alpha would bleed the colours of transparent pixels into the
                 object's edge.
 
         Returns:
@@ -89,7 +89,7 @@ class CutoutPreprocessing:
                 align_corners=False,
             ).squeeze(0)
         alpha = square[3:]
-        # bicubic overshoots, and by more in a bright channel than in alpha
+        # bicubic overshoots, by more in a bright channel than in alpha
         colour = torch.minimum(square[:3], alpha).to(torch.float32).div_(_OPAQUE)
         mean = torch.tensor(self.image.mean).view(3, 1, 1)
         std = torch.tensor(self.image.std).view(3, 1, 1)
@@ -108,7 +108,7 @@ class CutoutPreprocessing:
         return mean
 
     def describe(self) -> dict[str, object]:
-        """Everything that decides a pixel, as JSON values: part of the fingerprint."""
+        """Everything that determines a pixel, as JSON values: part of the fingerprint."""
         return {
             "decoder": self.image.decoder,
             "cutout": CROP_RULE,

@@ -1,4 +1,4 @@
-"""Run one frozen encoder over what a feature set lacks, on this machine."""
+"""Run one frozen encoder over the rows that a feature set lacks, on this machine."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class ExtractSettings(RunSettings):
     """How to run, as opposed to what to compute.
 
     Attributes:
-        batch_size: rows of every batch; the last one is padded to it.
+        batch_size: rows per batch; the last one is padded.
         workers: decode processes; 0 decodes in this one.
         dtype: storage dtype.
         precision: compute precision, ``fp32``, ``bf16`` or ``fp16``.
-        max_pixels: images that declare more are refused.
-        copy_from: folder above other feature sets whose rows of the same fingerprint are copied.
+        max_pixels: images that declare more are rejected.
+        copy_from: folder of other feature sets; rows with the same fingerprint are copied.
     """
 
     batch_size: int = 64
@@ -68,12 +68,12 @@ def extract_images(
 ) -> SetSummary:
     """Encode image files into the feature set ``out``.
 
-    Images are decoded in worker processes, encoded in batches of a fixed shape, and written by a
-    thread of their own. One unreadable image costs one row.
+    Worker processes decode images; they are encoded in batches of fixed shape and written by a
+    separate thread. One unreadable image costs one row.
 
     Raises:
-        SightlineError: no images, more failures than ``settings.max_failed`` (everything good was
-            published before), or no room on the disk.
+        SightlineError: no images, more failures than ``settings.max_failed`` (good rows are
+            published first), or no disk space.
     """
     from pipeline.extract.batches import ImageReader
 
@@ -121,11 +121,11 @@ def extract_texts(
 ) -> SetSummary:
     """Encode texts into the feature set ``out``; repeated texts count once.
 
-    A text is padded to a length that depends on itself alone and shares a batch only with texts of
-    that length, so its row is the same whatever else there is to encode.
+    A text is padded to a length that depends only on itself and shares a batch only with texts of
+    that length, so its row does not depend on the other texts.
 
     Raises:
-        SightlineError: no texts, too many failures, or no room on the disk.
+        SightlineError: no texts, too many failures, or no disk space.
     """
     distinct = list(dict.fromkeys(texts))
     keys = keys_of_texts(distinct)
@@ -158,9 +158,9 @@ def _extract(
     settings: ExtractSettings,
     unit: str,
 ) -> SetSummary:
-    """Plan, encode, write and publish; the part that images, objects and texts share."""
+    """Plan, encode, write and publish; shared by images, objects and texts."""
     if not len(keys):
-        raise SightlineError(f"{out}: there are no {unit} to encode; look at the manifest")
+        raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
     writer = FeatureSetWriter(out, spec, settings.inputs, settings.worker)
     calls = HalvingCalls(out.as_posix())
 
@@ -199,7 +199,7 @@ def _encode_pictures(
     encoder: ImageEncoder,
     settings: ExtractSettings,
 ) -> _Encode:
-    """Encode what ``read`` makes of the entries behind a batch's keys."""
+    """Encode the inputs that ``read`` makes from the entries of a batch's keys."""
     from pipeline.extract.batches import decoded_batches, padded
 
     def encode(batches: Iterator[Batch], batch_size: int, calls: HalvingCalls) -> Iterator[Encoded]:

@@ -1,4 +1,4 @@
-"""What the rows of a feature set are made of, whatever kind they are, and how to encode them."""
+"""The inputs of a feature set of any kind, and how to encode them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureInputs:
-    """An encoder and what it is run over.
+    """An encoder and its inputs.
 
     Attributes:
-        kind: of the feature set.
-        config: of the encoder.
+        kind: kind of the feature set.
+        config: configuration of the encoder.
         entries: images, objects or texts.
-        rules: what objects look like to the encoder; None but for objects.
-        root: folder that the images lie in, where there is one.
+        rules: preprocessing of objects; None for other kinds.
+        root: image folder, if there is one.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""What to extract from: folders, text files and manifests, as commands name them."""
+"""Inputs of an extraction: folders, text files and manifests, as given to commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]
 
     Args:
         images: a folder, or an images manifest (Parquet).
-        root: folder that a manifest's paths are relative to.
+        root: base folder of a manifest's paths.
 
     Raises:
         SightlineError: nothing there, no image in the folder, or a manifest without a root.
@@ -38,7 +38,7 @@ def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]
         raise SightlineError(f"{images}: no such folder or manifest")
     if root is None:
         raise SightlineError(
-            f"{images}: a manifest's paths are relative to its image folder; name it with --root"
+            f"{images}: the manifest's paths are relative to its image folder; pass it with --root"
         )
     return entries_of_manifest(images, root)
 
@@ -47,12 +47,12 @@ def entries_of_manifest(manifest: Path, root: Path) -> list[ImageEntry]:
     """The images of a manifest, with their places below ``root``.
 
     Raises:
-        SightlineError: the manifest is missing, of another kind or has a row without a sound
-            place, or ``root`` is no folder.
+        SightlineError: the manifest is missing, of the wrong kind or has a row with an invalid
+            place, or ``root`` is not a folder.
     """
     table = read_manifest(manifest, IMAGES)
     if not root.is_dir():
-        raise SightlineError(f"{root}: no such image folder; check where the images are")
+        raise SightlineError(f"{root}: no such image folder; check the path")
     places, keys = places_of(manifest, table), table["key"].to_pylist()
     return [ImageEntry(place.below(root), key) for place, key in zip(places, keys, strict=True)]
 
@@ -63,10 +63,10 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
     Args:
         phrases: phrases manifest, or the records of a grounding.
         images: images manifest of the same data set.
-        root: folder that the paths of ``images`` are relative to.
+        root: base folder of the paths in ``images``.
 
     Raises:
-        SightlineError: a manifest is missing or of another kind, ``root`` is no folder, or a
+        SightlineError: a manifest is missing or of the wrong kind, ``root`` is not a folder, or a
             phrase belongs to an image that ``images`` does not have.
     """
     from pipeline.extract.objects import CutoutEntry
@@ -80,11 +80,11 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
         first = "no key" if None in strange else min(strange).hex()[:16]
         raise SightlineError(
             f"{phrases}: its phrases belong to {len(strange):,} images that {images} does not "
-            f"have (such as {first}); make the phrases of these images, or name their manifest"
+            f"have (such as {first}); make phrases for these images, or pass the matching manifest"
         )
     entries: list[CutoutEntry] = []
     for key, image_key, mask in zip(keys, image_keys, table["mask"].to_pylist(), strict=True):
-        mask = mask or {}  # an object without one keeps its place, to become an error there
+        mask = mask or {}  # an object without a mask keeps its row and becomes an error there
         height, width = mask.get("size") or (0, 0)
         counts = mask.get("counts") or ""
         entries.append(CutoutEntry(places[image_key], key, image_key, (height, width), counts))
@@ -92,18 +92,18 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
 
 
 def texts_in(path: Path) -> list[str]:
-    """The texts of a file: a Parquet table with a column ``text``, or one text a line (UTF-8).
+    """The texts of a file: a Parquet table with a column ``text``, or one text per line (UTF-8).
 
     Raises:
         SightlineError: no such file, no column ``text``, not UTF-8, or no text in it.
     """
     if not path.is_file():
-        raise SightlineError(f"{path}: no such file; expected texts, one a line, or a manifest")
+        raise SightlineError(f"{path}: no such file; expected texts, one per line, or a manifest")
     if path.suffix == ".parquet":
         found = {field.name: str(field.type) for field in read_schema(path)}
         if found.get("text") not in ("string", "large_string"):
             columns = ", ".join(f"{name}: {kind}" for name, kind in found.items())
-            raise SightlineError(f"{path}: has columns {columns}; expected `text`, of strings")
+            raise SightlineError(f"{path}: has columns {columns}; expected a string column `text`")
         texts = read_table(path, ["text"])["text"].to_pylist()
     else:
         from pipeline.datasets.source import read_lines
@@ -111,5 +111,5 @@ def texts_in(path: Path) -> list[str]:
         texts = [line.strip() for line in read_lines(path)]
     texts = [text for text in texts if text]
     if not texts:
-        raise SightlineError(f"{path}: holds no text")
+        raise SightlineError(f"{path}: contains no text")
     return texts

@@ -1,4 +1,4 @@
-"""When a device's memory does not suffice: fewer items a call, for the rest of the run."""
+"""Out of device memory: use fewer items per call for the rest of the run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ Result = TypeVar("Result")
 
 
 class HalvingCalls:
-    """How many items a model is given at once: a whole batch, or half as often as need be.
+    """The number of items per model call: a whole batch, halved as often as necessary.
 
-    What comes out for an item may depend on this number, so a batch that ran out of memory is
-    computed again from its beginning, and the number goes into the blocks and into the record of
-    the shards.
+    An item's result may depend on this number, so a batch that ran out of memory is recomputed
+    from its start, and the number is stored in the blocks and in the record of the shards.
 
     Args:
-        title: whose items, for the messages.
-        items: what they are, in the plural.
-        part: name of the model in ``halved_to`` where a run has several; empty where it has one.
+        title: the model, for messages.
+        items: name of the items, in the plural.
+        part: name of the model in ``halved_to`` if a run has several; empty if it has one.
     """
 
     def __init__(self, title: str, items: str = "rows", part: str = "") -> None:
@@ -30,7 +29,7 @@ class HalvingCalls:
         self._title, self._items = title, items
 
     def begin(self, count: int, earlier: Iterable[Mapping[str, Any]]) -> None:
-        """Begin with ``count`` items a call, or what was left to an interrupted run.
+        """Start with ``count`` items per call, or the number that an interrupted run had reached.
 
         Args:
             earlier: how the finished blocks were computed.
@@ -43,14 +42,14 @@ class HalvingCalls:
 
     @property
     def halved_to(self) -> int | None:
-        """The number that is left, once memory did not suffice; None as long as it did."""
+        """The reduced number, after memory ran out; None if it never did."""
         return self.count if self.count < self._begun_with else None
 
     def run(self, items: int, call: Callable[[int, int], Result]) -> list[Result]:
-        """What the calls for ``items`` items give, in order.
+        """The results of the calls for ``items`` items, in order.
 
         Args:
-            call: gives what becomes of items ``start`` to ``stop - 1``; there may be fewer.
+            call: computes items ``start`` to ``stop - 1``; there may be fewer.
 
         Raises:
             SightlineError: the device has no room for a single item.
@@ -62,7 +61,7 @@ class HalvingCalls:
                 if not _out_of_memory(error):
                     raise
                 reason = str(error).split(". ")[0]
-            self._halve(reason)  # out here: the error above holds on to what filled the memory
+            self._halve(reason)  # outside the handler: the error keeps the full memory alive
 
     def _halve(self, reason: str) -> None:
         import torch
@@ -70,14 +69,14 @@ class HalvingCalls:
         if self.count == 1:
             raise SightlineError(
                 f"{self._title}: the device has no room for one of its {self._items} at a time "
-                f"({reason}); end what else runs on it, or use precision bf16, a smaller model or "
-                "--device cpu. What was finished is kept"
+                f"({reason}); stop other jobs on it, or use precision bf16, a smaller model or "
+                "--device cpu. Finished work is kept"
             )
         before, self.count = self.count, self.count // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         print(
-            f"{self._title}: out of memory with {before} {self._items} a call; going on with "
+            f"{self._title}: out of memory with {before} {self._items} per call; continuing with "
             f"{self.count}, which is recorded",
             file=sys.stderr,
             flush=True,
@@ -85,7 +84,7 @@ class HalvingCalls:
 
 
 def halved_to(calls: Iterable[HalvingCalls]) -> dict[str, int]:
-    """Of each model the number that is left, where memory did not suffice."""
+    """The reduced number of each model that ran out of memory."""
     return {each.part: each.halved_to for each in calls if each.halved_to is not None}
 
 

@@ -1,4 +1,4 @@
-"""The objects of a phrases manifest: a mask of an image becomes a cut-out, or a reason."""
+"""The objects of a phrases manifest: each mask becomes a cut-out, or an error with a reason."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 
 
 class CutoutEntry(NamedTuple):
-    """One object: the image it is in, and its mask there.
+    """One object: its image and its mask.
 
     Attributes:
         place: where the image is.
-        key: of the cut-out, as `pipeline.cache.rle.cutout_key` makes it (32 bytes).
+        key: key of the cut-out, from `pipeline.cache.rle.cutout_key` (32 bytes).
         image_key: SHA-256 of the image's bytes (32 bytes).
         size: (height, width) of the mask in pixels.
         counts: COCO's compressed runs.
@@ -34,12 +34,12 @@ class CutoutEntry(NamedTuple):
 
 
 def cut_out(image: Tensor, mask: NDArray[np.bool_], *, keep_background: bool = False) -> Tensor:
-    """Cut an object out of its image, tightly.
+    """Cut an object out of its image, cropped to its mask.
 
     Args:
         image: uint8 [3, H, W].
         mask: bool [H, W].
-        keep_background: leave the whole box opaque.
+        keep_background: keep the whole box opaque.
 
     Returns:
         uint8 [4, h, w] of the mask's box: RGB premultiplied with alpha, which is 0 or 255.
@@ -49,7 +49,7 @@ def cut_out(image: Tensor, mask: NDArray[np.bool_], *, keep_background: bool = F
     """
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     if not len(rows):
-        raise ImageError("mask_empty", "the mask has no pixel")
+        raise ImageError("mask_empty", "the mask has no pixels")
     box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     inside = np.ones_like(mask[box]) if keep_background else mask[box]
     alpha = torch.from_numpy(np.ascontiguousarray(inside)).unsqueeze(0)
@@ -57,13 +57,13 @@ def cut_out(image: Tensor, mask: NDArray[np.bool_], *, keep_background: bool = F
 
 
 class ObjectReader:
-    """Reads objects as inputs of an encoder.
+    """Reads objects as encoder inputs.
 
-    The image decoded last stays at hand, so that one with many objects is decoded once: a plan
+    Caches the last decoded image, so that an image with many objects is decoded once: a plan
     keeps them together.
 
     Args:
-        preprocessing: of cut-outs, for one encoder.
+        preprocessing: preprocessing of cut-outs, for one encoder.
         max_pixels: largest width × height, of an image and of a padded cut-out.
     """
 
@@ -77,24 +77,24 @@ class ObjectReader:
         return self._preprocessing.size
 
     def __call__(self, entry: CutoutEntry) -> Tensor:
-        """The input that an object becomes: float32 [3, h, w].
+        """The input for an object: float32 [3, h, w].
 
         Raises:
-            ImageError: the codes of `load_image`; ``changed`` also if the cut-out's key is not
-                that of this image, mask and crop rule; ``mask_size`` if the mask is not of the
-                image's size, ``mask_damaged`` if it cannot be decoded, ``mask_empty``, or
+            ImageError: the codes of `load_image`; ``changed`` also if the cut-out's key does not
+                match this image, mask and crop rule; ``mask_size`` if the sizes of mask and image
+                differ, ``mask_damaged`` if it cannot be decoded, ``mask_empty``, or
                 ``too_many_pixels`` once padded.
         """
         return self._preprocessing(self.cutout(entry))
 
     def cutout(self, entry: CutoutEntry) -> Tensor:
-        """The object as `cut_out` gives it: uint8 [4, h, w]."""
+        """The object as returned by `cut_out`: uint8 [4, h, w]."""
         size, counts = list(entry.size), entry.counts
         if cutout_key(entry.image_key, size, counts, CROP_RULE) != entry.key:
             raise ImageError(
                 "changed",
-                "the cut-out's key is not that of its image and mask by the crop rule "
-                f"{CROP_RULE}; make the phrases again",
+                "the cut-out's key does not match its image and mask under the crop rule "
+                f"{CROP_RULE}; recreate the phrases",
             )
         image = self._image(entry.place, entry.image_key)
         height, width = image.shape[1:]
@@ -102,7 +102,7 @@ class ObjectReader:
             raise ImageError(
                 "mask_size",
                 f"the mask is {entry.size[1]} × {entry.size[0]} and the image "
-                f"{width} × {height} pixels; make the phrases again",
+                f"{width} × {height} pixels; recreate the phrases",
             )
         try:
             mask = decode_mask(size, counts)
@@ -115,12 +115,12 @@ class ObjectReader:
             raise ImageError(
                 "too_many_pixels",
                 f"an object of {cutout.shape[2]} × {cutout.shape[1]} pixels would be padded to "
-                f"{edge} × {edge}, at most {self._max_pixels:,} are allowed",
+                f"{edge} × {edge}; at most {self._max_pixels:,} are allowed",
             )
         return cutout
 
     def _image(self, place: Place, key: bytes) -> Tensor:
-        """The decoded image, or the error that it gave."""
+        """The decoded image, or its error."""
         if self._last is None or self._last[0] != (place, key):
             try:
                 found = load_image(place, key, self._max_pixels)

@@ -1,4 +1,4 @@
-"""Whether a PNG is whole, before a decoder sees it: chunks, checksums, and enough rows."""
+"""Check that a PNG is complete before decoding: chunks, checksums, and enough rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PIECE = 1 << 20
 
 
 def png_fault(data: bytes) -> tuple[str, str] | None:
-    """An error code and a reason when a decoder could not read the whole picture, else None.
+    """An error code and a reason if a decoder could not read the whole image, else None.
 
     Args:
-        data: a file that begins with `SIGNATURE` and whose header a decoder has accepted.
+        data: a file that starts with `SIGNATURE` and whose header a decoder has accepted.
     """
     at, name = len(SIGNATURE), b""
     rows = zlib.decompressobj()
@@ -29,20 +29,20 @@ def png_fault(data: bytes) -> tuple[str, str] | None:
         if zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
             return "undecodable", f"the chunk at byte {at} has a wrong checksum"
         if not name[:1].islower() and name not in _CRITICAL:
-            return "undecodable", f"the chunk at byte {at} is critical and unknown"
+            return "undecodable", f"the chunk at byte {at} is critical but unknown"
         if name == b"IDAT":
             try:
                 left -= _inflated(rows, body)
             except zlib.error as error:
-                return "undecodable", f"its rows are no zlib data ({error})"
+                return "undecodable", f"its rows are not zlib data ({error})"
         at = end
-    if left > 0 or (data[24] == 16 and not rows.eof):  # whose decoder needs the very end of them
+    if left > 0 or (data[24] == 16 and not rows.eof):  # its decoder needs the stream's end
         return "truncated", "its rows end before the image does"
     return None
 
 
 def _inflated(rows: zlib._Decompress, body: bytes | memoryview) -> int:
-    """Bytes that a piece of the compressed rows makes, never more than `_PIECE` at a time."""
+    """Number of bytes in the decompressed rows, decompressing at most `_PIECE` at a time."""
     count = len(rows.decompress(body, _PIECE))
     while rows.unconsumed_tail and not rows.eof:
         count += len(rows.decompress(rows.unconsumed_tail, _PIECE))
@@ -50,7 +50,7 @@ def _inflated(rows: zlib._Decompress, body: bytes | memoryview) -> int:
 
 
 def _bytes_of_rows(data: bytes) -> int:
-    """Bytes of all rows, each with its filter, by IHDR: the first chunk, at byte 8."""
+    """Bytes of all rows, each with its filter byte, from IHDR: the first chunk, at byte 8."""
     width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
     bits = data[24] * _CHANNELS.get(data[25], 1)
     total = 0

@@ -24,18 +24,18 @@ from sightline.progress import progress
 from sightline.threads import threads_here, using_threads
 
 Failures = dict[bytes, Failure]
-"""Key → code, path and reason of a row that could not be computed."""
+"""Key → code, path and reason of a failed row."""
 Advance = Callable[[int], None]
 
 
 class Computed(NamedTuple):
-    """What became of a batch.
+    """The result of a batch.
 
     Attributes:
-        batch: of the plan.
-        keys: uint8 [n, 32] of the rows that could be computed.
-        rows: what was computed, as the set's writer takes it.
-        failed: the other rows.
+        batch: batch of the plan.
+        keys: uint8 [n, 32] of the computed rows.
+        rows: the results, as the set's writer accepts them.
+        failed: the failed rows.
     """
 
     batch: Batch
@@ -45,17 +45,17 @@ class Computed(NamedTuple):
 
 
 Compute = Callable[[Iterator[Batch], Advance], Iterable[Computed]]
-"""Batches, which are asked for as they are needed, and how to tell of finished rows → results."""
+"""Batches, pulled on demand, and a progress callback for finished rows → results."""
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """What one call of a command says, beside the parameters that all calls share.
+    """Settings of one command invocation, beyond the shared parameters.
 
     Attributes:
-        retry_failed: compute rows in error again.
-        threads: of the processor; None: as many as PyTorch takes by itself.
-        worker: which of several workers that share the output; None: the only one.
+        retry_failed: recompute failed rows.
+        threads: CPU threads; None: PyTorch's default.
+        worker: this worker among several that share the output; None: the only one.
     """
 
     retry_failed: bool = False
@@ -68,9 +68,9 @@ class RunSettings(Invocation):
     """How to run, as opposed to what to compute.
 
     Attributes:
-        max_failed: share of rows that may fail before the run ends with an error.
-        device: where the models run, for the record.
-        inputs: files and folders that the run reads, which its output must not touch.
+        max_failed: fraction of rows that may fail before the run ends with an error.
+        device: device of the models, for the record.
+        inputs: files and folders that the run reads; its output must not touch them.
     """
 
     max_failed: float = 0.01
@@ -87,12 +87,12 @@ class RunSettings(Invocation):
 
 
 class Contents(NamedTuple):
-    """What a published set holds.
+    """The content of a published set.
 
     Attributes:
-        words: for people.
-        failed, total: how many of all rows are in error.
-        remarks: what else there is to say of it.
+        words: readable description.
+        failed, total: number of failed rows, and of all rows.
+        remarks: further remarks.
     """
 
     words: str
@@ -103,16 +103,16 @@ class Contents(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What one run is made of.
+    """The parts of one run.
 
     Attributes:
-        writer: of the set.
-        plan: gives the batches that are left to compute.
+        writer: writer of the set.
+        plan: returns the batches left to compute.
         compute: computes batches.
-        calls: of the models.
-        batch_size: of a call, for the record.
-        contents: what the set of a record holds.
-        unit: what a row is, in the plural.
+        calls: calls of the models.
+        batch_size: items per call, for the record.
+        contents: describes the set of a record.
+        unit: name of the rows, in the plural.
     """
 
     writer: SetWriter
@@ -127,12 +127,12 @@ class Job:
 def run(job: Job, settings: RunSettings) -> SetSummary:
     """Compute what a set lacks, and publish it.
 
-    A worker computes blocks beside the others first. Then it tries to be the only one: the last
-    worker that is at work succeeds, fills what dead ones left, and publishes.
+    A worker first computes blocks alongside the others. Then it tries to take over alone: the
+    last active worker succeeds, computes what dead workers left, and publishes.
 
     Raises:
-        SightlineError: more rows failed than ``settings.max_failed`` allows (everything good was
-            published before), no room on the disk, or workers of another plan.
+        SightlineError: more rows failed than ``settings.max_failed`` allows (good rows are
+            published first), no disk space, or workers with a different plan.
         BusyError: another run is writing there.
     """
     start = time.monotonic()
@@ -198,7 +198,7 @@ def _compute(job: Job, settings: RunSettings) -> int:
 
 
 class _Writing:
-    """Hands results to the writer, in a thread of its own and a few batches behind at most."""
+    """Passes results to the writer in a separate thread, at most a few batches behind."""
 
     def __init__(self, writer: SetWriter, pool: ThreadPoolExecutor) -> None:
         self._writer, self._pool = writer, pool

@@ -1,4 +1,4 @@
-"""The grounder `annotations`: boxes that people drew, or true ones, instead of a model's."""
+"""The grounder `annotations`: human-drawn or ground-truth boxes instead of a model's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_annotations(path: Path) -> Grounder:
     """Annotations in ``path``: a phrases manifest (Parquet), or the folder of Flickr30k Entities.
 
     Raises:
-        SightlineError: neither is there.
+        SightlineError: neither exists.
     """
     if path.is_file():
         return PhrasesFile(path)
@@ -46,12 +46,12 @@ def open_annotations(path: Path) -> Grounder:
         return Entities(path)
     raise SightlineError(
         f"{path}: no annotations here; expected a phrases manifest (Parquet), or a folder with "
-        "Sentences/*.txt and Annotations/*.xml as Flickr30k Entities has them"
+        "Sentences/*.txt and Annotations/*.xml as in Flickr30k Entities"
     )
 
 
 class PhrasesFile:
-    """Phrases, boxes and masks from a manifest, such as `scenes` writes."""
+    """Phrases, boxes and masks from a manifest, such as that of `scenes`."""
 
     name = "annotations"
 
@@ -66,7 +66,7 @@ class PhrasesFile:
         return {"family": self.name, "format": "phrases", "sha256": self._sha256}
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
-        """See `Grounder`. A phrase of several rows has several boxes."""
+        """See `Grounder`. A phrase with several rows has several boxes."""
         return [
             self._answer(image, caption) for image, caption in zip(images, captions, strict=True)
         ]
@@ -98,7 +98,7 @@ class PhrasesFile:
         return found, dropped
 
     def _mask(self, row: dict[str, Any], image: Tensor, caption: Caption) -> Tensor:
-        """bool [h, w]; GroundingError if it is damaged or of another size than the image."""
+        """bool [h, w]; GroundingError if it is damaged or its size differs from the image's."""
         size, expected = list(row["mask"]["size"]), list(image.shape[1:])
         if size != expected:
             raise GroundingError(
@@ -114,7 +114,7 @@ class PhrasesFile:
             raise GroundingError(caption.image_key, "bad_mask", reason) from error
 
 
-@lru_cache(maxsize=16)  # the captions of an image name the same objects
+@lru_cache(maxsize=16)  # captions of an image name the same objects
 def _decoded(height: int, width: int, counts: str) -> Tensor:
     return torch.from_numpy(decode_mask([height, width], counts).copy())
 
@@ -137,7 +137,7 @@ class Entities:
         return {"family": self.name, "format": "entities", "sha256": digest.hexdigest()}
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
-        """See `Grounder`. Captions are found among the sentences by what they read."""
+        """See `Grounder`. Captions are matched to sentences by their text."""
         return [
             self._answer(image, caption) for image, caption in zip(images, captions, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Grounding blocks of images: decoding runs ahead, the grounder in front, segmenting behind."""
+"""Ground blocks of images: decoding runs ahead of the grounder, segmentation behind it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class GroundSettings(RunSettings):
     """How to run, as opposed to what to find.
 
     Attributes:
-        batch_size: captions, and images, of a model call to begin with; halved where memory ends.
-        workers: threads that decode.
-        block_images: images that are finished as a whole; a kill repeats at most as many.
-        shard_images: images of a shard; None: as many as `pipeline.cache.table_writer` says.
-        max_pixels: images that declare more are refused.
+        batch_size: initial captions, and images, per model call; halved if memory runs out.
+        workers: decode threads.
+        block_images: images that are finished together; a kill loses at most this many.
+        shard_images: images per shard; None: the default of `pipeline.cache.table_writer`.
+        max_pixels: images that declare more are rejected.
     """
 
     batch_size: int = 16
@@ -44,7 +44,7 @@ class GroundSettings(RunSettings):
 
 @dataclass
 class _Image:
-    """An image on its way through a batch: its pixels, or the code and reason of its error."""
+    """An image being processed in a batch: its pixels, or the code and reason of its error."""
 
     unit: Unit
     pixels: Tensor | None
@@ -52,7 +52,7 @@ class _Image:
     selected: list[Selected] = field(default_factory=list)
 
     def fail(self, error: GroundingError) -> None:
-        """Let go of the pixels and keep the error in their place."""
+        """Release the pixels and keep the error in their place."""
         self.pixels, self.error = None, (error.code, error.reason)
 
     @property
@@ -63,7 +63,7 @@ class _Image:
 
     @property
     def distinct_boxes(self) -> Tensor:
-        """float32 [d, 4]: captions of one image mostly name the same things."""
+        """float32 [d, 4]: captions of one image mostly name the same objects."""
         return torch.unique(self.boxes, dim=0)
 
     @property
@@ -73,16 +73,16 @@ class _Image:
 
 
 class BlockGrounder:
-    """Grounds blocks, with calls that halve where memory ends.
+    """Grounds blocks, halving model calls if memory runs out.
 
-    Decoding runs ahead in threads; rules, masks and rows follow in a thread of their own, one
-    batch behind the grounder. What a block becomes depends on none of that.
+    Decoding runs ahead in threads; rules, masks and rows follow in a separate thread, one batch
+    behind the grounder. The result of a block depends on none of this.
 
     Args:
-        segmenter: None takes the masks that come with the grounder's boxes.
+        segmenter: None: use the masks that come with the grounder's boxes.
 
     Attributes:
-        calls: of the grounder and of the segmenter.
+        calls: calls of the grounder and the segmenter.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class BlockGrounder:
         self.calls = [self._grounder_calls, self._segmenter_calls]
 
     def ground(self, units: Sequence[Unit], advance: Callable[[int], None]) -> Tables:
-        """The rows of a block's images, in their order."""
+        """The rows of a block's images, in order."""
         tables = Tables()
         pending: deque[Future[None]] = deque()
         with ThreadPoolExecutor(max_workers=1) as behind:
@@ -116,7 +116,7 @@ class BlockGrounder:
         return tables
 
     def _decoded(self, units: Sequence[Unit]) -> Iterator[list[_Image]]:
-        """Batches of decoded images; their captions are about as many as a batch of the model."""
+        """Batches of decoded images, with captions for about one model batch each."""
         batches: list[list[Unit]] = []
         room = 0
         for unit in units:
@@ -141,7 +141,7 @@ class BlockGrounder:
             return _Image(unit, None, (error.code, error.reason))
 
     def _ground(self, batch: Sequence[_Image]) -> dict[bytes, list[Answer]]:
-        """Answers to every caption of the images that are whole; errors are noted in the batch."""
+        """Answers to every caption of the intact images; errors are recorded in the batch."""
         while True:
             pairs = [
                 (image.pixels, caption)
@@ -154,7 +154,7 @@ class BlockGrounder:
             except GroundingError as error:
                 blamed = [image for image in batch if image.unit.key == error.image_key]
                 if not any(image.pixels is not None for image in blamed):
-                    raise  # an error of no image of this batch would come back for ever
+                    raise  # not about an image of this batch: retrying would never end
                 for image in blamed:
                     image.fail(error)
                 continue

@@ -1,4 +1,4 @@
-"""What is grounded together: an image and its captions."""
+"""The unit of grounding: an image and its captions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sightline.errors import SightlineError
 
 @dataclass
 class Unit:
-    """An image and the captions of it that are grounded, each text once.
+    """An image and its captions to ground, each text once.
 
     Attributes:
         place: where the image is.
-        key: of the image, 32 raw bytes.
-        height, width: as the manifest has them; 0 where the header could not be read.
+        key: key of the image, 32 raw bytes.
+        height, width: from the manifest; 0 if the header could not be read.
     """
 
     place: Place
@@ -36,22 +36,22 @@ class Unit:
 
 
 def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) -> list[Unit]:
-    """The images of two manifests with the captions to ground; those without captions are left out.
+    """The images of two manifests with the captions to ground; skips images without captions.
 
-    Files of equal content are one image with the captions of all of them.
+    Files with equal content count as one image with the captions of all of them.
 
     Args:
-        root: folder that the paths of ``images`` are relative to.
-        choice: every caption, or the longest of each image as training chooses it.
+        root: base folder of the paths in ``images``.
+        choice: every caption, or the longest of each image as chosen in training.
 
     Raises:
-        SightlineError: a manifest or the folder is missing, an image has no sound place, or a
-            caption's image is in no manifest.
+        SightlineError: a manifest or the folder is missing, an image has an invalid place, or a
+            caption's image is not in the manifest.
     """
     from pipeline.cache.caption_choice import choose_captions
 
     if not root.is_dir():
-        raise SightlineError(f"{root}: no such image folder; check where the images are")
+        raise SightlineError(f"{root}: no such image folder; check the path")
     units: dict[bytes, Unit] = {}
     by_id: dict[str, Unit] = {}
     table = read_manifest(images, IMAGES)

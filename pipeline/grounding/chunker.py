@@ -1,11 +1,11 @@
-"""Noun phrases of a caption without a tagger: closed classes of words end and begin them.
+"""Noun phrases of a caption without a tagger: closed word classes delimit them.
 
-English function words are a short, closed list; what stands between them in a caption is mostly
-noun phrases ("base" ones, without "of …" or relative clauses). The limits of that, all of which
-cost a word more or less in a phrase: a finite verb that is not listed is taken into the phrase
-before it ("a man juggles"), and so is a participle in front of a noun ("a man riding waves" ends at
-"riding", "a smiling man" does not); other languages give one long phrase. Whoever has a tagger can
-put it behind `Chunker`.
+English function words are a short, closed list; the text between them in a caption is mostly
+noun phrases ("base" ones, without "of …" or relative clauses). Limitations, each of which adds or
+removes a word in a phrase: an unlisted finite verb is included in the phrase before it ("a man
+juggles"), and so is a participle in front of a noun ("a man riding waves" ends at "riding", "a
+smiling man" does not); other languages give one long phrase. A tagger can be plugged in through
+`Chunker`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Chunker(Protocol):
     name: str
 
     def spans(self, caption: str) -> list[tuple[int, int]]:
-        """Spans (start, end) of the noun phrases, in order, none inside another."""
+        """Spans (start, end) of the noun phrases, in order, not nested."""
         ...
 
 
 class FunctionWordChunker:
-    """Noun phrases between function words; see the module's description for its limits."""
+    """Noun phrases between function words; see the module docstring for its limitations."""
 
     name = "function-words/1"
 
@@ -89,14 +89,14 @@ class FunctionWordChunker:
 
 
 def _is_verb(word: str, before: list[tuple[int, int]], caption: str) -> bool:
-    """Whether a word in -ing ends a phrase: after a noun it does, after a determiner not."""
+    """Whether a word in -ing ends a phrase: it does after a noun, but not after a determiner."""
     if not word.endswith("ing") or len(word) < 5:
         return False
     return not before or caption[slice(*before[-1])].casefold() not in _DETERMINERS
 
 
 def _close(words: list[tuple[int, int]], caption: str, spans: list[tuple[int, int]]) -> None:
-    """End the phrase of ``words``, unless it is nothing but determiners."""
+    """End the phrase of ``words``, unless it consists only of determiners."""
     if any(caption[slice(*span)].casefold() not in _DETERMINERS for span in words):
         spans.append((words[0][0], words[-1][1]))
     words.clear()

@@ -1,7 +1,7 @@
-"""Cut-outs of a grounding's records: lossless pictures in Parquet shards of their own output.
+"""Cut-outs of a grounding's records: lossless images in Parquet shards, as a separate output.
 
-They follow from images and records alone, so they can be left out of a remote and made again, and
-another image encoder needs neither grounder nor segmenter.
+They depend only on images and records, so they can be kept off a remote and recreated, and a new
+image encoder needs neither grounder nor segmenter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sightline.errors import SightlineError
 
 _FORMAT = "cutouts/1"
 SPEC = TableSpec(kind="cutouts", description={"format": _FORMAT, "crop_rule": CROP_RULE})
-"""What decides the content of cut-outs, beside the phrases that they are made from."""
+"""What determines the content of cut-outs, besides their phrases."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class CutoutSettings(RunSettings):
 
     Attributes:
         workers: threads that decode images and compress cut-outs.
-        max_pixels: images that declare more are refused.
-        block_objects: objects that are finished as a whole; a kill repeats at most as many.
-        shard_objects: objects of a shard; None: as many as `pipeline.cache.table_writer` says.
+        max_pixels: images that declare more are rejected.
+        block_objects: objects that are finished together; a kill loses at most this many.
+        shard_objects: objects per shard; None: the default of `pipeline.cache.table_writer`.
     """
 
     workers: int = 2
@@ -59,19 +59,21 @@ def write_cutouts(
     out: Path,
     settings: CutoutSettings = CutoutSettings(),
 ) -> SetSummary:
-    """Make ``out`` hold the cut-outs of exactly the records in ``records``; what is there is kept.
+    """Make ``out`` hold the cut-outs of exactly ``records``; existing ones are kept.
 
     Args:
         records: folder of a grounding.
-        places: where each image is, by its key.
+        places: place of each image, by key.
         out: folder of the cut-outs; the run's own files go to ``<out>.run`` beside it.
 
     Raises:
         BusyError: another process is writing here.
-        SightlineError: no grounding, or one of its images is missing or no longer the same.
+        SightlineError: no grounding, or one of its images is missing or changed.
     """
     if out.resolve() == records.resolve():
-        raise SightlineError(f"{out}: holds the grounding itself; name another folder for cut-outs")
+        raise SightlineError(
+            f"{out}: holds the grounding itself; choose another folder for cut-outs"
+        )
     phrases = read_tables(records, "phrases").select(["image_key", "cutout_key", "mask"])
     phrases = phrases.take(unique_sorted(key_column(phrases["cutout_key"])))
     keys = key_column(phrases["cutout_key"])
@@ -130,15 +132,15 @@ def _cut_image(
     place = places.get(image_key)
     if place is None:
         raise SightlineError(
-            f"image {image_key.hex()[:16]}: the records have objects of it and the manifest does "
-            "not know it; ground again, or name the manifest that the records were made from"
+            f"image {image_key.hex()[:16]}: has objects in the records but is not in the manifest; "
+            "ground again, or give the manifest that the records were made from"
         )
     try:
         pixels = load_image(place, image_key, max_pixels)
     except ImageError as error:
         raise SightlineError(
-            f"{place}: {error.reason}; its objects cannot be cut out. Put the image back and run "
-            "this again; what was finished is kept"
+            f"{place}: {error.reason}; its objects cannot be cut out. Restore the image and run "
+            "this again; finished work is kept"
         ) from error
     rows: list[dict[str, Any]] = []
     for key, mask in masks.items():

@@ -1,9 +1,9 @@
-"""Boxes that people drew: Flickr30k Entities' sentences and annotations.
+"""Human-drawn boxes: Flickr30k Entities' sentences and annotations.
 
-Sentences/<image>.txt holds one caption a line, its phrases marked as ``[/EN#283585/people A man]``.
-Annotations/<image>.xml holds objects with the ids they belong to and a box, or ``nobndbox`` or
-``scene``. Boxes count pixels from 1 and include their last one. The format is described by its
-authors (Plummer et al., "Flickr30k Entities", ICCV 2015, and the README of their release).
+Sentences/<image>.txt has one caption per line, phrases marked as ``[/EN#283585/people A man]``.
+Annotations/<image>.xml has objects with the ids they belong to and a box, or ``nobndbox`` or
+``scene``. Boxes count pixels from 1 and include the last one. The authors describe the format
+(Plummer et al., "Flickr30k Entities", ICCV 2015, and the README of their release).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARK = re.compile(r"\[/EN#(\d+)((?:/[^/\s\]]+)+)\s")
 
 
 class EntitiesError(ValueError):
-    """A file that does not follow the format; the message says what was found, without the path."""
+    """A file that violates the format; the message gives what was found, without the path."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Mention:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A caption without its marks, and its phrases in order."""
+    """A caption without its markup, and its phrases in order."""
 
     text: str
     mentions: tuple[Mention, ...]
@@ -42,7 +42,7 @@ class Sentence:
 
 @dataclass
 class Entity:
-    """What people drew for one id: boxes x0, y0, x1, y1 in pixels from 0, the end exclusive."""
+    """Annotated boxes of one id: x0, y0, x1, y1 in pixels from 0, the end exclusive."""
 
     boxes: list[tuple[float, float, float, float]] = field(default_factory=list)
     scene: bool = False
@@ -50,7 +50,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Annotation:
-    """One image's XML: its size in pixels as the file says it, and its entities by id."""
+    """One image's XML: its size in pixels according to the file, and its entities by id."""
 
     width: int
     height: int
@@ -58,12 +58,12 @@ class Annotation:
 
 
 def parse_sentence(line: str) -> Sentence:
-    """Take the marks out of a sentence.
+    """Strip the markup from a sentence.
 
-    A phrase may hold brackets of its own as long as they come in pairs.
+    A phrase may contain brackets if they are balanced.
 
     Raises:
-        EntitiesError: a mark that does not end.
+        EntitiesError: unclosed markup.
     """
     text = ""
     mentions: list[Mention] = []
@@ -85,7 +85,7 @@ def read_sentences(path: Path) -> list[Sentence]:
     """The sentences of one image.
 
     Raises:
-        EntitiesError: no such file, not UTF-8, or a mark that does not end.
+        EntitiesError: no such file, not UTF-8, or unclosed markup.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -107,15 +107,15 @@ def read_annotation(path: Path) -> Annotation:
     """The boxes of one image.
 
     Raises:
-        EntitiesError: no such file, cut short or otherwise not XML, or an element is missing or
-            not a number.
+        EntitiesError: no such file, truncated or otherwise invalid XML, or an element is missing
+            or not a number.
     """
     try:
         root = ElementTree.fromstring(path.read_bytes())
     except FileNotFoundError as error:
         raise EntitiesError("no such file") from error
     except ElementTree.ParseError as error:
-        raise EntitiesError(f"not whole XML ({error})") from error
+        raise EntitiesError(f"truncated or invalid XML ({error})") from error
     entities: dict[str, Entity] = {}
     for thing in root.iter("object"):
         names = [(name.text or "").strip() for name in thing.iter("name")]
@@ -138,9 +138,9 @@ def read_annotation(path: Path) -> Annotation:
 def align(sentence: Sentence, caption: str) -> Callable[[Mention], tuple[int, int] | None] | None:
     """A function from the sentence's mentions to spans of ``caption``, or None.
 
-    The sentences are tokenised ("a man 's hat ."), a caption may be the raw one. They are the
-    same when their characters are, white space and case apart, or else their letters and digits;
-    spans are carried over character by character.
+    The sentences are tokenised ("a man 's hat ."), while a caption may be raw. They match if their
+    characters do, ignoring white space and case, or else their letters and digits; spans are
+    mapped character by character.
     """
     for counts in (lambda c: not c.isspace(), str.isalnum):
         ours, theirs = _characters(caption, counts), _characters(sentence.text, counts)
@@ -157,7 +157,7 @@ def align(sentence: Sentence, caption: str) -> Callable[[Mention], tuple[int, in
 
 
 def _characters(text: str, counts: Callable[[str], bool]) -> list[tuple[str, int]]:
-    """Folded characters that count, each with its place in ``text``."""
+    """Folded relevant characters, each with its position in ``text``."""
     return [(f, i) for i, c in enumerate(text) if counts(c) for f in c.casefold()]
 
 
@@ -167,7 +167,7 @@ def _closing_bracket(line: str, start: int) -> int:
         depth += {"[": 1, "]": -1}.get(line[i], 0)
         if not depth:
             return i
-    raise EntitiesError(f"the mark at character {start} has no closing bracket")
+    raise EntitiesError(f"the markup at character {start} has no closing bracket")
 
 
 def _number(element: ElementTree.Element, name: str) -> float:

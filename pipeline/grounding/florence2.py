@@ -1,4 +1,4 @@
-"""The grounder `florence2`: Florence-2 reads a caption and answers with its phrases and boxes."""
+"""The grounder `florence2`: Florence-2 reads a caption and returns its phrases and boxes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.grounding.spans import SpanFinder
 from sightline.devices import check_precision, computing
 
 TASK = "<CAPTION_TO_PHRASE_GROUNDING>"
-_PROMPT = "Locate the phrases in the caption: {}"  # what the processor makes of TASK
+_PROMPT = "Locate the phrases in the caption: {}"  # the processor's expansion of TASK
 _SPECIAL = re.compile(r"<s>|</s>|<pad>")
 _LOCATED = re.compile(r"([^<]*)((?:<loc_\d+>)*)")
 
@@ -24,8 +24,8 @@ _LOCATED = re.compile(r"([^<]*)((?:<loc_\d+>)*)")
 class Florence2Grounder:
     """Captions → phrases with boxes. Florence-2 gives no scores: every score is 1.
 
-    ``<`` and ``>`` of a caption are read as spaces, since they begin the model's own tokens, and
-    of a caption that is longer than its positions only the beginning is read.
+    Replaces ``<`` and ``>`` in a caption with spaces, since they delimit the model's tokens, and
+    reads only the start of a caption that exceeds its positions.
     """
 
     name = "florence2"
@@ -73,7 +73,7 @@ class Florence2Grounder:
         return answers
 
     def answers(self, images: Sequence[Tensor], texts: Sequence[str]) -> list[str]:
-        """What the model writes, special tokens included."""
+        """The model's output, special tokens included."""
         inputs = self._processor(
             images=list(images),
             text=[_PROMPT.format(text) for text in texts],
@@ -92,7 +92,7 @@ class Florence2Grounder:
         )
 
     def _readable(self, caption: str) -> str:
-        """The beginning of a caption that fits, without what would be read as special tokens."""
+        """The start of a caption that fits, without text that would parse as special tokens."""
         text = caption.replace("<", " ").replace(">", " ")
         tokenizer: Any = self._processor.tokenizer
         encoded = tokenizer(
@@ -109,10 +109,10 @@ class Florence2Grounder:
 def parse_answer(
     answer: str, caption: str, size: tuple[int, int], post_processor: Any
 ) -> tuple[list[Grounded], list[Dropped]]:
-    """Phrases and boxes of an answer, by the processor's post-processing; no part of it vanishes.
+    """Phrases and boxes of an answer, by the processor's post-processing; drops are reported.
 
     Args:
-        answer: as the model wrote it, such as ``</s><s>A dog<loc_1><loc_2><loc_3><loc_4></s>``.
+        answer: raw output, such as ``</s><s>A dog<loc_1><loc_2><loc_3><loc_4></s>``.
         caption: the caption it answers.
         size: (width, height) of the image in pixels.
         post_processor: `Florence2PostProcessor`.
@@ -133,7 +133,7 @@ def parse_answer(
 
 
 def _unparsed(answer: str, banned: set[str]) -> list[Dropped]:
-    """What the post-processing leaves out without a word."""
+    """What the post-processing drops silently."""
     text = _SPECIAL.sub("", answer)
     complete = answer.removesuffix("<pad>").rstrip().endswith("</s>") or "</s><pad>" in answer
     if not text.strip():
@@ -157,7 +157,7 @@ def _unparsed(answer: str, banned: set[str]) -> list[Dropped]:
 
 
 def build(settings: Florence2Settings, device: torch.device, precision: str) -> Florence2Grounder:
-    """Florence-2 as ``settings`` ask for it.
+    """Florence-2 as specified by ``settings``.
 
     Raises:
         SightlineError: see `load_model`.

@@ -1,4 +1,4 @@
-"""Ground what is missing, by a grounder and a segmenter, into the set of the records."""
+"""Ground missing units with a grounder and a segmenter, into the set of records."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def ground(
     out: Path,
     settings: GroundSettings,
 ) -> SetSummary:
-    """Make ``out`` hold the records of exactly ``units``; what it holds already is kept.
+    """Make ``out`` hold the records of exactly ``units``; existing ones are kept.
 
     Args:
         units: images and captions, see `pipeline.grounding.captioned_images.units_of`.
-        segmenter: None takes the masks that come with the grounder's boxes.
+        segmenter: None: use the masks that come with the grounder's boxes.
         out: folder of the records; the run's own files go to ``<out>.run`` beside it.
 
     Raises:
         BusyError: another process is writing here.
         SightlineError: nothing to ground, or more images failed than ``settings.max_failed``
-            allows (everything good was published before).
+            allows (good images are published first).
     """
     if not units:
-        raise SightlineError(f"{out}: there are no captions to ground; look at the manifest")
+        raise SightlineError(f"{out}: there are no captions to ground; check the manifest")
     description: dict[str, Any] = {
         "format": _FORMAT,
         "grounder": grounder.describe(),
@@ -57,7 +57,7 @@ def ground(
         "rules": rules.model_dump(mode="json"),
         "crop_rule": CROP_RULE,
     }
-    description = json.loads(json.dumps(description))  # tuples become lists, as they are read back
+    description = json.loads(json.dumps(description))  # tuples become lists, as when read back
     spec = TableSpec(kind="grounding", description=description)
     writer = TableSetWriter(out, spec, _counts, settings.inputs, settings.worker)
     by_key = {unit.unit_key: unit for unit in units}
@@ -88,12 +88,12 @@ def ground(
 
 
 def _by_size(unit: Unit) -> list[int]:
-    """What images of one size have in common, so that they are grounded together: 32 bytes."""
+    """Group of images of one size, which are grounded together: 32 bytes."""
     return [*unit.height.to_bytes(16, "big"), *unit.width.to_bytes(16, "big")]
 
 
 def _counts(folder: Path, shards: Sequence[TableShard]) -> dict[str, Any]:
-    """Images, captions, pairs, images in error, and what was dropped, by reason."""
+    """Images, captions, pairs, failed images, and drops by reason."""
     reasons: Counter[str] = Counter()
     tables: list[pa.Table] = []
     for shard in shards:
@@ -114,7 +114,7 @@ def _contents(record: TableSetRecord) -> Contents:
     per_image = counts["pairs"] / max(counts["images"] - counts["failed"], 1)
     words = (
         f"{counts['images']:,} images, {counts['captions']:,} captions, "
-        f"{counts['pairs']:,} pairs ({per_image:.1f} an image)"
+        f"{counts['pairs']:,} pairs ({per_image:.1f} per image)"
     )
     dropped = sum(counts["dropped"].values())
     remarks = (f"{dropped:,} phrases or boxes dropped",) if dropped else ()

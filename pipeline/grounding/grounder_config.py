@@ -1,4 +1,4 @@
-"""What a user writes to ask for a grounding: grounders, and the rules that phrases must meet."""
+"""A user's description of a grounding: grounders, and the rules that phrases must meet."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Rules(BaseModel):
     """Which phrases and boxes become records.
 
     Attributes:
-        boxes: of a phrase with several boxes the one with the ``best`` score (the first of equal
-            ones), or the ``union`` of all.
-        min_score: boxes that score less are dropped.
-        min_area: in pixels; boxes, and masks, that cover less are dropped.
-        max_share: boxes that cover a larger share of the image are dropped.
-        duplicate_iou: of two phrases of a caption whose boxes overlap at least this much
-            (intersection over union) only the better one stays; null keeps both.
-        max_pairs: phrases of a caption at most, the best first; null sets no limit.
+        boxes: for a phrase with several boxes, use the one with the ``best`` score (the first of
+            equal ones), or the ``union`` of all.
+        min_score: boxes with a lower score are dropped.
+        min_area: in pixels; boxes and masks that cover less are dropped.
+        max_share: boxes that cover a larger fraction of the image are dropped.
+        duplicate_iou: if the boxes of two phrases of a caption overlap at least this much
+            (intersection over union), only the better one is kept; null keeps both.
+        max_pairs: maximum phrases per caption, the best first; null sets no limit.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,7 +64,7 @@ class GrounderSettings(FamilySettings):
         """The grounder that this describes, ready on ``device``.
 
         Raises:
-            SightlineError: whatever keeps it from being built, in one message.
+            SightlineError: it cannot be built; one message gives the reason.
         """
 
 
@@ -91,8 +91,8 @@ class Florence2Settings(_Model):
     """Florence-2.
 
     Attributes:
-        beams: of the search for the answer.
-        max_length: of the answer, in tokens.
+        beams: beams of the decoder's search.
+        max_length: maximum length of the answer, in tokens.
     """
 
     family: Literal["florence2"]
@@ -106,11 +106,11 @@ class Florence2Settings(_Model):
 
 
 class GroundingDinoSettings(_Model):
-    """Grounding DINO; the thresholds are those of its authors' demonstration.
+    """Grounding DINO; the default thresholds are those of its authors' demo.
 
     Attributes:
-        box_threshold: a box stays if any token of the text scores more for it.
-        text_threshold: a phrase owns a box if one of its own tokens scores more for it.
+        box_threshold: a box is kept if any token of the text scores higher for it.
+        text_threshold: a phrase gets a box if one of the phrase's tokens scores higher for it.
     """
 
     family: Literal["grounding-dino"]
@@ -124,7 +124,7 @@ class GroundingDinoSettings(_Model):
 
 
 class AnnotationSettings(GrounderSettings):
-    """Boxes that people drew.
+    """Human-drawn boxes.
 
     Attributes:
         path: a phrases manifest (Parquet), or the folder of Flickr30k Entities.
@@ -140,16 +140,15 @@ class AnnotationSettings(GrounderSettings):
 
 
 class GroundingSettings(BaseModel):
-    """How a data set's captions are grounded.
+    """How to ground a data set's captions.
 
     Attributes:
-        captions: every caption of an image, or the ``longest``, as training chooses it.
+        captions: every caption of an image, or the ``longest``, as chosen in training.
         grounder: finds phrases and their boxes.
-        segmenter: finds the pixels in a box; SAM 2.1 (large) by the sam2 package unless told
-            otherwise.
+        segmenter: finds the pixels in a box; default: SAM 2.1 (large) from the sam2 package.
         rules: which phrases and boxes become records.
-        batch_size: captions, and images, of a model call to begin with.
-        block_images: images of a shard; a kill repeats at most as many.
+        batch_size: initial captions, and images, per model call.
+        block_images: images per shard; a kill loses at most this many.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -22,16 +22,16 @@ class _Query:
 
     input_ids: list[int]
     spans: list[tuple[int, int]]  # in the caption
-    tokens: list[list[int]]  # places in input_ids
+    tokens: list[list[int]]  # positions in input_ids
     beyond: list[tuple[int, int]]  # spans of phrases that no longer fit
 
 
 class GroundingDinoGrounder:
     """Captions → boxes for their noun phrases.
 
-    A box counts where any token of the text scores more than the box threshold for it. It belongs
-    to every phrase one of whose tokens scores more than the text threshold, and that best token's
-    score is the phrase's: the rule of the model's authors, who print a box with all such words.
+    A box counts if any token of the text scores above the box threshold for it. It belongs to
+    every phrase with a token that scores above the text threshold, and the phrase's score is that
+    of its best token: the rule of the model's authors, who print a box with all such words.
     """
 
     name = "grounding-dino"
@@ -64,7 +64,7 @@ class GroundingDinoGrounder:
         }
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
-        """See `Grounder`; images of one size share a batch, so that none is padded."""
+        """See `Grounder`; images of one size share a batch, so that none needs padding."""
         queries = [self._query(caption.text) for caption in captions]
         scored: dict[int, tuple[Tensor, Tensor]] = {}
         sizes: dict[torch.Size, list[int]] = {}
@@ -81,15 +81,15 @@ class GroundingDinoGrounder:
         ]
 
     def _require_pixels(self, image: Tensor, caption: Caption) -> None:
-        """Refuse a strip that the image processor would scale to a width of nothing."""
+        """Reject a strip that the image processor would scale to zero width."""
         longest = self._processor.image_processor.size.get("longest_edge")
         height, width = image.shape[1:]
         if longest is not None and longest * min(height, width) < max(height, width):
             raise GroundingError(
                 caption.image_key,
                 "too_narrow",
-                f"{width} × {height} pixels, which {longest} on the longer side make less than "
-                "one on the other",
+                f"{width} × {height} pixels: scaled to {longest} on the longer side, the other "
+                "side is less than one pixel",
             )
 
     def _forward(
@@ -148,9 +148,9 @@ class GroundingDinoGrounder:
         return Dropped(caption[slice(*span)], "too_long", detail)
 
     def _query(self, caption: str) -> _Query:
-        """The caption's noun phrases, lower case and with a full stop each, as the model expects.
+        """The caption's noun phrases, lower case, each with a full stop, as the model expects.
 
-        Its text layers keep phrases apart at "." and "?", so those inside a phrase become spaces.
+        Its text layers separate phrases at "." and "?", so those inside a phrase become spaces.
         """
         tokenizer: Any = self._processor.tokenizer
         begin, end = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -175,7 +175,7 @@ class GroundingDinoGrounder:
 def build(
     settings: GroundingDinoSettings, device: torch.device, precision: str
 ) -> GroundingDinoGrounder:
-    """Grounding DINO as ``settings`` ask for it.
+    """Grounding DINO as specified by ``settings``.
 
     Raises:
         SightlineError: see `load_model`.

@@ -1,4 +1,4 @@
-"""Loading a grounding model: exactly the one that was asked for, with exactly its weights."""
+"""Load exactly the requested grounding model, with exactly its weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LoadedModel:
 
     Attributes:
         model: in evaluation mode, float32, on the CPU.
-        processor: image processor, tokenizer and post-processing, as the model's folder has them.
+        processor: image processor, tokenizer and post-processing from the model's folder.
         identity: name, source, SHA-256 of weights, tokenizer and image processing; JSON values.
     """
 
@@ -37,16 +37,16 @@ class LoadedModel:
 
 
 def load_model(name: str, weights: str, model_type: str, class_name: str) -> LoadedModel:
-    """Load a model and its processor; nothing that a repository ships as code is run.
+    """Load a model and its processor; never runs code from a repository.
 
     Args:
         name: folder or hub name.
         weights: ``pretrained``, ``pretrained:REVISION`` or ``random:SEED``.
-        model_type: that its configuration must say.
-        class_name: of transformers.
+        model_type: required `model_type` of its configuration.
+        class_name: class in transformers.
 
     Raises:
-        SightlineError: see `Pretrained`; or a checkpoint of another model.
+        SightlineError: see `Pretrained`; or a checkpoint of a different model.
     """
     spec = parse_weights(weights)
     source = Pretrained(name, spec.revision)
@@ -54,7 +54,7 @@ def load_model(name: str, weights: str, model_type: str, class_name: str) -> Loa
     if settings.model_type != model_type:
         raise SightlineError(
             f"{name}: this is a checkpoint of {settings.model_type!r}, expected "
-            f"{model_type!r}; name a model of that family, or change `family`"
+            f"{model_type!r}; use a model of that family, or change `family`"
         )
     processor = source.processor()
     model, about = build_model(source, spec, getattr(transformers, class_name), settings)
@@ -72,11 +72,11 @@ def build_model(
     """A model with the weights that ``spec`` names.
 
     Args:
-        architecture: class of transformers.
+        architecture: class in transformers.
         settings: its configuration.
 
     Returns:
-        The model as `LoadedModel` has it; and its name, source and SHA-256, as JSON values.
+        The model as in `LoadedModel`; and its name, source and SHA-256, as JSON values.
     """
     if spec.kind == "pretrained":
         model = source.model(architecture, settings)

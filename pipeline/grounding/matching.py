@@ -1,4 +1,4 @@
-"""From what a grounder says to the phrases of a caption: boxes checked, phrases chosen."""
+"""From a grounder's answer to the phrases of a caption: check boxes, select phrases."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ def select(
 ) -> tuple[list[Grounded], list[Dropped]]:
     """Apply the rules to the phrases of one caption.
 
-    Boxes that reach beyond the image are cut at its edge. Then, in this order: boxes without area
-    inside the image, scores, areas; best or all boxes of a phrase; duplicates; the number of
-    pairs.
+    Boxes are clipped to the image. Then, in this order: boxes without area inside the image,
+    scores, areas; best or all boxes of a phrase; duplicates; the number of pairs.
 
     Args:
-        height, width: of the image, in pixels.
+        height, width: size of the image, in pixels.
 
     Returns:
-        the phrases that stay, in the order of the caption (with rule ``best`` each has one box),
-        and what was dropped.
+        the remaining phrases, in caption order (with rule ``best`` each has one box), and the
+        drops.
     """
     dropped: list[Dropped] = []
     phrases: list[Grounded] = []
@@ -38,7 +37,7 @@ def select(
         checked = _check_boxes(phrase, rules, height, width, dropped)
         if checked is not None:
             phrases.append(_best_box(checked) if rules.boxes == "best" else checked)
-    # the better of two phrases stays; of equal ones the first in the caption
+    # keep the better of two phrases; of equal ones, the first in the caption
     phrases.sort(key=lambda phrase: (-_score(phrase), phrase.char_start, phrase.char_end))
     phrases = _without_duplicates(phrases, rules.duplicate_iou, dropped)
     if rules.max_pairs is not None:
@@ -65,7 +64,7 @@ def iou(a: Box, b: Box) -> float:
 def _check_boxes(
     phrase: Grounded, rules: Rules, height: int, width: int, dropped: list[Dropped]
 ) -> Grounded | None:
-    """The phrase with its good boxes, cut at the image's edge; None if none is left."""
+    """The phrase with its valid boxes, clipped to the image; None if none is left."""
     if not len(phrase.boxes):
         dropped.append(Dropped(phrase.phrase, "no_box"))
         return None
@@ -88,7 +87,7 @@ def _check_boxes(
 def _problem(
     box: Box, score: float, rules: Rules, height: int, width: int
 ) -> tuple[Reason, str] | None:
-    """Reason and detail if a box breaks a rule, by its part inside the image."""
+    """Reason and detail if a box's part inside the image breaks a rule."""
     left, top, right, bottom = box
     if not all(map(math.isfinite, box)) or not 0 <= score <= 1:
         return "bad_box", f"{_shown(box)}, score {score:g}: not finite, or no score"
@@ -110,7 +109,7 @@ def _problem(
 def _without_duplicates(
     phrases: Sequence[Grounded], limit: float | None, dropped: list[Dropped]
 ) -> list[Grounded]:
-    """Drop every phrase whose box, or span, is that of a phrase before it."""
+    """Drop every phrase whose box, or span, matches an earlier phrase's."""
     kept: list[Grounded] = []
     boxes: list[Box] = []  # of `kept`
     for phrase in phrases:
@@ -150,7 +149,7 @@ def _score(phrase: Grounded) -> float:
 
 
 def _area(box: Box) -> float:
-    """Of a box whose edges may have passed each other: then 0."""
+    """Area of a box; 0 if its edges are inverted."""
     return max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What grounding is made of: grounders find phrases and boxes, segmenters turn boxes into masks."""
+"""The parts of grounding: grounders find phrases and boxes, segmenters turn boxes into masks."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Reason = Literal[
-    "no_phrase",  # the caption names nothing that could be looked for
-    "not_in_caption",  # the label stands nowhere in the caption, or not that often
-    "no_box",  # the phrase has no box: the grounder found none, or people drew none
+    "no_phrase",  # the caption names nothing to look for
+    "not_in_caption",  # the label is not in the caption, or not that often
+    "no_box",  # the phrase has no box: the grounder found none, or none was annotated
     "scene",  # the phrase names the whole scene (Flickr30k Entities)
-    "not_visual",  # the phrase names nothing that can be seen (Flickr30k Entities)
+    "not_visual",  # the phrase names nothing visible (Flickr30k Entities)
     "bad_box",  # inverted, not finite, without area, or wholly outside the image
     "low_score",
     "too_small",
     "too_large",
-    "duplicate",  # the same box as another phrase's of that caption
-    "too_many",  # beyond the largest number of pairs of a caption
-    "empty_mask",  # the segmenter found no pixel in the box
+    "duplicate",  # the same box as another phrase of that caption
+    "too_many",  # beyond the maximum number of pairs per caption
+    "empty_mask",  # the segmenter found no pixels in the box
     "unfinished",  # the grounder's answer ends inside a phrase
-    "unnamed",  # people drew a box for it, and no caption of the image names it
-    "too_long",  # beyond what the grounder reads of a caption
+    "unnamed",  # annotated with a box, but no caption of the image names it
+    "too_long",  # beyond the part of a caption that the grounder reads
 ]
 """Why a phrase did not become a record; stable, for filters and counts."""
 
 
 class GroundingError(SightlineError):
-    """One image that cannot be grounded: it costs its own row and nothing else.
+    """One image that cannot be grounded, which costs only its own row.
 
     Attributes:
-        image_key: of that image.
+        image_key: key of that image.
         code: a short stable code, such as ``wrong_size``.
         reason: what was found.
     """
@@ -52,7 +52,7 @@ class Caption:
     """A caption, and the image it belongs to.
 
     Attributes:
-        image_id: as in the images manifest.
+        image_id: id in the images manifest.
         image_key: 32 raw bytes, SHA-256 of the image file.
         text: the caption.
     """
@@ -64,14 +64,14 @@ class Caption:
 
 @dataclass(frozen=True, eq=False)
 class Grounded:
-    """A phrase of a caption and where the image shows it.
+    """A phrase of a caption and its location in the image.
 
     Attributes:
-        phrase: as the caption writes it, ``caption[char_start:char_end]``.
+        phrase: as in the caption, ``caption[char_start:char_end]``.
         char_start, char_end: its span in the caption, in characters.
         boxes: float32 [k, 4], x0, y0, x1, y1 in pixels; k ≥ 1.
-        scores: float32 [k], between 0 and 1; 1 where a grounder gives none.
-        masks: bool [k, h, w] where masks came with the boxes, else None.
+        scores: float32 [k], between 0 and 1; 1 if a grounder gives none.
+        masks: bool [k, h, w] if masks came with the boxes, else None.
     """
 
     phrase: str
@@ -84,12 +84,12 @@ class Grounded:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A phrase, or a box of one, that did not become a record.
+    """A phrase, or a box of a phrase, that did not become a record.
 
     Attributes:
-        phrase: as the caption, or as the grounder, writes it; may be empty.
+        phrase: as in the caption or in the grounder's answer; may be empty.
         reason: a stable code.
-        detail: what was found, for a person to read.
+        detail: what was found, human-readable.
     """
 
     phrase: str
@@ -98,7 +98,7 @@ class Dropped:
 
 
 Answer = tuple[list[Grounded], list[Dropped]]
-"""What a grounder says about one caption."""
+"""A grounder's answer for one caption."""
 
 
 class Grounder(Protocol):
@@ -107,18 +107,18 @@ class Grounder(Protocol):
     name: str
 
     def describe(self) -> dict[str, object]:
-        """What decides an answer (model, weights' hash, parameters), as plain JSON values."""
+        """What determines an answer (model, weights' hash, parameters), as plain JSON values."""
         ...
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
-        """Ground every caption in its image; answers do not depend on what shares the batch.
+        """Ground every caption in its image; answers do not depend on the rest of the batch.
 
         Args:
-            images: uint8 [3, h, w] each, the image of the caption at the same place; sizes vary.
-            captions: as many.
+            images: uint8 [3, h, w] each, the image of the caption at the same index; sizes vary.
+            captions: one per image.
 
         Raises:
-            GroundingError: what belongs to one of the images is damaged.
+            GroundingError: the data of one of the images is damaged.
         """
         ...
 
@@ -129,7 +129,7 @@ class Segmenter(Protocol):
     name: str
 
     def describe(self) -> dict[str, object]:
-        """What decides a mask (model, weights' hash, parameters), as plain JSON values."""
+        """What determines a mask (model, weights' hash, parameters), as plain JSON values."""
         ...
 
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:

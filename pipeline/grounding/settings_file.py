@@ -1,4 +1,4 @@
-"""Settings of a grounding in a YAML file of their own."""
+"""Settings of a grounding in a separate YAML file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sightline.parameter_errors import explain
 
 
 def read_settings(path: Path) -> GroundingSettings:
-    """Read and check ``path``; it holds what `grounding` holds in params.yaml.
+    """Read and check ``path``, with the same content as `grounding` in params.yaml.
 
     Raises:
-        SightlineError: no such file, not YAML, or a key or value that is not allowed.
+        SightlineError: no such file, not YAML, or an invalid key or value.
     """
     if not path.is_file():
         raise SightlineError(
-            f"{path}: no such file; expected YAML with a `grounder` (docs/grounding.md shows one)"
+            f"{path}: no such file; expected YAML with a `grounder` (see docs/grounding.md)"
         )
     try:
         return GroundingSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))

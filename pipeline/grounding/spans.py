@@ -1,4 +1,4 @@
-"""Where a phrase stands in its caption: case and white space folded, whole words, exact spans."""
+"""Find a phrase in its caption: case and white space folded, whole words, exact spans."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class SpanFinder:
     """Finds the spans of one caption's phrases; a second mention gets the second occurrence.
 
     Letters are compared by Unicode case folding and composed form, runs of white space as one
-    space. A span begins and ends at the edge of a word, and never between a letter and its
-    combining marks or inside an emoji sequence.
+    space. A span starts and ends at a word boundary, never between a letter and its combining
+    marks or inside an emoji sequence.
 
     Args:
         caption: spans count its characters.
-        ascii_only: characters beyond ASCII do not take part in the comparison; for labels from
-            which they were taken out. A span still covers the whole words.
+        ascii_only: ignore non-ASCII characters in the comparison; for labels stripped of them. A
+            span still covers whole words.
     """
 
     def __init__(self, caption: str, *, ascii_only: bool = False) -> None:
@@ -48,7 +48,7 @@ class SpanFinder:
         return "not in the caption"
 
     def _widened(self, start: int, end: int) -> tuple[int, int]:
-        """A span that takes in the letters beyond ASCII at its ends, where they were left out."""
+        """The span, extended over ignored non-ASCII letters at its ends."""
         if self._ascii_only:
             while start > 0 and _left_out(self.caption[start - 1]):
                 start -= 1
@@ -66,7 +66,7 @@ class _Folded:
     ends: list[int]
 
     def separates(self, at: int) -> bool:
-        """Whether the place before character ``at`` lies between two clusters and two words."""
+        """Whether the position before character ``at`` is between two clusters and two words."""
         if at in (0, len(self.text)):
             return True
         if self.starts[at] == self.starts[at - 1]:
@@ -93,7 +93,7 @@ def _fold(text: str, ascii_only: bool) -> _Folded:
 
 
 def _clusters(text: str) -> list[tuple[int, int]]:
-    """Spans of what a reader takes for one character: a base with its marks, joined emoji."""
+    """Spans of user-perceived characters: a base with its marks, joined emoji."""
     spans: list[tuple[int, int]] = []
     for i, character in enumerate(text):
         joined = i > 0 and text[i - 1] == _JOINER

@@ -1,4 +1,4 @@
-"""Grounding from settings to published records: what the stage and the command both call."""
+"""Grounding from settings to published records, shared by the stage and the command."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sightline.overlap import check_apart
 
 @dataclass(frozen=True)
 class GroundPaths:
-    """Where a grounding reads and writes.
+    """Input and output paths of a grounding.
 
     Attributes:
         images, captions: manifests of one data set.
-        root: folder that the paths of ``images`` are relative to.
+        root: base folder of the paths in ``images``.
         out: folder of the records.
-        cutouts: folder of the cut-outs; None makes none.
+        cutouts: folder of the cut-outs; None: make none.
     """
 
     images: Path
@@ -47,8 +47,8 @@ def ground_dataset(
     """Ground the captions of a data set and cut out their objects.
 
     Args:
-        invocation: the worker that publishes the records goes on with the cut-outs; workers that
-            begin then share those.
+        invocation: the worker that publishes the records continues with the cut-outs; workers
+            that start then share those.
 
     Raises:
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
@@ -61,8 +61,8 @@ def ground_dataset(
         check_apart(paths.cutouts, inputs)
         if paths.cutouts.resolve() == paths.out.resolve():
             raise SightlineError(
-                f"{paths.cutouts}: is named for the grounding and for its cut-outs; they are two "
-                "sets, so name two folders"
+                f"{paths.cutouts}: is given for both the grounding and its cut-outs; they are two "
+                "sets, so give two folders"
             )
     units = units_of(paths.images, paths.captions, paths.root, settings.captions)
     where = pick_device(device)
@@ -77,7 +77,7 @@ def ground_dataset(
         workers=workers,
         block_images=settings.block_images,
     )
-    # the models set global switches for each call; set here, two threads cannot undo each other's
+    # models set global flags per call; set here, two threads cannot reset each other's
     with computing(where, "fp32"):
         summary = ground(units, grounder, segmenter, settings.rules, paths.out, how)
     if paths.cutouts is not None and summary.record is not None:

@@ -1,4 +1,4 @@
-"""What a grounding yielded: pairs per image, drops by reason, coverage of the captions."""
+"""Statistics of a grounding: pairs per image, drops by reason, coverage of the captions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLISHED_PAIRS = 4.2
 """Pairs per image of Flickr30k, longest caption of each (Zhao et al. 2025, MCSEO)."""
 
 RECORD, SCHEMA = "ground_stats.json", "sightline.ground_stats/1"
-_LEAST_PAIRS = 2  # of a caption that takes part in MCSEO's object term
+_LEAST_PAIRS = 2  # per caption, to enter MCSEO's object term
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class GroundStats:
     """Counts of one grounding.
 
     Attributes:
-        images: grounded without error, with or without a pair. Of a manifest of phrases: those
-            that have one.
-        failed: images by code of what kept them from being grounded.
-        captions: that have a pair or a drop.
+        images: images grounded without error, with or without a pair. For a phrases manifest:
+            images with a phrase.
+        failed: failed images by error code.
+        captions: captions with a pair or a drop.
         pairs: records.
         objects: distinct cut-outs.
         pairs_per_image: mean over `images`.
-        images_by_pairs: number of images that have so many pairs.
-        captions_by_pairs: number of captions that have so many pairs.
-        contrasted: captions with at least two pairs, which alone take part in MCSEO's object term.
+        images_by_pairs: number of pairs → number of images.
+        captions_by_pairs: number of pairs → number of captions.
+        contrasted: captions with at least two pairs; only these enter MCSEO's object term.
         drops: phrases and boxes by reason, the most frequent first.
-        span_coverage: mean over `captions` of the share of characters that lie in a phrase; None
+        span_coverage: mean over `captions` of the fraction of characters inside a phrase; None
             without captions to measure.
     """
 
@@ -54,7 +54,7 @@ class GroundStats:
 
     def __str__(self) -> str:
         parts = [
-            f"{self.pairs:,} pairs of {self.images:,} images, {self.pairs_per_image:.2f} an image "
+            f"{self.pairs:,} pairs of {self.images:,} images, {self.pairs_per_image:.2f} per image "
             f"(MCSEO on Flickr30k: {PUBLISHED_PAIRS})",
             f"{sum(self.drops.values()):,} dropped",
         ]
@@ -63,15 +63,15 @@ class GroundStats:
         return " · ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, with the published figure beside ours."""
+        """As a JSON object, with the published figure alongside."""
         return {**asdict(self), "published_pairs_per_image": PUBLISHED_PAIRS}
 
 
 def ground_stats(path: Path, captions: Path | None = None) -> GroundStats:
-    """Count what is in a grounding's folder, or in a phrases manifest.
+    """Compute statistics of a grounding's folder or a phrases manifest.
 
     Args:
-        captions: the captions manifest that was grounded, to measure the coverage of its texts.
+        captions: the grounded captions manifest, to measure the coverage of its texts.
 
     Raises:
         CacheError: a file is missing or damaged, or ``captions`` lacks one of the captions.
@@ -110,15 +110,15 @@ def ground_stats(path: Path, captions: Path | None = None) -> GroundStats:
 
 
 def write_stats(stats: GroundStats, folder: Path, inputs: Sequence[Path] = ()) -> None:
-    """Write ``stats.json``, the figures, and points as ``dvc plots`` draws them into ``folder``.
+    """Write ``stats.json`` and the data points for ``dvc plots`` into ``folder``.
 
     The points are in ``pairs_per_image.json`` and ``drops.json``; `RECORD` lists the three files.
 
     Args:
-        inputs: what the figures are of.
+        inputs: inputs of the statistics.
 
     Raises:
-        SightlineError: files of somebody else in ``folder`` (`sightline.output`).
+        SightlineError: foreign files in ``folder`` (`sightline.output`).
     """
     contents = {
         "stats": stats.to_json(),

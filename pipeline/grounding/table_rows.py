@@ -1,4 +1,4 @@
-"""From answers and masks to the rows of a shard's tables."""
+"""Turn answers and masks into the rows of a shard's tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.grounding.protocols import Caption, Dropped, Grounded, GroundingEr
 
 @dataclass(frozen=True)
 class Selected:
-    """One caption's phrases after the rules, and what was dropped."""
+    """One caption's phrases after the rules, and its drops."""
 
     caption: Caption
     phrases: list[Grounded]
@@ -46,8 +46,7 @@ class Tables:
             masks: bool [k, h, w], one for each box of each phrase, in order.
 
         Raises:
-            GroundingError: the masks are not of the number or size that was asked for; nothing
-                was added.
+            GroundingError: the masks have the wrong number or size; nothing was added.
         """
         phrases: list[dict[str, Any]] = []
         drops: list[dict[str, Any]] = []
@@ -76,7 +75,7 @@ class Tables:
         self.drops += drops
 
     def fail(self, unit: Unit, code: str, reason: str) -> None:
-        """Add an image that could not be grounded: one row, and its reason for the list."""
+        """Add an image that could not be grounded: one row, and its entry in the failure list."""
         self._image(unit, 0, code)
         self.failures[unit.unit_key] = {"code": code, "path": str(unit.place), "reason": reason}
 
@@ -104,7 +103,7 @@ def drawn_masks(unit: Unit, selected: Iterable[Selected], image: Tensor) -> Tens
     """The masks that came with the boxes: bool [k, h, w].
 
     Raises:
-        GroundingError: there are none, or they are not of the image's size.
+        GroundingError: there are none, or they do not match the image's size.
     """
     masks = [torch.zeros(0, *image.shape[1:], dtype=torch.bool)]
     for phrase in (phrase for some in selected for phrase in some.phrases):
@@ -112,14 +111,14 @@ def drawn_masks(unit: Unit, selected: Iterable[Selected], image: Tensor) -> Tens
             raise GroundingError(
                 unit.key,
                 "no_mask",
-                f"{phrase.phrase!r} has boxes and no mask; choose a segmenter that makes masks",
+                f"{phrase.phrase!r} has boxes but no mask; choose a segmenter that makes masks",
             )
         masks.append(check_masks(unit, phrase.masks, len(phrase.boxes), image))
     return torch.cat(masks)
 
 
 def check_masks(unit: Unit, masks: Tensor, count: int, image: Tensor) -> Tensor:
-    """``masks``, if there are ``count`` of the image's size; GroundingError otherwise."""
+    """``masks``, if there are ``count`` with the image's size; GroundingError otherwise."""
     expected = (count, *image.shape[1:])
     if tuple(masks.shape) != expected or masks.dtype != torch.bool:
         found = f"{masks.dtype} {list(masks.shape)}".removeprefix("torch.")

@@ -1,1 +1,1 @@
-"""Features in the forms of other people's code: read and written, never unpickled."""
+"""Features in the formats of other projects: read and written, never unpickled."""

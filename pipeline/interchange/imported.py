@@ -1,7 +1,7 @@
-"""What every import shares: the record of rows that others computed, and their manifests.
+"""Shared by all imports: the record of externally computed rows, and their manifests.
 
-The pictures are not at hand, so an image's key is the SHA-256 of its row (little-endian float32):
-equal rows are one image, as equal bytes are elsewhere.
+The images are not available, so an image's key is the SHA-256 of its row (little-endian float32):
+equal rows count as one image, as equal bytes do elsewhere.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _BATCH = 1024
 
 
 def keys_of_rows(rows: NDArray[np.float32]) -> list[bytes]:
-    """The key of each row [n, dim], which stands for the picture that it was computed from."""
+    """The key of each row [n, dim], which represents the image it was computed from."""
     return [key_of_bytes(row.astype("<f4").tobytes()) for row in rows]
 
 
 def spec_of_file(path: Path, form: str, kind: Kind, dim: int, source: str) -> FeatureSpec:
-    """A record that claims no more than is known: which file the rows come from."""
+    """A record that claims only what is known: the file that the rows come from."""
     sha256 = key_of_file(path).hex()
     return FeatureSpec(
         kind=kind,
@@ -75,10 +75,10 @@ def write_manifests(
     captions: Sequence[tuple[str, str]],
     report: PrepareReport,
 ) -> None:
-    """Manifests of images that only their rows stand for, and of (image_id, text) captions.
+    """Manifests of images represented only by their rows, and of (image_id, text) captions.
 
     Args:
-        folder, report: of `pipeline.datasets.folder.building`.
+        folder, report: from `pipeline.datasets.folder.building`.
     """
     count = len(image_ids)
     none = np.zeros(count, dtype=np.int32)

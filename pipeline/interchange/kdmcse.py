@@ -1,7 +1,7 @@
-"""KDMCSE's form: one JSON object, image name → image_feat, captions, lang_feat (a row a caption).
+"""KDMCSE's format: one JSON object, image name → image_feat, captions, lang_feat (row per caption).
 
-As its released trainer reads it (https://github.com/duyngtr16061999/KDMCSE, src/data.py). The file
-is gigabytes of digits; here it is read one image at a time.
+As read by its released trainer (https://github.com/duyngtr16061999/KDMCSE, src/data.py). The file
+is gigabytes of digits; this module reads it one image at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_mani
 from sightline.errors import SightlineError
 
 MAX_ENTRY = 64 << 20
-"""Characters that one image may take; real ones take about 100,000."""
+"""Maximum characters per image; real ones take about 100,000."""
 _CHUNK = 1 << 20
 
 
@@ -41,12 +41,12 @@ def import_kdmcse(
     """Turn KDMCSE's JSON into manifests in ``dataset`` and two feature sets, read in two passes.
 
     Args:
-        images: feature set of the pictures.
+        images: feature set of the images.
         texts: feature set of the captions.
 
     Raises:
-        SightlineError: not such a JSON, captions and rows of another number, or rows of other
-            lengths; names the image.
+        SightlineError: not JSON of this form, different numbers of captions and rows, or rows of
+            different lengths; names the image.
     """
     with building("kdmcse", dataset, [path]) as (folder, report):
         image_keys: list[bytes] = []
@@ -60,12 +60,12 @@ def import_kdmcse(
             dims.add((len(entry.image), entry.texts.shape[1]))
             if len(dims) > 1:
                 raise SightlineError(
-                    f"{path}: image {entry.name!r}: rows of other lengths than before"
+                    f"{path}: image {entry.name!r}: row lengths differ from earlier images"
                 )
         if not names:
-            raise SightlineError(f"{path}: holds no image")
+            raise SightlineError(f"{path}: contains no images")
         if len(set(names)) != len(names):
-            raise SightlineError(f"{path}: names an image twice")
+            raise SightlineError(f"{path}: lists an image twice")
         (image_dim, text_dim) = dims.pop()
         image_record = write_rows(
             images,
@@ -86,7 +86,7 @@ def import_kdmcse(
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """The images of the file, one at a time, in memory for one image.
+    """The images of the file, with one image in memory at a time.
 
     Raises:
         SightlineError: as `import_kdmcse`.
@@ -107,7 +107,7 @@ def _members(path: Path) -> Iterator[tuple[str, Any]]:
         def more() -> None:
             nonlocal buffer, at, ended
             if ended:
-                raise SightlineError(f"{path}: cut short, or not JSON")
+                raise SightlineError(f"{path}: truncated, or not JSON")
             if len(buffer) - at > MAX_ENTRY:
                 raise SightlineError(f"{path}: one image takes more than {MAX_ENTRY:,} characters")
             try:
@@ -141,7 +141,7 @@ def _members(path: Path) -> Iterator[tuple[str, Any]]:
                 except RecursionError:
                     raise SightlineError(f"{path}: nested too deeply") from None
                 except ValueError:
-                    more()  # the value may go on behind what was read so far
+                    more()  # the value may continue past the data read so far
 
         sign("{")
         if sign('"}') == "}":
@@ -165,21 +165,21 @@ def _entry(path: Path, name: str, value: dict[str, Any]) -> Entry:
         raise SightlineError(f"{where}: lacks {', '.join(sorted(missing))}")
     captions, rows = value["captions"], value["lang_feat"]
     if not (isinstance(captions, list) and all(isinstance(text, str) for text in captions)):
-        raise SightlineError(f"{where}: captions are no list of texts")
+        raise SightlineError(f"{where}: captions are not a list of strings")
     try:
         image = np.asarray(value["image_feat"], dtype=np.float32)
         texts = np.asarray(rows, dtype=np.float32)
     except (ValueError, TypeError, OverflowError) as error:
-        raise SightlineError(f"{where}: features are no rows of numbers ({error})") from error
+        raise SightlineError(f"{where}: features are not rows of numbers ({error})") from error
     if image.ndim != 1 or not len(image):
         raise SightlineError(f"{where}: image_feat has shape {image.shape}, expected one row")
     if texts.ndim != 2 or len(texts) != len(captions) or not texts.size:
         raise SightlineError(
             f"{where}: {len(captions)} captions, but lang_feat has shape {texts.shape}; "
-            "expected a row for each"
+            "expected one row per caption"
         )
     return Entry(name, image, captions, texts)
 
 
 def _refuse(name: str) -> None:
-    raise SightlineError(f"the JSON holds {name}, which is no number; mend the features")
+    raise SightlineError(f"the JSON contains {name}, which is not a number; fix the features")

@@ -1,7 +1,7 @@
-"""MCSE's form: an HDF5 file with one data set, `features` [n, dim], and a text of n captions.
+"""MCSE's format: an HDF5 file with one data set, `features` [n, dim], and a text of n captions.
 
-Row i belongs to line i (https://github.com/uds-lsv/MCSE, src/data.py), which stops at the shorter
-of the two without a word; here another length is an error.
+Row i belongs to line i (https://github.com/uds-lsv/MCSE, src/data.py), which silently stops at the
+shorter of the two; here a length mismatch is an error.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def import_mcse(
     """Turn MCSE's two files into manifests in ``dataset`` and the feature set ``out``.
 
     Raises:
-        SightlineError: the text has not as many lines as there are rows, a line is empty, or the
-            file holds anything but one plain array of numbers.
+        SightlineError: the numbers of lines and rows differ, a line is empty, or the file contains
+            anything but one plain array of numbers.
     """
     captions = [line.strip() for line in read_lines(texts)]
     empty = [number for number, text in enumerate(captions, 1) if not text]
@@ -51,7 +51,7 @@ def import_mcse(
             if len(rows) != len(captions):
                 raise SightlineError(
                     f"{texts}: {len(captions):,} lines, but {features} has {len(rows):,} rows; "
-                    "row i belongs to line i, so one of the two is the wrong file or cut short"
+                    "row i belongs to line i, so one of them is the wrong file or truncated"
                 )
             keys = [key for block in _blocks(rows) for key in keys_of_rows(block)]
             first = {key: number for number, key in reversed(list(enumerate(keys, 1)))}
@@ -66,9 +66,9 @@ def import_mcse(
 
 
 def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: str) -> int:
-    """Write every caption of a split and its image's row in MCSE's form; returns their number.
+    """Write every caption of a split and its image's row in MCSE's format; returns their number.
 
-    Captions whose image has no row (it failed, or was not extracted) are left out.
+    Skips captions whose image has no row (it failed, or was not extracted).
 
     Raises:
         SightlineError: no caption of this split has a row.
@@ -95,7 +95,7 @@ def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: st
     if not wanted:
         raise SightlineError(
             f"{dataset}: no caption of split {split!r} has a row in {features}; "
-            "name another split, or the feature set of this data set's images"
+            "choose another split, or the feature set of this data set's images"
         )
     numbers = np.array([row for _, row in wanted], dtype=np.int64)
     with replacing_file(out, None, inputs) as part, h5py.File(part, "w") as file:
@@ -109,7 +109,7 @@ def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: st
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.Dataset]:
-    """The array of an HDF5 file that lies in this very file, uncompressed."""
+    """The uncompressed array stored in this HDF5 file itself."""
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "no such file"
         raise SightlineError(f"{path}: {found}; expected MCSE's HDF5 file")
@@ -119,22 +119,22 @@ def _opened(path: Path) -> Iterator[h5py.Dataset]:
         raise SightlineError(f"{path}: not a readable HDF5 file ({error})") from error
     with file:
         if not isinstance(file.get(FEATURES, getlink=True), h5py.HardLink):
-            raise SightlineError(f"{path}: /{FEATURES} is missing or a link to elsewhere")
+            raise SightlineError(f"{path}: /{FEATURES} is missing or an external link")
         data = file[FEATURES]
         if not isinstance(data, h5py.Dataset):
             raise SightlineError(f"{path}: /{FEATURES} is not a data set")
         elsewhere = data.external or data.is_virtual
         if elsewhere or data.id.get_create_plist().get_nfilters():
             raise SightlineError(
-                f"{path}: /{FEATURES} is not one plain array; `h5repack -f NONE` makes one of a "
-                "compressed one"
+                f"{path}: /{FEATURES} is not a plain contiguous array; decompress it with "
+                "`h5repack -f NONE`"
             )
         if data.ndim != 2 or data.dtype.kind != "f" or not all(data.shape):
             raise SightlineError(
                 f"{path}: /{FEATURES} is {data.dtype} {data.shape}, expected floats [n, dim]"
             )
         if path.stat().st_size < data.size * data.dtype.itemsize:
-            raise SightlineError(f"{path}: too small for the {data.shape} that it declares")
+            raise SightlineError(f"{path}: too small for the declared shape {data.shape}")
         yield data
 
 

@@ -41,7 +41,7 @@ NAMES: Attacks = {
     "the record's own name": (_rename_shard(FILE_NAME), "not allowed"),
     "one name twice": (
         lambda f: f.commit({**(b := f.body()), "shards": [b["shards"][0], *b["shards"]]}),
-        "names a file twice",
+        "lists a file twice",
     ),
     "a link for a shard": (
         _instead(lambda path, f: path.symlink_to(f.folder.parent / f"{f.folder.name} aside")),

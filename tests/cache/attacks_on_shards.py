@@ -64,12 +64,12 @@ def _huge(file: h5py.File, rows: int) -> None:
 HDF5: Attacks = {
     "an external link": (
         lambda f: f.hdf5(_link(h5py.ExternalLink(str(f.outside), "/features"))),
-        "link to elsewhere",
+        "external link",
     ),
-    "a soft link": (lambda f: f.hdf5(_link(h5py.SoftLink("/elsewhere"))), "link to elsewhere"),
+    "a soft link": (lambda f: f.hdf5(_link(h5py.SoftLink("/elsewhere"))), "external link"),
     "a soft link to itself": (
         lambda f: f.hdf5(_link(h5py.SoftLink("/features"))),
-        "link to elsewhere",
+        "external link",
     ),
     "a virtual data set": (
         lambda f: f.hdf5(lambda file, n: _virtual(file, n, str(f.outside))),
@@ -83,10 +83,10 @@ HDF5: Attacks = {
         lambda f: f.hdf5(lambda file, n: _raw(file, n, f.outside)),
         "in another file",
     ),
-    "data beside the rows": (lambda f: f.hdf5(_beside(zeros(3))), "holds more than"),
+    "data beside the rows": (lambda f: f.hdf5(_beside(zeros(3))), "contains more than"),
     "an external link beside the rows": (
         lambda f: f.hdf5(_beside(h5py.ExternalLink(str(f.outside), "/features"))),
-        "holds more than",
+        "contains more than",
     ),
     "a filter": (lambda f: f.hdf5(_plain(compression="gzip")), "chunked or filtered"),
     "a checksum filter": (lambda f: f.hdf5(_plain(fletcher32=True)), "chunked or filtered"),

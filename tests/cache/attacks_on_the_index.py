@@ -79,15 +79,15 @@ PARQUET: Attacks = {
     "keys in another order": (lambda f: f.table(key=_swap), "not sorted"),
     "rows that no shard has": (
         lambda f: f.table(row=lambda c: pa.array([1000] * len(c), c.type)),
-        "no shard has",
+        "rows that do not exist",
     ),
     "a shard that is not there": (
         lambda f: f.table(shard=lambda c: pa.array([7] * len(c), c.type)),
-        "no shard has|rows",
+        "rows that do not exist|rows",
     ),
     "negative rows": (
         lambda f: f.table(row=lambda c: pa.array([-3] * len(c), c.type)),
-        "no shard has",
+        "rows that do not exist",
     ),
     "one row less in the index": (
         lambda f: (pq.write_table(pq.read_table(f.index)[1:], f.index), f.refit())[1],

@@ -42,10 +42,10 @@ def _deep(levels: int) -> Any:
 
 
 JSON: Attacks = {
-    "JSON nested deeply": (_text("[" * 1_000_000), "cut short or not JSON|nested too deeply"),
+    "JSON nested deeply": (_text("[" * 1_000_000), "truncated or not JSON|nested too deeply"),
     "objects nested deeply": (
         _text('{"a":' * 200_000 + "0" + "}" * 200_000),
-        "cut short or not JSON|nested too deeply",
+        "truncated or not JSON|nested too deeply",
     ),
     "preprocessing nested deeply": (
         _say(lambda b: b["spec"]["preprocessing"].update(x=_deep(300))),
@@ -54,17 +54,17 @@ JSON: Attacks = {
     "a number of a million digits": (_text("1" * 1_000_000), "not JSON"),
     "a number that is infinite": (
         _text('{"schema": "sightline.set/2", "rows": 1e999}'),
-        "digest does not fit",
+        "digest does not match",
     ),
-    "NaN": (_text('{"schema": "sightline.set/2", "rows": NaN}'), "NaN is no JSON number"),
+    "NaN": (_text('{"schema": "sightline.set/2", "rows": NaN}'), "NaN is not a JSON number"),
     "a huge file": (_text(b" " * (9 << 20)), "more than the"),
     "a million empty lists": (
         _text('{"schema": "sightline.set/2", "x": [' + "[]," * 1_000_000 + "0]}"),
-        "digest does not fit",
+        "digest does not match",
     ),
     "half a surrogate pair": (
         _text('{"schema": "sightline.set/2", "x": "\\ud800", "digest": ""}'),
-        "not Unicode",
+        "invalid Unicode",
     ),
     "bytes that are not UTF-8": (_text(b'{"schema": "\xff\xfe"}'), "not JSON"),
     "a list": (_text("[1, 2]"), "schema version"),

@@ -59,7 +59,7 @@ def _runs(path: Path) -> None:
 
 
 def _nothing(path: Path) -> None:
-    """A hundred million empty cells."""
+    """A hundred million null values."""
     _write(path, pa.table({"text": pa.nulls(MILLION, pa.string())}), times=100)
 
 
@@ -139,7 +139,7 @@ BOMBS: dict[str, tuple[Callable[[Path], None], pa.Schema]] = {
     "a long mask that every row points to": (_long_mask, PHRASES),
     "zeros": (_zeros, SENTENCES),
     "equal keys": (_runs, IMAGES),
-    "empty cells": (_nothing, SENTENCES),
+    "null values": (_nothing, SENTENCES),
     "a long list": (_long_list, TOKENS),
     "masks with one beginning": (_one_beginning, PHRASES),
     "a footer that hides a dictionary": (_hidden_dictionary, SENTENCES),

@@ -61,10 +61,10 @@ SHARD = f"shard-{'0' * 32}.h5"
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (named("../outside", size=3), "does not name"),
-        (named("/tmp/outside-of-everything", size=3), "does not name"),
-        (named("sub/set.json", size=3), "does not name"),
-        (named(SHARD, size=3), "does not name"),
+        (named("../outside", size=3), "does not list"),
+        (named("/tmp/outside-of-everything", size=3), "does not list"),
+        (named("sub/set.json", size=3), "does not list"),
+        (named(SHARD, size=3), "does not list"),
         (named(SHARD, tarfile.SYMTYPE, "/etc/passwd"), "not a plain file"),
         (named(SHARD, tarfile.LNKTYPE, "../secret"), "not a plain file"),
         (named(SHARD, tarfile.CHRTYPE), "not a plain file"),
@@ -113,7 +113,7 @@ def test_every_cut_is_noticed(archive, tmp_path):
 
 def test_a_set_that_is_there_is_left_alone(archive, tmp_path):
     before = files(tmp_path / "set")
-    with pytest.raises(CacheError, match="there is a set already"):
+    with pytest.raises(CacheError, match="already holds a set"):
         import_set(archive, tmp_path / "set")
     assert files(tmp_path / "set") == before
 

@@ -34,7 +34,7 @@ def bombs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused(bombs: Path, name: str) -> None:
-    with pytest.raises(CacheError, match=r"bytes that would take more than .* of memory") as found:
+    with pytest.raises(CacheError, match=r"would expand to more than .* bytes of memory") as found:
         read_manifest(bombs / name, BOMBS[name][1])
     assert str(bombs / name) in str(found.value)
 
@@ -138,7 +138,7 @@ def _read_all(way: str, paths: list[Path]) -> None:
                 read_manifest(path, BOMBS[path.name][1])
             report[path.name] = "opened"
         except CacheError as error:  # of anything, a lack of memory included
-            report[path.name] = "refused" if "would take more than" in str(error) else str(error)
+            report[path.name] = "refused" if "would expand to more" in str(error) else str(error)
         except MemoryError:
             report[path.name] = "out of memory"
     print(json.dumps(report))

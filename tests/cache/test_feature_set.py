@@ -120,7 +120,7 @@ def test_a_damaged_block_is_named_and_computed_again(tmp_path, damage):
         writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
         assert writer.resumed_rows == 32
         (said,) = writer.repaired
-        assert said.startswith(f"{first.name}: a block of an interrupted run, damaged")
+        assert said.startswith(f"{first.name}: damaged block of an interrupted run")
     write(tmp_path / "set")
     write(tmp_path / "whole")
     assert files(tmp_path / "set") == files(tmp_path / "whole")
@@ -145,7 +145,7 @@ def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path):
         assert (writer.planned_rows, writer.resumed_rows) == (100, 40)
         for batch in left[:1]:
             writer.add(batch.keys, rows_of(batch.keys))
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:  # the same plan, gone on with
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:  # the same plan, resumed
         left = writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
         assert (sum(len(batch.keys) for batch in left), writer.resumed_rows) == (44, 56)
     write(tmp_path / "set")
@@ -233,13 +233,13 @@ class TestDamage:
     def test_record_cut_short(self, folder):
         path = folder / FILE_NAME
         path.write_bytes(path.read_bytes()[:200])
-        with pytest.raises(CacheError, match="cut short or not JSON"):
+        with pytest.raises(CacheError, match="truncated or not JSON"):
             FeatureSet.open(folder)
 
     def test_record_changed_by_hand(self, folder):
         path = folder / FILE_NAME
         path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
-        with pytest.raises(CacheError, match="digest does not fit"):
+        with pytest.raises(CacheError, match="digest does not match"):
             FeatureSet.open(folder)
 
     def test_another_schema_version(self, folder):
@@ -257,7 +257,7 @@ class TestDamage:
     def test_a_shard_cut_short(self, folder):
         shard = next(folder.glob("shard-*"))
         shard.write_bytes(shard.read_bytes()[:-1])
-        with pytest.raises(CacheError, match="cut short or changed"):
+        with pytest.raises(CacheError, match="truncated or changed"):
             FeatureSet.open(folder)
 
     def test_a_shard_missing(self, folder):

@@ -100,5 +100,5 @@ def test_a_token_set_without_its_header_is_refused(tmp_path):
     del body["digest"], body["spec"]["description"]["pad_token_id"]
     body["fingerprint"] = TableSpec.model_validate(body["spec"]).fingerprint
     (tmp_path / "set.json").write_text(json.dumps({**body, "digest": digest(body)}))
-    with pytest.raises(CacheError, match="its description is of another version"):
+    with pytest.raises(CacheError, match="described by a different version"):
         TokenSet.open(tmp_path)

@@ -56,8 +56,8 @@ def test_a_place_is_named_as_a_stretch_of_its_file():
         ({"offset": 0}, "has offset 0 and length empty"),
         ({"offset": -1, "length": 5}, "has offset -1 and length 5"),
         ({"offset": 5, "length": -1}, "has offset 5 and length -1"),
-        ({"offset": -(2**63), "length": 0}, "expected two numbers from 0, or both empty"),
-        ({"path": None}, "has no path, expected the file that it is in"),
+        ({"offset": -(2**63), "length": 0}, "expected two non-negative numbers, or both empty"),
+        ({"path": None}, "has no path, expected the file that contains it"),
     ],
 )
 def test_a_row_that_is_no_place_is_named(row, says):
@@ -75,7 +75,7 @@ def write_old(path: Path) -> None:
 
 def test_a_manifest_without_places_is_of_an_older_kind(tmp_path):
     write_old(tmp_path / NAME)
-    with pytest.raises(CacheError, match=r"(?s)of kind images/2.*Run `sightline prepare` again"):
+    with pytest.raises(CacheError, match=r"(?s)of kind images/2.*Run `sightline prepare`"):
         read_manifest(tmp_path / NAME, IMAGES)
 
 

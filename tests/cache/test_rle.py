@@ -56,7 +56,7 @@ def test_known_strings(runs, counts):
     ("size", "counts", "message"),
     [
         ((2, 3), "04", "4 pixels for 2 × 3; expected 6"),
-        ((2, 3), "0~", "'~' does not belong"),
+        ((2, 3), "0~", "'~' is not valid"),
         ((2, 3), "0h", "ends inside a number"),
         ((1, 1), "0O2", "expected 1"),
     ],

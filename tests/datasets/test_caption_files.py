@@ -63,14 +63,18 @@ def test_tsv_knows_no_quotes(make_file):
         ("c.csv", "image,caption\na.jpg,one,two\n", "line 2: found 3 columns, expected 2"),
         ("c.csv", 'image,caption\na.jpg,"open\n', "not CSV"),
         ("c.tsv", "image\tcaption\na.jpg one\n", "line 2: found 1 columns"),
-        ("c.tsv", "image\tcaption\n", "holds no caption"),
+        ("c.tsv", "image\tcaption\n", "contains no captions"),
         ("c.token", "a.jpg#0\tone\na.jpg two\n", "line 2: found 'a.jpg two', expected `name"),
         ("c.txt", "image,caption\na.jpg,one\n", "must end in .csv"),
         ("c.jsonl", '{"image": "a"}\n', "wrong columns"),
         ("c.jsonl", '{"image": "a", "caption": "b"}\n{"image": "a"\n', "line 2: not JSON"),
         ("c.jsonl", '{"image": "a", "caption": "b"}\n["a"]\n', "line 2: found ['a']"),
-        ("c.jsonl", '{"image": "a", "caption": 3}\n', "line 1: 'caption' is 3, expected a text"),
-        ("c.jsonl", '{"image": "a", "caption": "\\ud800"}\n', "line 1: holds half of a surrogate"),
+        ("c.jsonl", '{"image": "a", "caption": 3}\n', "line 1: 'caption' is 3, expected a string"),
+        (
+            "c.jsonl",
+            '{"image": "a", "caption": "\\ud800"}\n',
+            "line 1: contains an unpaired surrogate",
+        ),
     ],
 )
 def test_a_malformed_file_is_one_error_that_names_the_place(make_file, name, content, message):

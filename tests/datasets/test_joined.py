@@ -73,7 +73,7 @@ def test_what_cannot_be_joined(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("a sentence\n")
     prepare("sentences", SentencesSource(path=tmp_path / "lines.txt"), tmp_path / "text")
     (tmp_path / "text-photos").mkdir()
-    with pytest.raises(DatasetError, match="text: holds no captions"):
+    with pytest.raises(DatasetError, match="text: contains no captions"):
         prepare("joined", joined(tmp_path, "one", "text"), tmp_path / "both")
     with pytest.raises(SightlineError, match=r"absent.*images\.parquet: no such manifest"):
         prepare("joined", joined(tmp_path, "one", "absent"), tmp_path / "both")

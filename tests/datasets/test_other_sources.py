@@ -58,8 +58,8 @@ def test_flickr30k_with_karpathys_file(images, make_file, tmp_path):
     [
         ("{}", "found no list `images`"),
         ("{", "line 1: not JSON"),
-        (karpathy(split=3), r"images\[0\]: expected texts `filename` and `split`"),
-        (karpathy(sentences=["x"]), r"images\[0\].sentences\[0\]: expected a text `raw`"),
+        (karpathy(split=3), r"images\[0\]: expected strings `filename` and `split`"),
+        (karpathy(sentences=["x"]), r"images\[0\].sentences\[0\]: expected a string `raw`"),
         (karpathy(split="later"), "unknown split 'later'"),
     ],
 )
@@ -73,7 +73,7 @@ def test_flickr30k_refuses_another_json(images, make_file, tmp_path, content, me
     ("given", "message"),
     [
         ({"captions": "c"}, "give `splits`"),
-        ({"captions": "c", "splits": {"train": "t"}, "karpathy": "k"}, "one of the two"),
+        ({"captions": "c", "splits": {"train": "t"}, "karpathy": "k"}, "but not both"),
         ({"splits": {"train": "t"}}, "`captions` is missing"),
         ({"images": None, "karpathy": "k"}, "no image folder is given"),
     ],
@@ -124,9 +124,9 @@ def test_coco_takes_one_file_a_split(make_images, make_file, tmp_path):
     ("content", "message"),
     [
         ("[]", "not a COCO captions file"),
-        ('{"images": [], "annotations": []}', "holds no caption"),
+        ('{"images": [], "annotations": []}', "contains no captions"),
         ('{"images": [{"id": 1}], "annotations": []}', "file_name"),
-        (coco((1, 1, None)), "is not a text"),
+        (coco((1, 1, None)), "is not a string"),
         (coco((1, 1, "a"), (1, 1, "b")), "1 duplicate caption ids"),
     ],
 )

@@ -88,7 +88,9 @@ def test_a_data_set_with_an_image_in_common_replaces_it(pairs, tmp_path):
 def test_another_data_set_is_not_replaced(pairs, tmp_path):
     pairs("old", range(0, 5))
     before = (tmp_path / "out" / "images.parquet").read_bytes()
-    with pytest.raises(DatasetError, match="another data set: none of its 5 images is among the 4"):
+    with pytest.raises(
+        DatasetError, match="different data set: none of its 5 images is among the 4"
+    ):
         pairs("new", range(5, 9))
     assert (tmp_path / "out" / "images.parquet").read_bytes() == before
 
@@ -96,7 +98,7 @@ def test_another_data_set_is_not_replaced(pairs, tmp_path):
 def test_sentences_do_not_replace_pairs(pairs, make_file, tmp_path):
     pairs("old", range(0, 5))
     source = SentencesSource(path=make_file("s.txt", "some words\n"))
-    with pytest.raises(DatasetError, match="of kind pairs, and this is one of kind sentences"):
+    with pytest.raises(DatasetError, match="of kind pairs, but this is one of kind sentences"):
         prepare("sentences", source, tmp_path / "out")
     prepare("sentences", source, tmp_path / "other")
     more = SentencesSource(path=make_file("t.txt", "others\n"))

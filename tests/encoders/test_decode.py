@@ -194,7 +194,7 @@ LARGEST = 2**63 - 1
     [
         (100, 0, "empty", "its place in the file has 0 bytes"),
         (LARGEST, 0, "empty", "its place in the file has 0 bytes"),
-        (999, 2, "outside", "bytes 999 to 1,001 of a file that has 1,000; get the whole file"),
+        (999, 2, "outside", "bytes 999 to 1,001 of a file that has 1,000; get the complete file"),
         (1000, 1, "outside", "bytes 1,000 to 1,001 of a file that has 1,000"),
         (0, LARGEST, "outside", "of a file that has 1,000"),
         (LARGEST, LARGEST, "outside", "of a file that has 1,000"),

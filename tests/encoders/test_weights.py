@@ -93,7 +93,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         "evil.pt": "never unpickles",
         "list.pt": "expected a state dict",
         "cut.safetensors": "not a readable safetensors",
-        "text.pt": "neither safetensors nor a state dict|holds more than tensors",
+        "text.pt": "neither safetensors nor a state dict|contains more than tensors",
         "gone.pt": "no such weights file",
     }.items():
         with pytest.raises(SightlineError, match=words) as caught:

@@ -33,8 +33,8 @@ def test_an_error_at_every_write_boundary(world: World, tmp_path: Path, number: 
         (line,) = broken.said.splitlines()
         assert line.startswith("error: "), point
         assert os.strerror(number) in line
-        assert ("make room" if number == errno.ENOSPC else "mend that") in line
-        assert "run the same command again to go on" in line
+        assert ("free some space" if number == errno.ENOSPC else "fix this") in line
+        assert "rerun the same command to resume" in line
         assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
         world.check_readers(folder)
         world.go_on(folder, broken)
@@ -65,7 +65,7 @@ def test_a_disk_of_two_megabytes_that_fills_up(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     first, second = found.stderr.splitlines()
     assert os.strerror(errno.ENOSPC) in first
-    assert "make room and run the same command again" in first
+    assert "free some space and rerun the same command" in first
     assert second == "sound, and grown"
 
 

@@ -54,8 +54,8 @@ def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path: Path, 
     assert encoder.calls[:4] == [8, 4, 2, 2]
     assert set(encoder.calls[4:]) == {2}
     said = capsys.readouterr().err
-    assert "out of memory with 8 rows a call; going on with 4" in said
-    assert "out of memory with 4 rows a call; going on with 2" in said
+    assert "out of memory with 8 rows per call; continuing with 4" in said
+    assert "out of memory with 4 rows per call; continuing with 2" in said
     wide, narrow = (FeatureSet.open(tmp_path / name) for name in ("wide", "narrow"))
     computed = [features.record.shards[0].computed for features in (wide, narrow)]
     assert [about["batch_size"] for about in computed] == [8, 8]

@@ -17,7 +17,7 @@ from test_kills import AFTER, BEFORE, KILLED, World, boundaries, files, make_wor
 from pipeline.cache.worker import Worker
 from sightline.errors import SightlineError
 
-LEFT = "other workers are at work; the last of them publishes the set"
+LEFT = "other workers are still active; the last one publishes the set"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def test_one_worker_computes_while_another_is_at_its_block(pair: Pair, tmp_path:
     first = pair.world.server.outcome()
     assert first.code == 0, first.said
     assert first.encoded == 32
-    assert "taken over from an interrupted run or other workers" in first.said
+    assert "reused from an interrupted run or other workers" in first.said
     assert files(folder) == pair.world.expected
 
 
@@ -99,7 +99,9 @@ def test_a_worker_of_another_plan_is_refused(
     wait_for(gate)
     refused = pair.other.run(folder, **{"texts": AFTER, "worker": "1/2", **other})
     assert refused.code == 1
-    assert re.search(f"fill this set by another plan than worker 1/2:\n  {named}", refused.said)
+    assert re.search(
+        f"fill this set with a different plan than worker 1/2:\n  {named}", refused.said
+    )
     assert "Traceback" not in refused.said
     gate.unlink()
     assert pair.world.server.outcome().code == 0
@@ -199,8 +201,8 @@ def test_one_worker_killed_at_every_point_and_at_random(pair: Pair, tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("5/4", r"worker 5/4: there is none; the 4 workers count from 0/4 to 3/4"),
-        ("2/2", r"worker 2/2: there is none; the 2 workers count from 0/2 to 1/2"),
+        ("5/4", r"worker 5/4: does not exist; the 4 workers are numbered 0/4 to 3/4"),
+        ("2/2", r"worker 2/2: does not exist; the 2 workers are numbered 0/2 to 1/2"),
         ("0/0", r"worker 0/0: expected at least one worker"),
         ("a/b", r"worker 'a/b': expected i/n"),
         ("-1/2", r"expected i/n"),

@@ -140,8 +140,8 @@ def test_an_object_of_several_phrases_gives_its_box_to_each(entities):
 @pytest.mark.parametrize(
     ("xml", "code", "says"),
     [
-        (lambda whole: whole[:90], "bad_annotation", "not whole XML"),
-        (lambda whole: "", "bad_annotation", "not whole XML"),
+        (lambda whole: whole[:90], "bad_annotation", "truncated or invalid XML"),
+        (lambda whole: "", "bad_annotation", "truncated or invalid XML"),
         (lambda whole: whole.replace("<xmax>10<", "<xmax>ten<"), "bad_annotation", "xmax is 'ten'"),
         (lambda whole: whole.replace("<width>40</width>", ""), "bad_annotation", "size/width"),
         (lambda whole: whole.replace("<name>2</name>", ""), "bad_annotation", "without a name"),

@@ -174,7 +174,7 @@ def test_rows_are_computed_again_from_archives(loose, packed):
     packed.extract_objects()
     for name, options in (("features", {}), ("objects", {"phrases": packed.folder / "grounding"})):
         said = packed.verify_again(name, **options)
-        assert "4 rows encoded again: 4 the same bytes" in said
+        assert "4 rows re-encoded: 4 with identical bytes" in said
 
 
 def test_files_and_archives_in_one_manifest(loose, packed):
@@ -211,7 +211,7 @@ def test_a_place_without_the_image_costs_its_own_row(packed, wrong):
     for name in ("features", "grounding"):
         failures = packed.failures(name)
         assert {code: each["path"] for code, each in failures.items()} == wrong
-        assert "get the whole file, or the manifest" in failures["outside"]["reason"]
+        assert "get the complete file, or the matching manifest" in failures["outside"]["reason"]
         assert failures["empty"]["reason"] == "its place in the file has 0 bytes"
     features = FeatureSet.open(packed.folder / "features")
     assert sorted(features.failed.values()) == sorted(WRONG)
@@ -250,4 +250,4 @@ def test_a_row_that_is_no_place_is_one_clear_error(loose, packed, change):
     for command in (packed.extract_images, packed.ground, packed.extract_objects, packed.gallery):
         said = command(code=1)
         assert f"images.parquet: image '{first['image_id']}' (row 4) has offset" in said
-        assert "expected two numbers from 0, or both empty" in said
+        assert "expected two non-negative numbers, or both empty" in said

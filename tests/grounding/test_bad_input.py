@@ -62,7 +62,7 @@ CASES = {
         drops=(("", "unnamed", "id 9 has no phrase"),),
     ),
     "phrase-without-id": Case(boxes=(), drops=(("A man", "no_box", "id 1 is not in the XML"),)),
-    "cut-short": Case(keep=90, error=("bad_annotation", "not whole XML")),
+    "cut-short": Case(keep=90, error=("bad_annotation", "truncated or invalid XML")),
     "no-xml": Case(keep=-1, error=("bad_annotation", "no such file")),
     "open-mark": Case("[/EN#1/people A man", error=("bad_annotation", "no closing bracket")),
     "other-size": Case(size=(41, 30), error=("wrong_size", "41 × 30")),

@@ -233,5 +233,5 @@ def test_a_manifest_without_phrases(tmp_path, monkeypatch, capsys):
     files = build.write()
     out = tmp_path / "look.html"
     assert sightline(monkeypatch, "gallery", *files.options, "--out", out) == 1
-    assert "holds no phrase" in capsys.readouterr().err
+    assert "contains no phrases" in capsys.readouterr().err
     assert not out.exists()

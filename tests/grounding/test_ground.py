@@ -220,7 +220,7 @@ def test_a_signal_ends_it_with_one_line_that_says_what_is_kept(data, tmp_path):
     grounder = WordGrounder(stop)
     with pytest.raises(Stopped) as caught:
         run_ground(data, tmp_path / "out", grounder)
-    assert "out: 3 of 7 images are done and kept; run the same command again" in str(caught.value)
+    assert "out: 3 of 7 images are done and kept; rerun the same command" in str(caught.value)
     assert run_ground(data, tmp_path / "out").resumed == SETTINGS.block_images
 
 
@@ -367,9 +367,9 @@ def test_a_commit_point_that_was_changed_is_refused_and_made_again(data, tmp_pat
     good = commit.read_text()
     for bad in (good.replace('"pairs"', '"pears"'), good[:-40], "[]", ""):
         commit.write_text(bad)
-        with pytest.raises(CacheError, match="run its stage again"):
+        with pytest.raises(CacheError, match="rerun its stage"):
             read_phrases(tmp_path / "out")
-    with pytest.raises(SightlineError, match="not a record of Sightline's"):
+    with pytest.raises(SightlineError, match="not a Sightline record"):
         run_ground(data, tmp_path / "out")
     commit.write_text(good[:-40])
     run_ground(data, tmp_path / "out")

@@ -164,7 +164,7 @@ def test_the_stage_grounds_again_what_failed(data, tmp_path, monkeypatch):
 
 
 def test_parameters_of_grounding_are_checked(data):
-    with pytest.raises(ParamsError, match="no section `grounding`"):
+    with pytest.raises(ParamsError, match="needs a section `grounding`"):
         params_of(data, None)
     with pytest.raises(ParamsError, match=r"graph\.grounded: unknown name 'mime'"):
         params_of(data, settings_of(data), "mime")

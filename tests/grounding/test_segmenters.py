@@ -218,10 +218,10 @@ def test_configurations_that_are_none(folder, tmp_path):
 
     for text, message in [
         ("model: {_target_: os.system, command: 'touch hacked'}", "names os.system"),
-        ("other: 1", "not a configuration of sam2"),
-        ("model: [", "not a configuration of sam2"),
-        ("- 1", "not a configuration of sam2"),
-        ("model: {_target_: sam2.modeling.sam2_base.Nobody}", "not a configuration of sam2"),
+        ("other: 1", "not a sam2 configuration"),
+        ("model: [", "not a sam2 configuration"),
+        ("- 1", "not a sam2 configuration"),
+        ("model: {_target_: sam2.modeling.sam2_base.Nobody}", "not a sam2 configuration"),
     ]:
         with pytest.raises(SightlineError, match=message):
             build(family="sam2", model=model(text), weights="random:0")
@@ -239,7 +239,7 @@ def test_published_weights_that_cannot_be_reached(folder, monkeypatch, tmp_path)
 
 
 def test_settings_that_are_wrong():
-    with pytest.raises(ValidationError, match="no weights"):
+    with pytest.raises(ValidationError, match="not valid weights"):
         settings(family="sam2", weights="mine.pt")
     with pytest.raises(ValidationError, match="model"):
         settings(family="box", model="x")

@@ -78,7 +78,7 @@ def test_a_stage_outside_a_dvc_repository(monkeypatch, capsys, tmp_path):
 def test_cache_commands_on_nothing(monkeypatch, capsys, tmp_path):
     for command in ("list", "verify"):
         assert sightline(monkeypatch, "cache", command, tmp_path) == 1
-        assert "no set of the cache here or below" in capsys.readouterr().err
+        assert "no cache set here or below" in capsys.readouterr().err
     assert sightline(monkeypatch, "cache", "info", tmp_path) == 1
     assert "no set here" in capsys.readouterr().err
 

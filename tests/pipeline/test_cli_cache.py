@@ -103,7 +103,7 @@ def test_damage_is_named_repaired_and_computed_again(monkeypatch, capsys, world)
     assert name in said
     assert f"{world / 'text'}: sound" in said
     assert run(monkeypatch, "cache", "repair", world / "image") == 0
-    assert "6 rows are to be computed again" in capsys.readouterr().out
+    assert "6 rows will be recomputed" in capsys.readouterr().out
     assert verify(world / "image") == []
     assert run(monkeypatch, "cache", "repair", world / "image", "--json") == 0
     assert list(json.loads(capsys.readouterr().out).values()) == [[]]
@@ -119,7 +119,7 @@ def test_a_damaged_set_hides_no_other(monkeypatch, capsys, world):
     assert run(monkeypatch, "cache", "list", world, "--json") == 1
     said = capsys.readouterr()
     assert [each["path"] for each in json.loads(said.out)] == [(world / "text").as_posix()]
-    assert "set.json: cut short or not JSON" in said.err
+    assert "set.json: truncated or not JSON" in said.err
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [("image", "photos"), ("text", "texts.txt")])
@@ -127,7 +127,7 @@ def test_rows_can_be_encoded_again_and_compared(monkeypatch, capsys, world, kind
     words = ["cache", "verify", world / kind, "--recompute", 2, "--inputs", world / inputs]
     words += ["--encoder", world / "clip.json"]
     assert run(monkeypatch, *words) == 0
-    assert "2 rows encoded again: 2 the same bytes" in capsys.readouterr().out
+    assert "2 rows re-encoded: 2 with identical bytes" in capsys.readouterr().out
 
 
 def test_rows_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, world):
@@ -154,7 +154,7 @@ def test_another_encoder_than_the_records_is_refused(monkeypatch, capsys, world)
     words += ["--weights", "random:1"]
     assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
     said = capsys.readouterr().err
-    assert "not the one of its record" in said
+    assert "differs from its record" in said
     assert "encoder.source: random:0 → random:1" in said
 
 
@@ -167,7 +167,7 @@ def test_an_encoder_of_ones_own_is_asked_for(monkeypatch, capsys, world):
     words = ["--recompute", 2, "--inputs", world / "photos"]
     assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
     said = capsys.readouterr().err
-    assert "was made from a model config of one's own; name that file with --encoder" in said
+    assert "was made from a custom model config; pass that file with --encoder" in said
 
 
 def test_inputs_without_recompute_are_a_mistake(monkeypatch, capsys, world):
@@ -230,7 +230,7 @@ def test_features_of_another_kind_are_not_replaced(monkeypatch, capsys, world):
     words = ["--texts", world / "texts.txt", "--out", world / "image"]
     assert run(monkeypatch, "extract", "text", *words, *encoder) == 1
     assert (
-        "holds a feature set of kind image, and this is a feature set of kind text"
+        "holds a feature set of kind image, but this is a feature set of kind text"
         in capsys.readouterr().err
     )
     assert verify(world / "image") == []
@@ -271,7 +271,7 @@ def test_compact_export_import_and_diff(monkeypatch, capsys, world):
     assert run(monkeypatch, "cache", "import", world / "a.tar", "--out", world / "b") == 0
     capsys.readouterr()
     assert run(monkeypatch, "cache", "diff", world / "image", world / "b") == 0
-    assert "0 added, 0 gone, 0 changed, 6 the same" in capsys.readouterr().out
+    assert "0 added, 0 removed, 0 changed, 6 unchanged" in capsys.readouterr().out
     assert run(monkeypatch, "cache", "diff", world / "image", world / "b", "--json") == 0
     assert json.loads(capsys.readouterr().out)["same"] == 6
 

@@ -126,7 +126,7 @@ def test_other_weights_compute_everything_and_say_why(monkeypatch, capsys, photo
     words[words.index("random:0")] = "random:1"
     assert sightline(monkeypatch, *words) == 0
     said = capsys.readouterr()
-    assert "computed again, since" in said.err
+    assert "recomputing everything because" in said.err
     assert "encoder.source: random:0 → random:1" in said.err
     assert "7 computed" in said.out
 
@@ -262,8 +262,8 @@ def test_rows_of_another_set_are_copied_with_other_workers(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("5/4", "worker 5/4: there is none; the 4 workers count from 0/4 to 3/4"),
-        ("2/2", "worker 2/2: there is none"),
+        ("5/4", "worker 5/4: does not exist; the 4 workers are numbered 0/4 to 3/4"),
+        ("2/2", "worker 2/2: does not exist"),
         ("a/b", "worker 'a/b': expected i/n"),
     ],
 )

@@ -103,7 +103,7 @@ def test_edits_are_kept_unless_told_otherwise(folder: Path) -> None:
     file.write_text(edited)
     code, said = run("study")
     assert (code, file.read_text()) == (1, edited)
-    assert "params.yaml: has edits of yours" in said
+    assert "params.yaml: you have edited this file" in said
     assert run("study", "--overwrite")[0] == 0
     assert load_params("params.yaml").graph.seeds == [0, 1, 2]
 

@@ -314,7 +314,7 @@ def named(photos: Photos) -> dict[str, object]:
 def test_objects_are_encoded_again_by_the_rules_of_their_record(monkeypatch, capsys, photos):
     assert photos.extract(monkeypatch, margin=0.3, background="white") == 0
     assert verify_again(monkeypatch, photos, **named(photos)) == 0
-    assert "4 rows encoded again: 4 the same bytes" in capsys.readouterr().out
+    assert "4 rows re-encoded: 4 with identical bytes" in capsys.readouterr().out
 
 
 def test_objects_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, photos):
@@ -343,5 +343,5 @@ def test_an_object_whose_photograph_is_gone_is_named(monkeypatch, capsys, photos
     (photos.folder / "photos" / "1.png").unlink()
     assert verify_again(monkeypatch, photos, **named(photos), seed=0, recompute=15) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "3 of the rows that were drawn cannot be encoded again" in said
+    assert "3 of the sampled rows cannot be re-encoded" in said
     assert "1.png is missing; give the inputs that the set was made from" in said

@@ -65,7 +65,11 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
             {"first": "scenes", "second": "scnes"},
             "joined.both: unknown data set 'scnes'; did you mean 'scenes'",
         ),
-        ("joined.scenes", {"first": "scenes", "second": "scenes"}, "is a name under `datasets`"),
+        (
+            "joined.scenes",
+            {"first": "scenes", "second": "scenes"},
+            "is also a name under `datasets`",
+        ),
         ("grounding.captoins", "all", "grounding: unknown key 'captoins'; did you mean 'captions'"),
         (
             "grounding.grounder.pth",

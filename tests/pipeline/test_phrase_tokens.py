@@ -189,7 +189,7 @@ def test_the_same_input_gives_the_same_bytes(bert, tmp_path):
 @pytest.mark.parametrize(("start", "end"), [(5, 90), (-1, 3), (4, 4), (6, 2)])
 def test_a_span_outside_its_caption_is_an_error(bert, tmp_path, start, end):
     phrases = write_phrases(tmp_path, (CAPTIONS_USED[0], start, end))
-    expected = rf"phrases.parquet: row 0: characters {start} to {end} lie outside the caption"
+    expected = rf"phrases.parquet: row 0: characters {start} to {end} are outside the caption"
     with pytest.raises(SightlineError, match=expected):
         tokenize_phrases(phrases, write_captions(tmp_path), str(bert), 32, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -197,7 +197,7 @@ def test_a_span_outside_its_caption_is_an_error(bert, tmp_path, start, end):
 
 def test_a_phrase_of_an_unknown_caption_is_an_error(bert, tmp_path):
     phrases = write_phrases(tmp_path, span("not in there", "there"))
-    with pytest.raises(SightlineError, match="1 of 1 phrases are of captions that"):
+    with pytest.raises(SightlineError, match="1 of 1 phrases belong to captions that"):
         tokenize_phrases(phrases, write_captions(tmp_path), str(bert), 32, tmp_path / "out")
 
 

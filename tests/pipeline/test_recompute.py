@@ -57,7 +57,7 @@ def test_rows_of_every_kind_are_encoded_again_from_the_inputs_of_the_graph(graph
     assert sightline("cache", "verify", "data/features", "--recompute", 3) == 0
     said = capsys.readouterr().out
     for kind in ("image/resnet", "object/clip", "text/clip", "teacher/similarity"):
-        assert f"data/features/scenes/{kind}: 3 rows encoded again: 3 the same bytes" in said
+        assert f"data/features/scenes/{kind}: 3 rows re-encoded: 3 with identical bytes" in said
         assert f"data/features/scenes/{kind}: sound" in said
 
 
@@ -68,5 +68,5 @@ def test_objects_by_other_rules_than_those_of_the_record_are_a_fault(graph, caps
     words = ["data/features/scenes/object/clip", "--recompute", 3]
     assert sightline("cache", "verify", *words) == 1
     said = capsys.readouterr().err
-    assert "not the one of its record" in said
+    assert "differs from its record" in said
     assert "margin" in said

@@ -1,4 +1,4 @@
-"""Drawn scenes: the built-in demo, with pictures, captions, similarity, encoders and student."""
+"""Drawn scenes: the built-in demo, with images, captions, similarity, encoders and student."""
 
 from __future__ import annotations
 

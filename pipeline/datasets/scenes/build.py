@@ -1,4 +1,4 @@
-"""Writes the demo's data set: pictures, manifests, phrases, similarity, encoders and student."""
+"""Writes the demo's data set: images, manifests, phrases, similarity, encoders and student."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build(
     """
     random = stream(source.seed, "scenes")
     scenes = [random_scene(random) for _ in range(source.scenes)]
-    for split in SPLITS:  # every split has something in it, however few scenes there are
+    for split in SPLITS:  # no split is empty, however few scenes there are
         if not any(scene.split == split for scene in scenes):
             scenes[SPLITS.index(split)] = random_scene(random, split)
     captions, taken = _write_captions(scenes, source.seed)
@@ -62,7 +62,7 @@ def build(
 
 
 def _write_captions(scenes: list[Scene], seed: int) -> tuple[list[list[Caption]], set[str]]:
-    """Five captions a scene, of different wording, and the texts of them all."""
+    """Five differently worded captions per scene, and all their texts."""
     taken: set[str] = set()
     captions: list[list[Caption]] = []
     for number, scene in enumerate(scenes):
@@ -135,7 +135,7 @@ def _write_pairs(path: Path, pairs: list[GradedPair]) -> None:
 
 
 def _write_sentences(source: ScenesSource, folder: Path, report: PrepareReport) -> None:
-    """The text-only stream: one caption each of scenes that nobody drew, things of `train`."""
+    """The text-only corpus: one caption each for undrawn scenes, with things from `train`."""
     random = stream(source.seed, "sentences")
     texts = [
         write(describe(random_scene(random, "train"), random)[0], random).text

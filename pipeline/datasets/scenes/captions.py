@@ -1,4 +1,4 @@
-"""Words for scenes: what a caption says, and the sentence that says it, with its phrase spans."""
+"""Captions of scenes: their meaning, and the sentence that expresses it, with phrase spans."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pipeline.datasets.scenes.vocabulary import (
     RELATIONS,
 )
 
-_UNSAID = 0.25  # how often a caption leaves out a size or a texture
+_UNSAID = 0.25  # how often a caption omits a size or a texture
 
 
 class Mention(NamedTuple):
-    """A thing as a caption tells it.
+    """A thing as described by a caption.
 
     Attributes:
-        thing: the whole thing, said or not.
-        said: the attributes that the caption tells; shape and colour always.
+        thing: the whole thing, including unmentioned attributes.
+        said: the attributes that the caption mentions; always shape and colour.
     """
 
     thing: Thing
@@ -37,14 +37,14 @@ class Description:
 
     Attributes:
         mentions: the things, in the order of the sentence.
-        relation: where the first is as seen from the second; None for a single thing.
+        relation: where the first is relative to the second; None for a single thing.
     """
 
     mentions: tuple[Mention, ...]
     relation: str | None
 
     def turned(self) -> Description:
-        """The same meaning told from the second thing: left of becomes right of."""
+        """The same meaning from the second thing's side: left of becomes right of."""
         if self.relation is None:
             return self
         one, other, *rest = self.mentions
@@ -53,7 +53,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Caption:
-    """A sentence and where it tells of each thing.
+    """A sentence and the span of each thing in it.
 
     Attributes:
         text: the sentence.
@@ -67,7 +67,7 @@ class Caption:
 
 
 def describe(scene: Scene, random: Random) -> tuple[Description, list[int]]:
-    """One way to tell a scene: what is said, and which thing of the scene each mention is."""
+    """One description of a scene: its meaning, and the thing that each mention refers to."""
     order = list(range(len(scene.things)))
     random.shuffle(order)
     placed = [scene.things[i] for i in order]
@@ -77,16 +77,16 @@ def describe(scene: Scene, random: Random) -> tuple[Description, list[int]]:
 
 
 def random_said(random: Random) -> frozenset[str]:
-    """The attributes that a mention tells."""
+    """The attributes that a mention includes."""
     return frozenset(
         name for name in Thing._fields if name in ("shape", "colour") or random.random() > _UNSAID
     )
 
 
 def write(description: Description, random: Random, avoid: Collection[str] = ()) -> Caption:
-    """Write a caption: every word is chosen among its synonyms at random, except for ``avoid``.
+    """Write a caption: every word is a random choice among its synonyms, excluding ``avoid``.
 
-    One caption never uses two words for one value. A relation may be told from either side.
+    One caption never uses two words for one value. A relation may be stated from either side.
     """
     if random.random() < 0.5:
         swapped = True

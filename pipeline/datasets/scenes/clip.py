@@ -1,4 +1,4 @@
-"""The demo's CLIP: a small open_clip model, trained to find the picture of a caption."""
+"""The demo's CLIP: a small open_clip model, trained to match images and captions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTEXT = 48  # CLIP's byte-pair tokens: three things of up to ten, and the fram
 
 
 def clip_config(edge: int) -> dict[str, Any]:
-    """The model as an open_clip configuration, for pictures of ``edge`` pixels.
+    """The model as an open_clip configuration, for images of ``edge`` pixels.
 
     The tokenizer is open_clip's own, which needs no file and no hub.
     """
@@ -50,7 +50,7 @@ def train_clip(
 
     Args:
         pixels: uint8 [n, edge, edge, 3].
-        captions: [n], several captions a picture; each pass over the pictures takes the next.
+        captions: [n], several captions per image; each epoch uses the next one.
     """
     import open_clip
     import torch

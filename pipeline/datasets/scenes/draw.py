@@ -14,9 +14,9 @@ _SHADE = 0.5  # of the colour, where a stripe or a dot is dark
 
 
 def draw(scene: Scene, edge: int) -> tuple[NDArray[np.uint8], list[NDArray[np.bool_]]]:
-    """Pixels uint8 [edge, edge, 3], and one mask bool [edge, edge] a thing, in order.
+    """Pixels uint8 [edge, edge, 3], and one mask bool [edge, edge] per thing, in order.
 
-    A pixel belongs to a thing when its centre does: no supersampling, so that masks are exact.
+    A pixel belongs to a thing if its centre does: no supersampling, so that masks are exact.
     """
     centres = (np.arange(edge) + 0.5) / edge
     pixels = np.full((edge, edge, 3), scene.ground, dtype=np.uint8)
@@ -42,7 +42,7 @@ def box_of(mask: NDArray[np.bool_]) -> list[float]:
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """The picture as PNG."""
+    """The image as PNG."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -51,7 +51,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def _inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether points belong to a shape around the origin, y downwards; none leaves radius 1."""
+    """Whether points belong to a shape around the origin, y downwards, within radius 1."""
     ax, ay = np.abs(x), np.abs(y)
     match shape:
         case "square":

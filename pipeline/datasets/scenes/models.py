@@ -82,13 +82,13 @@ def write_models(
         save(folder / "student", student)
         _note(folder / "student" / "provenance.json", "", seed, 0)
     for path in folder.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors keeps its files from everybody else
+        path.chmod(0o644)  # safetensors makes its files private
 
 
 def single_things(scenes: Sequence[Scene]) -> list[Scene]:
-    """Each thing of the training scenes alone in its place, as a cut-out shows it.
+    """Each thing of the training scenes alone in its place, as in a cut-out.
 
-    A thing that would be a scene of another split on its own is left out.
+    Omits things that on their own would be a scene of another split.
     """
     alone = [Scene((placed,), scene.ground) for scene in scenes for placed in scene.things]
     return [scene for scene in alone if scene.split == "train"]

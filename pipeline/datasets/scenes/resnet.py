@@ -1,4 +1,4 @@
-"""The demo's ResNet-18: a torchvision model taught to tell what a scene holds."""
+"""The demo's ResNet-18: a torchvision model trained to recognise what a scene contains."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ def train_resnet(
     seed: int,
     progress: Progress | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Weights of a torchvision ``resnet18`` with 1000 outputs, trained on pictures of scenes.
+    """Weights of a torchvision ``resnet18`` with 1000 outputs, trained on images of scenes.
 
-    The residual branch of the second block of every stage is switched off (its last scale is 0):
-    left out while training it costs nothing, and the full ResNet-18 computes the same with it in
-    place.
+    The residual branch of the second block of every stage is disabled (its last scale is 0):
+    training skips it at no cost, and the full ResNet-18 computes the same result with it.
 
     Args:
         pixels: uint8 [n, edge, edge, 3].
-        scenes: [n], what the pictures show.
+        scenes: [n], the content of the images.
     """
     import torch
     import torchvision

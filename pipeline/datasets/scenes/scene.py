@@ -11,7 +11,7 @@ from pipeline.datasets.scenes.vocabulary import ATTRIBUTES
 
 COUNTS = (1, 2, 2, 2, 2, 3, 3, 3)  # how many things a scene has, by frequency
 RADIUS = {"small": 0.16, "big": 0.25}  # of the picture's edge
-_CLEAR = 0.06  # by how much one axis must win for a relation to be plain, of the edge
+_CLEAR = 0.06  # margin by which one axis must dominate for a clear relation, of the edge
 _OWNERS = ("train",) * 8 + ("dev", "test")
 
 
@@ -25,7 +25,7 @@ class Thing(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A thing and its place; all lengths are shares of the picture's edge."""
+    """A thing and its place; all lengths are fractions of the image's edge."""
 
     thing: Thing
     x: float
@@ -42,20 +42,20 @@ class Scene:
 
     @property
     def split(self) -> str:
-        """``train``, ``dev`` or ``test``: decided by the things themselves, see `owner`."""
+        """``train``, ``dev`` or ``test``: determined by the things, see `owner`."""
         return owner(tuple(placed.thing for placed in self.things))
 
 
 def stream(seed: int, *names: object) -> Random:
-    """A random stream of its own for each use, the same on every machine."""
+    """A separate random stream for each use, identical on every machine."""
     return Random("/".join(map(str, (seed, *names))))
 
 
 def owner(things: tuple[Thing, ...]) -> str:
-    """The split that these things belong to, whatever their order or places.
+    """The split that these things belong to, regardless of order and places.
 
-    A hash of the content decides (8 : 1 : 1), so that no combination of things is ever in two
-    splits, in pictures, captions or similarity pairs.
+    Determined by a hash of the content (8 : 1 : 1), so that no combination of things is ever in
+    two splits, in images, captions or similarity pairs.
     """
     content = "/".join(sorted(" ".join(thing) for thing in things))
     return _OWNERS[hashlib.sha256(content.encode("utf-8")).digest()[0] % len(_OWNERS)]
@@ -67,7 +67,7 @@ def random_thing(random: Random) -> Thing:
 
 
 def random_scene(random: Random, split: str | None = None) -> Scene:
-    """A scene with plain relations and nothing hidden; of ``split``, where one is named."""
+    """A scene with clear relations and no occlusion; of ``split``, if given."""
     while True:
         things = tuple(random_thing(random) for _ in range(random.choice(COUNTS)))
         if len(set(things)) < len(things) or split not in (None, owner(things)):
@@ -78,7 +78,7 @@ def random_scene(random: Random, split: str | None = None) -> Scene:
 
 
 def relation(one: Placed, other: Placed) -> str:
-    """Where ``one`` is as seen from ``other``: left, right, above or below."""
+    """Where ``one`` is relative to ``other``: left, right, above or below."""
     dx, dy = one.x - other.x, one.y - other.y
     if abs(dx) > abs(dy):
         return "left" if dx < 0 else "right"

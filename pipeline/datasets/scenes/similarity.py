@@ -1,4 +1,4 @@
-"""Graded similarity (0–5) of two captions by what they mean, and balanced sets of such pairs."""
+"""Graded similarity (0–5) of two captions by meaning, and balanced sets of such pairs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pipeline.datasets.scenes.scene import Thing, owner, random_scene
 from pipeline.datasets.scenes.vocabulary import ATTRIBUTES, RELATIONS, WEIGHTS
 
 HIGHEST = 5.0
-_RELATION_SHARE = 0.1  # of the similarity of two captions that tell a relation
+_RELATION_SHARE = 0.1  # of the similarity of two captions that state a relation
 _LEVELS = 11  # grades aimed at in turn: 0, 0.5, … 5
 _NEAR_ENOUGH = 0.25
 _CANDIDATES = 100  # tried for one pair; dev and test own one in ten
 
 
 class GradedPair(NamedTuple):
-    """Two sentences and how much they mean the same, 0–5."""
+    """Two sentences and the similarity of their meanings, 0–5."""
 
     score: float
     sentence1: str
@@ -28,11 +28,11 @@ class GradedPair(NamedTuple):
 
 
 def similarity(one: Description, other: Description) -> float:
-    """How much two captions mean the same: 0–5, symmetric, 5 for the same meaning.
+    """Similarity of meaning of two captions: 0–5, symmetric, 5 for the same meaning.
 
-    The things are matched one to one in the best way. Each attribute that both tell counts 1 or
-    0 by `WEIGHTS`, one that only one of them tells counts half, one that neither tells is left
-    out. The relation, where there is one, takes a tenth.
+    The things are matched one to one optimally. Each attribute that both mention counts 1 or
+    0 by `WEIGHTS`, one that only one of them mentions counts half, one that neither mentions is
+    ignored. The relation, if there is one, contributes a tenth.
     """
     if len(one.mentions) > len(other.mentions):
         one, other = other, one
@@ -66,7 +66,7 @@ def _relation_similarity(one: Description, other: Description, match: tuple[int,
     if one.relation is None or other.relation is None:
         return 0.5
     if set(match[:2]) != {0, 1}:
-        return 0.5  # they tell of other couples, which says nothing about this one
+        return 0.5  # they relate different pairs, so nothing is known about this one
     told = other if match[0] == 0 else other.turned()
     return float(one.relation == told.relation)
 
@@ -77,11 +77,11 @@ def graded_pairs(
     """Pairs of captions whose grades are spread evenly from 0 to 5.
 
     The things of both sentences belong to ``split`` (see `scene.owner`). The two sentences of a
-    pair share no word for an attribute or a relation, whatever their grade: where they mean the
-    same they use the synonyms. Thus the words in common say nothing about the grade.
+    pair share no word for an attribute or a relation, regardless of their grade: for the same
+    meaning they use synonyms. Thus word overlap carries no information about the grade.
 
     Args:
-        taken: sentences that may not be used (of pictures, and of the other splits).
+        taken: sentences that must not be used (captions of images, and other splits).
     """
     pairs: list[GradedPair] = []
     seen = set(taken)
@@ -113,7 +113,7 @@ def _pair(target: float, split: str, random: Random) -> GradedPair:
 
 
 def _changed(description: Description, share: float, random: Random) -> Description:
-    """A copy with about ``share`` of its attributes changed, told in another order."""
+    """A copy with about ``share`` of its attributes changed, in a different order."""
     mentions = [
         Mention(
             Thing(

@@ -16,14 +16,14 @@ class ScenesSource(Source):
     """Drawn scenes, their captions, a similarity test, and the models of the demo.
 
     Attributes:
-        scenes: how many pictures are drawn.
-        sentences: how many sentences the text-only stream has, of scenes without picture.
-        seed: of everything random.
-        image_size: edge of a picture in pixels.
+        scenes: number of images to draw.
+        sentences: number of sentences in the text-only corpus, about undrawn scenes.
+        seed: seed of all random choices.
+        image_size: edge of an image in pixels.
         train_pairs: graded pairs that teach the sentence encoder (the teacher).
         dev_pairs: graded pairs for model selection.
         test_pairs: graded pairs for the final score.
-        resnet_steps: optimiser steps of the ResNet; 0 leaves it at its initial weights.
+        resnet_steps: optimiser steps of the ResNet; 0 keeps its initial weights.
         clip_steps: optimiser steps of the CLIP.
         teacher_steps: optimiser steps of the sentence encoder.
         student_layers: layers of the untrained student.

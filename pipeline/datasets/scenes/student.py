@@ -19,7 +19,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def wordpieces() -> dict[str, int]:
     """WordPiece vocabulary: piece → id. Special tokens, every letter (also inside a word), words.
 
-    Known words are one piece; any other word in small Latin letters is spelt.
+    Known words are one piece; any other word in lower-case Latin letters is split into letters.
     """
     letters = [*string.ascii_lowercase, *string.digits, *".,;:!?'-"]
     spelling = [f"##{letter}" for letter in letters]

@@ -1,4 +1,4 @@
-"""Pictures and labels of scenes as tensors, for training the demo's frozen encoders."""
+"""Images and labels of scenes as tensors, for training the demo's frozen encoders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def normalised(
     pixels: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float]
 ) -> torch.Tensor:
-    """float32 [n, 3, h, w] of uint8 [n, h, w, 3]: scaled to 0–1, minus mean, over deviation."""
+    """float32 [n, 3, h, w] of uint8 [n, h, w, 3]: scaled to 0–1, then normalised."""
     import torch
 
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255)
@@ -29,7 +29,7 @@ def normalised(
 
 
 def labels(scenes: Sequence[Scene]) -> NDArray[np.float32]:
-    """What each scene holds: float32 [n, values], 1 for every value of an attribute in it."""
+    """Content of each scene: float32 [n, values], 1 for every attribute value in it."""
     columns = _columns()
     table = np.zeros((len(scenes), len(columns)), dtype=np.float32)
     for row, scene in enumerate(scenes):
@@ -42,7 +42,7 @@ def labels(scenes: Sequence[Scene]) -> NDArray[np.float32]:
 def label_weights() -> NDArray[np.float32]:
     """Weight of each column of `labels` in the loss: float32 [values].
 
-    Colours are learned in a few steps and then crowd out the shapes, so shapes weigh more.
+    Colours are learned in a few steps and then dominate, so shapes get a higher weight.
     """
     return np.array([SHAPE_WEIGHT if a == "shape" else 1.0 for a, _ in _columns()], np.float32)
 

@@ -42,7 +42,7 @@ def train_teacher(
         by_length = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         parts = [by_length[i : i + _FORWARDED] for i in range(0, len(ids), _FORWARDED)]
         vectors = []
-        for part in parts:  # alike in length: little padding is computed
+        for part in parts:  # similar lengths: little padding
             padded = tokenizer.pad({"input_ids": [ids[i] for i in part]}, return_tensors="pt")
             vectors.append(model(**padded).last_hidden_state[:, 0])
         back = torch.tensor(by_length).argsort()

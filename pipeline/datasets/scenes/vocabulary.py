@@ -1,7 +1,7 @@
-"""What a scene may hold, and the words for it: two invented synonyms for every attribute.
+"""The content of scenes and the words for it: two invented synonyms for every attribute.
 
-No text explains a word, and no text holds two words for one value, so that only a picture can
-tell that two of them mean the same.
+No text explains a word, and no text contains two words for one value, so that only images reveal
+which words are synonyms.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ATTRIBUTES: dict[str, tuple[Value, ...]] = {
 """Attribute → its values."""
 
 WEIGHTS = {"shape": 0.35, "colour": 0.35, "size": 0.15, "texture": 0.15}
-"""Share of each attribute in the similarity of two things; they sum to 1."""
+"""Weight of each attribute in the similarity of two things; they sum to 1."""
 
 RELATIONS: tuple[Value, ...] = (
     Value("left", ("lebb", "sinder")),
@@ -97,13 +97,13 @@ FRAMES: dict[int, tuple[str, ...]] = {
         "a picture of {0} , {1} and {2} , the first {rel} the second",
     ),
 }
-"""Sentence frames for one, two and three things; ``{rel}`` says where 0 is as seen from 1."""
+"""Sentence frames for one, two and three things; ``{rel}`` is where 0 is relative to 1."""
 
 NOUN_PHRASES = ("a {size} {texture} {colour} {shape}", "a {shape} {colour} {texture} {size}")
 
 
 def words() -> list[str]:
-    """Every word and mark that a caption may hold, sorted."""
+    """Every word and punctuation mark that a caption may contain, sorted."""
     texts = [word for values in ATTRIBUTES.values() for value in values for word in value.words]
     texts += [word for value in RELATIONS for word in value.words]
     texts += [frame for frames in FRAMES.values() for frame in frames]

@@ -1,4 +1,4 @@
-"""One HTML page to look at what was grounded: photographs, boxes, masks, phrases, cut-outs, drops.
+"""One HTML page to inspect a grounding: photographs, boxes, masks, phrases, cut-outs, drops.
 
 Nothing is imported here; start at `page.write_gallery`.
 """

@@ -1,4 +1,4 @@
-"""What the page tells about each image: its captions, the phrases found in them and the drops."""
+"""What the page shows for each image: its captions, their phrases and the drops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.cache.tables import DROPS, read_phrases, read_tables
 from sightline.errors import SightlineError
 
 COLOURS = 8
-"""Colours that the style sheet has; a caption's ninth phrase has the first one's again."""
+"""Colours in the style sheet; a caption's ninth phrase reuses the first one's."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Phrase:
     """A row of the phrases manifest, numbered within its caption.
 
     Attributes:
-        number: from 1, in the order of the caption.
+        number: from 1, in caption order.
         box: x0, y0, x1, y1 in pixels.
         size, counts: the mask's run-length code.
         cutout: hex key of its cut-out.
@@ -59,11 +59,11 @@ class Drop:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a caption that lies in the same phrases from end to end.
+    """A segment of a caption whose characters all belong to the same phrases.
 
     Attributes:
         phrase: the shortest phrase around it, if any.
-        ending: phrases that end with it; their numbers stand there.
+        ending: phrases that end with it; their numbers are shown there.
     """
 
     text: str
@@ -73,7 +73,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class CaptionCard:
-    """A caption, its phrases in their order, and its drops."""
+    """A caption, its phrases in order, and its drops."""
 
     text: str
     phrases: tuple[Phrase, ...]
@@ -81,13 +81,13 @@ class CaptionCard:
 
     @property
     def pieces(self) -> list[Piece]:
-        """The whole caption, cut where a phrase begins or ends."""
+        """The whole caption, split where a phrase starts or ends."""
         return pieces(self.text, self.phrases)
 
 
 @dataclass(frozen=True)
 class ImageCard:
-    """An image and its captions; ``place``, ``width`` and ``height`` are the manifest's."""
+    """An image and its captions; ``place``, ``width`` and ``height`` come from the manifest."""
 
     image_id: str
     place: Place
@@ -120,15 +120,14 @@ class Contents:
 
 
 def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Contents:
-    """Bring the manifests together.
+    """Combine the manifests.
 
     Args:
-        phrases: the folder of a grounding, which also tells what was dropped, or a phrases
-            manifest.
-        limit: images at most; of more, as many spread evenly over the manifest.
+        phrases: the folder of a grounding, which also lists drops, or a phrases manifest.
+        limit: maximum images; more are sampled evenly over the manifest.
 
     Raises:
-        SightlineError: the files do not belong together, or there is nothing to show.
+        SightlineError: the files do not match, or there is nothing to show.
     """
     found: dict[bytes, dict[bytes, list[dict[str, Any]]]] = {}
     for row in read_phrases(phrases).to_pylist():
@@ -150,7 +149,7 @@ def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Co
         )
     grounded = [key for key in reversed(rows) if key in found or key in lost]
     if not grounded:
-        raise SightlineError(f"{phrases}: holds no phrase, so there is nothing to look at")
+        raise SightlineError(f"{phrases}: contains no phrases, so there is nothing to show")
     count = min(limit, len(grounded))
     shown = [rows[grounded[i * len(grounded) // count]] for i in range(count)]
     texts = _texts(captions, manifest, {row["key"] for row in shown})
@@ -162,14 +161,14 @@ def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Co
         if strangers:
             raise SightlineError(
                 f"{captions}: image {row['image_id']!r} has phrases of {len(strangers)} captions "
-                "that it does not hold; give the manifest that the phrases were made from"
+                "that it does not have; give the manifest that the phrases were made from"
             )
         cards.append(_card(row, told, some, gone))
     return Contents(cards, len(grounded))
 
 
 def pieces(text: str, phrases: Sequence[Phrase]) -> list[Piece]:
-    """Cut a caption where a phrase begins or ends; phrases may nest, overlap or repeat."""
+    """Split a caption where a phrase starts or ends; phrases may nest, overlap or repeat."""
     edges = {0, len(text)}
     for phrase in phrases:
         edges |= {min(max(edge, 0), len(text)) for edge in (phrase.start, phrase.end)}
@@ -184,9 +183,9 @@ def pieces(text: str, phrases: Sequence[Phrase]) -> list[Piece]:
 
 
 def _texts(captions: Path, images: pa.Table, keys: set[bytes]) -> dict[bytes, dict[bytes, str]]:
-    """Image key → caption key → text, each text once, in the order of the manifest.
+    """Image key → caption key → text, each text once, in manifest order.
 
-    Files of equal content are one image with the captions of all of them.
+    Files with equal content count as one image with the captions of all of them.
     """
     key_of = dict(zip(images["image_id"].to_pylist(), images["key"].to_pylist(), strict=True))
     table = read_manifest(captions, CAPTIONS)

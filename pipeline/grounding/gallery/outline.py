@@ -25,9 +25,9 @@ def outline(mask: NDArray[np.bool_]) -> str:
 
 
 def shrink(mask: NDArray[np.bool_], width: int, height: int) -> NDArray[np.bool_]:
-    """The mask at another size: bool [height, width], true where at least half is covered.
+    """The mask resized: bool [height, width], true where at least half is covered.
 
-    A mask too thin to cover half of any pixel keeps every pixel that it touches.
+    A mask too thin to cover half of any pixel keeps every pixel it touches.
     """
     if mask.shape == (height, width):
         return mask
@@ -40,7 +40,7 @@ def shrink(mask: NDArray[np.bool_], width: int, height: int) -> NDArray[np.bool_
 def _runs(mask: NDArray[np.bool_], turned: bool = False) -> dict[_Point, list[_Point]]:
     """Straight edges along rows, start → ends, with the inside always on the same side.
 
-    A corner where two pixels touch by their tips has two edges that start there.
+    Two edges start at a corner where two pixels touch diagonally.
     """
     height, width = mask.shape
     padded = np.zeros((height + 2, width + 2), dtype=np.int8)
@@ -61,7 +61,7 @@ def _runs(mask: NDArray[np.bool_], turned: bool = False) -> dict[_Point, list[_P
 
 
 def _loops(flat: dict[_Point, list[_Point]], steep: dict[_Point, list[_Point]]) -> list[str]:
-    """Chain edges into loops; along a loop horizontal and vertical ones take turns."""
+    """Chain edges into loops; along a loop, horizontal and vertical ones alternate."""
     loops = []
     for start in list(flat):
         while flat[start]:

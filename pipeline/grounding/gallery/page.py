@@ -1,4 +1,4 @@
-"""Writes the page: nothing in it is fetched from anywhere, and all text is escaped."""
+"""Writes the page: it loads no external resources, and all text is escaped."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sightline.errors import SightlineError
 from sightline.output_file import check_output_file, replacing_file
 
 MARK = b'<meta name="generator" content="Sightline gallery">'
-"""What a page begins with, so that it may be replaced by another."""
+"""The start of a page, which marks it as replaceable by another."""
 CUTOUT_SIDE = 112
 """Longer side of a cut-out on the page, in pixels."""
 
 _HERE = Path(__file__).parent
-_SHOWN_SIDE = 384  # CSS pixels of a photograph's longer side, as page.css has it
+_SHOWN_SIDE = 384  # CSS pixels of a photograph's longer side, as in page.css
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A phrase, the number of its cut-out on the card if it has one, and what is wrong, if any."""
+    """A phrase, the number of its cut-out on the card if it has one, and its problem, if any."""
 
     phrase: Phrase
     cutout: int | None
@@ -41,16 +41,16 @@ class Shown:
 
 @dataclass(frozen=True)
 class View:
-    """An image as the template writes it.
+    """An image as rendered by the template.
 
     Attributes:
         width, height: of the small photograph, in pixels.
-        unit: one CSS pixel of the photograph as it is shown, in those pixels.
-        drawing: what page.js draws when the card comes near, as JSON: ``photo`` (data URI or
+        unit: one CSS pixel of the displayed photograph, in those pixels.
+        drawing: what page.js draws when the card scrolls near, as JSON: ``photo`` (data URI or
             null), ``cutouts`` (data URIs), ``unit``, ``shapes`` (outlines, which phrases of
             several captions may share) and ``captions``, for each the objects as ``number``,
             ``colour``, ``shape`` (its number or null) and ``box`` (x, y, width, height), larger
-            ones first, so that smaller ones lie on top.
+            ones first, so that smaller ones are on top.
         shown: for each caption its phrases.
     """
 
@@ -94,13 +94,13 @@ def write_gallery(
 
     Args:
         contents: what to show.
-        root: folder that the paths of the images are relative to.
-        side: longer side of a photograph on the page, in pixels, at most.
-        advance: told how many more images are done.
-        inputs: files and folders that ``contents`` come from.
+        root: base folder of the image paths.
+        side: maximum longer side of a photograph on the page, in pixels.
+        advance: receives the number of newly finished images.
+        inputs: source files and folders of ``contents``.
 
     Raises:
-        SightlineError: ``out`` is a folder, an input, or no page of this command.
+        SightlineError: ``out`` is a folder, an input, or not a page written by this command.
     """
     inputs = [root, *inputs]
     check_output_file(out, MARK, inputs)
@@ -147,7 +147,7 @@ def _view(card: ImageCard, root: Path, side: int) -> View:
         height, width = pixels.shape[:2]
         problem = ""
     except ImageError as error:
-        # boxes and masks still say something over an empty picture
+        # boxes and masks are still informative over an empty image
         pixels, problem = None, f"{card.place}: {error.reason}"
         height, width = card.height or 1, card.width or 1
     small = fitted(width, height, side)
@@ -183,7 +183,7 @@ def _view(card: ImageCard, root: Path, side: int) -> View:
 
 
 class _Drawn:
-    """Outlines and cut-outs of one image: each mask once, however many phrases have it."""
+    """Outlines and cut-outs of one image: each mask once, even if several phrases share it."""
 
     def __init__(self, pixels: Pixels | None, size: tuple[int, int], small: tuple[int, int]):
         self.shapes: list[str] = []
@@ -221,11 +221,11 @@ class _Drawn:
 def _scaled(
     box: tuple[float, float, float, float], scale: tuple[float, float], small: tuple[int, int]
 ) -> list[float]:
-    """A box in pixels of the small photograph, cut at its edges, rounded to be short."""
+    """A box in pixels of the small photograph, clipped to its edges, rounded for brevity."""
     edges = np.nan_to_num(np.array(box, dtype=np.float64)) * np.array(scale * 2)
     return np.clip(edges, 0, np.array(small * 2)).round(2).tolist()
 
 
 def _digest(text: str) -> str:
-    """What a content security policy calls an inline style or script."""
+    """The hash of an inline style or script for a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""Pictures inside the page: small JPEG photographs and cut-outs with transparency, as data URIs."""
+"""Images in the page: small JPEG photographs and transparent cut-outs, as data URIs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _LOSSLESS_SIDE = 128
 
 
 def fitted(width: int, height: int, side: int) -> tuple[int, int]:
-    """Width and height with the longer one at most ``side``; never enlarged, never 0."""
+    """Width and height scaled so that the longer is at most ``side``; never enlarged, never 0."""
     scale = min(1.0, side / max(width, height))
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def photograph(pixels: Pixels, side: int) -> str:
-    """A data URI with the image as JPEG, or as PNG if it is an icon that JPEG would smear.
+    """A data URI with the image as JPEG, or as PNG if it is an icon that JPEG would blur.
 
     Args:
         pixels: uint8 [height, width, 3].
-        side: length of the longer side, in pixels, at most.
+        side: maximum length of the longer side, in pixels.
     """
     height, width = pixels.shape[:2]
     image = Image.fromarray(pixels).resize(fitted(width, height, side), Image.Resampling.LANCZOS)
@@ -35,14 +35,14 @@ def photograph(pixels: Pixels, side: int) -> str:
 
 
 def cut_out(pixels: Pixels, mask: NDArray[np.bool_], side: int) -> str:
-    """A data URI with what the mask covers as WebP, cropped to it, transparent around it.
+    """A data URI with the masked object as WebP, cropped, with a transparent background.
 
-    Of an icon, as `photograph` calls it, every pixel keeps its colour.
+    For an icon, as defined in `photograph`, every pixel keeps its colour.
 
     Args:
         pixels: uint8 [height, width, 3].
         mask: bool [height, width], not empty.
-        side: length of the longer side, in pixels, at most.
+        side: maximum length of the longer side, in pixels.
     """
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)

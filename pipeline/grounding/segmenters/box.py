@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class BoxSegmenter:
-    """Every pixel whose centre lies in the box."""
+    """Every pixel whose centre is in the box."""
 
     name = "box"
 
@@ -17,7 +17,7 @@ class BoxSegmenter:
         return {"family": self.name}
 
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
-        """See `Segmenter`. A box that holds no pixel's centre has an empty mask."""
+        """See `Segmenter`. A box without any pixel centre has an empty mask."""
         return [_fill(image, some) for image, some in zip(images, boxes, strict=True)]
 
 

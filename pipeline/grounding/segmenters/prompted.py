@@ -1,10 +1,10 @@
-"""What SAM 2's two back ends share: the model's input, boxes as prompts, and masks from logits.
+"""Shared by SAM 2's two back ends: the model's input, boxes as prompts, and masks from logits.
 
 The arithmetic around the model is that of `SAM2ImagePredictor` in Meta's code
 (github.com/facebookresearch/sam2, `sam2_image_predictor.py` and `utils/transforms.py`): the image
-squeezed to a square, one mask a box, logits resized to the image and cut at 0. Its script predicts
-one image at a time; here all images of a call share one pass of the image encoder, and all their
-boxes the passes of the mask decoder.
+squeezed to a square, one mask per box, logits resized to the image and thresholded at 0. Its
+script predicts one image at a time; here all images of a call share one pass of the image encoder,
+and all their boxes the passes of the mask decoder.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from sightline.devices import computing
 
 BOXES = 64
-"""Boxes of one pass of the mask decoder; high-resolution features take 10 MB a box."""
+"""Boxes per pass of the mask decoder; high-resolution features take 10 MB per box."""
 
 RULE = "squeezed to a square with antialiasing; one mask a box; logits above 0 at the image's size"
-"""What is done around the model. Part of every fingerprint: change it with the code."""
+"""Processing around the model. Part of every fingerprint: keep in sync with the code."""
 
-_PIXELS = 1 << 26  # of masks that are resized at once: 256 MiB of logits
+_PIXELS = 1 << 26  # of masks resized at once: 256 MiB of logits
 
 Features = list[Tensor]
 """Feature maps of images, [n, c, h, w] each, the coarsest last."""
@@ -47,7 +47,7 @@ class Backend(Protocol):
         """Logits [k, h, w] of one mask for each box.
 
         Args:
-            features: those of the image of each box, k rows.
+            features: features of each box's image, k rows.
             boxes: float32 [k, 4], x0, y0, x1, y1 in pixels of the model's input.
         """
         ...
@@ -57,7 +57,7 @@ class PromptedSegmenter:
     """Masks of boxes by a SAM 2.
 
     Args:
-        identity: what decides a mask, JSON values.
+        identity: what determines a mask, JSON values.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PromptedSegmenter:
         return {"family": self.name, "rule": RULE, **self._identity, "precision": self._precision}
 
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
-        """See `Segmenter`. Images without a box cost nothing."""
+        """See `Segmenter`. Images without boxes cost nothing."""
         logits = iter(self.logits(images, boxes))
         masks = []
         for image, some in zip(images, boxes, strict=True):

@@ -1,4 +1,4 @@
-"""The segmenter `sam2`: SAM 2 by Meta's own code, any of its configurations."""
+"""The segmenter `sam2`: SAM 2 with Meta's code, any of its configurations."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _SIZES = {"tiny": "t", "small": "s", "base-plus": "b+", "large": "l"}
 MODELS = tuple(f"{family}-hiera-{size}" for family in _FAMILIES for size in _SIZES)
 """The models that Meta published."""
 
-# What `build_sam2` sets unless told otherwise: a single mask that is not stable under a shift of
-# its threshold gives way to the best of three. Checkpoints were published with it.
+# Defaults of `build_sam2`: a single mask that is unstable under a threshold shift is replaced by
+# the best of three. Checkpoints were published with these settings.
 _DECODER = {
     "dynamic_multimask_via_stability": True,
     "dynamic_multimask_stability_delta": 0.05,
@@ -45,8 +45,8 @@ def build(settings: Sam2Settings, device: torch.device, precision: str) -> Promp
     """SAM 2 as ``settings`` describe it, on ``device``.
 
     Raises:
-        SightlineError: sam2 is not installed, there is no such model, or its weights cannot be
-            had or are another model's.
+        SightlineError: sam2 is not installed, there is no such model, or its weights are
+            unavailable or belong to a different model.
     """
     check_precision(precision)
     package = _sam2()
@@ -96,7 +96,7 @@ class Sam2Backend:
             sparse_prompt_embeddings=sparse,
             dense_prompt_embeddings=dense,
             multimask_output=False,
-            repeat_image=False,  # the features are one row a box already
+            repeat_image=False,  # the features already have one row per box
             high_res_features=features[:-1] or None,
         )
         return masks[:, 0]
@@ -109,13 +109,13 @@ def _sam2() -> ModuleType:
         if error.name not in ("sam2", "hydra", "omegaconf"):
             raise
         raise SightlineError(
-            f"{error.name} is not installed, and the segmenter sam2 needs it; run: {INSTALL}\n"
-            "(or choose the segmenter sam2-hf, which needs nothing more)"
+            f"{error.name} is not installed, but the segmenter sam2 needs it; run: {INSTALL}\n"
+            "(or use the segmenter sam2-hf, which needs nothing else)"
         ) from error
 
 
 def _configuration(model: str, package: ModuleType) -> Path:
-    """The YAML of a published model, or the one that ``model`` is the path of."""
+    """The YAML of a published model, or the file at the path ``model``."""
     if model in MODELS:
         family, _, size = model.partition("-hiera-")
         folder = Path(package.__path__[0]) / "configs" / family
@@ -124,13 +124,13 @@ def _configuration(model: str, package: ModuleType) -> Path:
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
     raise SightlineError(
-        f"{model}: no such model of sam2; there are {', '.join(MODELS)}, or give the path of a "
+        f"{model}: no such sam2 model; use {', '.join(MODELS)}, or the path of a "
         "configuration (YAML)"
     )
 
 
 def _instantiate(path: Path) -> Any:
-    """The model that a configuration describes; classes of other packages are refused."""
+    """The model that a configuration describes; classes of other packages are rejected."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
@@ -144,7 +144,7 @@ def _instantiate(path: Path) -> Any:
         if foreign:
             raise SightlineError(
                 f"{path}: names {', '.join(foreign)}; a configuration may only name classes of "
-                "sam2.modeling, for to build one is to run it"
+                "sam2.modeling, because building a class runs its code"
             )
         extra = description.get("sam_mask_decoder_extra_args") or {}
         description["sam_mask_decoder_extra_args"] = {**extra, **_DECODER}
@@ -158,7 +158,7 @@ def _instantiate(path: Path) -> Any:
         AttributeError,
     ) as error:
         first = str(error).strip().splitlines()[0]
-        raise SightlineError(f"{path}: not a configuration of sam2 ({first})") from error
+        raise SightlineError(f"{path}: not a sam2 configuration ({first})") from error
 
 
 def _targets(value: Any) -> set[str]:
@@ -173,7 +173,7 @@ def _published(model: str, revision: str) -> Path:
     """Meta's checkpoint, from the hub or its cache."""
     if model not in MODELS:
         raise SightlineError(
-            f"{model}: a configuration of your own has no published weights; "
+            f"{model}: a custom configuration has no published weights; "
             "write weights: file:PATH or random:SEED"
         )
     from huggingface_hub import hf_hub_download

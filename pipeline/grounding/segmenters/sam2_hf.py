@@ -1,4 +1,4 @@
-"""The segmenter `sam2-hf`: SAM 2 by transformers' Sam2Model."""
+"""The segmenter `sam2-hf`: SAM 2 with transformers' Sam2Model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
 
 _KINDS = ("sam2", "sam2_video")
-"""Published checkpoints are of the video model; the image model is a part of it."""
+"""Published checkpoints are of the video model, which includes the image model."""
 
 
 def build(settings: Sam2HfSettings, device: torch.device, precision: str) -> PromptedSegmenter:
     """SAM 2 as ``settings`` describe it, on ``device``.
 
     Raises:
-        SightlineError: see `Pretrained`; or a checkpoint of another model.
+        SightlineError: see `Pretrained`; or a checkpoint of a different model.
     """
     check_precision(precision)
     source = Pretrained(settings.model, settings.weights_spec.revision)
@@ -31,7 +31,7 @@ def build(settings: Sam2HfSettings, device: torch.device, precision: str) -> Pro
     if found not in _KINDS:
         raise SightlineError(
             f"{settings.model}: this is a checkpoint of {found!r}, expected a SAM 2 "
-            f"({' or '.join(map(repr, _KINDS))}); name one, such as facebook/sam2.1-hiera-large"
+            f"({' or '.join(map(repr, _KINDS))}); use one, such as facebook/sam2.1-hiera-large"
         )
     model, identity = build_model(
         source, settings.weights_spec, Sam2Model, source.config(Sam2Config)

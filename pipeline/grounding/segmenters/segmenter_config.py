@@ -1,4 +1,4 @@
-"""What a user writes to ask for a segmenter."""
+"""A user's description of a segmenter."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class SegmenterSettings(FamilySettings):
         """The segmenter that this describes, ready on ``device``.
 
         Returns:
-            None where masks come with the grounder's boxes, and nothing is computed.
+            None if masks come with the grounder's boxes, and nothing is computed.
 
         Raises:
-            SightlineError: whatever keeps it from being built, in one message.
+            SightlineError: it cannot be built; one message gives the reason.
         """
 
 
@@ -54,7 +54,7 @@ class _Model(SegmenterSettings):
 
     @property
     def weights_spec(self) -> WeightsSpec:
-        """``weights``, taken apart."""
+        """``weights``, parsed."""
         return parse_weights(self.weights)
 
 
@@ -79,7 +79,7 @@ class DrawnSettings(SegmenterSettings):
 
 
 class Sam2Settings(_Model):
-    """SAM 2 by Meta's own code, the sam2 package.
+    """SAM 2 with Meta's code, the sam2 package.
 
     Attributes:
         model: ``sam2-hiera-{tiny,small,base-plus,large}``, the same with ``sam2.1``, or the path of
@@ -98,7 +98,7 @@ class Sam2Settings(_Model):
 
 
 class Sam2HfSettings(_Model):
-    """SAM 2 by transformers' Sam2Model.
+    """SAM 2 with transformers' Sam2Model.
 
     Attributes:
         model: folder, or hub name.
