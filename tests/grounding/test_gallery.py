@@ -1,4 +1,4 @@
-"""The page: what it says, that it says nothing else, and that text stays text."""
+"""The page: its content, nothing else, and escaped text."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_drops_and_reasons(page):
     assert "0.100 &lt; 0.3" in page
 
 
-def test_what_is_wrong_is_said_where_it_stands(page):
+def test_problems_are_shown_where_they_occur(page):
     assert "mask of 5 × 5 pixels, image of 120 × 200" in page
     assert "the caption reads &#39;capt&#39; there" in page
     assert "silent.jpg" not in page  # neither a phrase nor a drop

@@ -1,4 +1,4 @@
-"""Figures of a grounding, counted by hand on three small images."""
+"""Statistics of a grounding, counted by hand on three small images."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def batch() -> tuple[list[Tensor], list[Tensor]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The tiny SAM 2 with one set of random weights, as both back ends read it."""
+    """The tiny SAM 2 with one set of random weights, for both back ends."""
     pytest.importorskip("sam2", reason="the sam2 package is not installed")
     from transformers import Sam2Model
 
@@ -109,7 +109,7 @@ def test_masks_of_annotations_are_not_computed():
 
 
 @pytest.mark.parametrize("family", ["sam2", "sam2_hf"])
-def test_batched_is_one_by_one(family, batch, request):
+def test_a_batch_equals_one_by_one(family, batch, request):
     segmenter: PromptedSegmenter = request.getfixturevalue(family)
     images, boxes = batch
     together, masks = segmenter.logits(images, boxes), segmenter.segment(images, boxes)
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_another_model(folder, tmp_path):
         build(family="sam2-hf", model=str(tmp_path / "empty"))
 
 
-def test_configurations_that_are_none(folder, tmp_path):
+def test_invalid_configurations(folder, tmp_path):
     def model(text: str) -> str:
         (tmp_path / "mine.yaml").write_text(text)
         return str(tmp_path / "mine.yaml")
@@ -238,7 +238,7 @@ def test_published_weights_that_cannot_be_reached(folder, monkeypatch, tmp_path)
         build(family="sam2")
 
 
-def test_settings_that_are_wrong():
+def test_invalid_settings():
     with pytest.raises(ValidationError, match="not valid weights"):
         settings(family="sam2", weights="mine.pt")
     with pytest.raises(ValidationError, match="model"):
