@@ -198,8 +198,8 @@ LARGEST = 2**63 - 1
         (1000, 1, "outside", "bytes 1,000 to 1,001 of a file that has 1,000"),
         (0, LARGEST, "outside", "of a file that has 1,000"),
         (LARGEST, LARGEST, "outside", "of a file that has 1,000"),
-        (0, 1000, "changed", "the 1,000 bytes there now are not those"),
-        (100, 10, "changed", "the 10 bytes there now are not those"),
+        (0, 1000, "changed", "the 1,000 bytes there now differ from those"),
+        (100, 10, "changed", "the 10 bytes there now differ from those"),
     ],
 )
 def test_a_place_without_the_image(

@@ -61,7 +61,7 @@ def test_forms_of_weights() -> None:
     assert parse_weights("file:a:b.pt").value == "a:b.pt"
     assert parse_weights("random:17").seed == 17
     for wrong in ("", "openai", "file:", "random", "random:x", "random:-1", "Pretrained:x"):
-        with pytest.raises(ValueError, match="are no weights; write pretrained:TAG"):
+        with pytest.raises(ValueError, match="are not valid weights; write pretrained:TAG"):
             parse_weights(wrong)
     with pytest.raises(SightlineError, match="resnet18: weights: 'openai' are no weights"):
         named_encoder("resnet18", "openai")

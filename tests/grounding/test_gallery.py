@@ -130,7 +130,7 @@ def test_an_image_that_cannot_be_read_keeps_its_card(tmp_path):
     contents = read_contents(files.phrases, files.captions, files.images, limit=10)
     summary = write_gallery(contents, files.root, tmp_path / "page.html", "t")
     text = (tmp_path / "page.html").read_text()
-    assert "plain.jpg: the 11 bytes there now are not those" in text
+    assert "plain.jpg: the 11 bytes there now differ from those" in text
     assert "wrong.jpg: no such file" in text
     assert text.count('"photo":null') == 2
     assert summary.images == 3

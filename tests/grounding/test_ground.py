@@ -64,7 +64,7 @@ def test_every_record_is_exact(data, tmp_path):
         size, counts = row["mask"]["size"], row["mask"]["counts"]
         assert row["cutout_key"] == cutout_key(row["image_key"], size, counts, CROP_RULE)
     assert summary.counts["captions"] == 14
-    assert "7.0 an image" in str(summary)
+    assert "7.0 per image" in str(summary)
 
 
 def test_longest_selects_the_caption_that_training_uses(data, tmp_path):

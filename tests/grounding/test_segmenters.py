@@ -183,7 +183,7 @@ def test_sam2_not_installed_says_how_to_install_it(monkeypatch):
     with pytest.raises(SightlineError) as caught:
         build(family="sam2", weights="random:0")
     install = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
-    assert f"sam2 is not installed, and the segmenter sam2 needs it; run: {install}" in str(
+    assert f"sam2 is not installed, but the segmenter sam2 needs it; run: {install}" in str(
         caught.value
     )
 
@@ -225,7 +225,7 @@ def test_invalid_configurations(folder, tmp_path):
     ]:
         with pytest.raises(SightlineError, match=message):
             build(family="sam2", model=model(text), weights="random:0")
-    with pytest.raises(SightlineError, match=r"no such model of sam2; there are sam2-hiera-tiny"):
+    with pytest.raises(SightlineError, match=r"no such sam2 model; use sam2-hiera-tiny"):
         build(family="sam2", model="sam2.1-hiera-huge", weights="random:0")
     with pytest.raises(SightlineError, match="has no published weights"):
         build(family="sam2", model=str(folder / "tiny.yaml"))

@@ -52,7 +52,7 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
             "encoders.text.clip.family: unknown encoder family 'openclip'; did you mean 'open_c",
         ),
         ("datasets.scenes.kind", "scense", "scenes.kind: unknown kind of data set 'scense'; did"),
-        ("datasets.scenes.kind", None, "scenes.kind: is missing; there are scenes, pairs"),
+        ("datasets.scenes.kind", None, "scenes.kind: is missing; choose one of scenes, pairs"),
         ("datasets.scenes.source", None, "scenes.source: found None, expected the folder"),
         ("datasets.scenes", 3, "datasets: scenes: found int, expected a mapping"),
         (
