@@ -92,7 +92,7 @@ MISTAKES = [
     ("train --objective mcs --tokens x --student student --out x", "found neither"),
     (
         "train --objective mcse --set weight=1 --set weight=2 --tokens x --student y --out x",
-        "weight is given twice",
+        "weight appears twice",
     ),
     ("train --objective mcs --sentences x --tokens x --student student --out x", "mean 'mcse'?"),
     ("train --objective simcse --sentences x --tokens x --student y --out x", "no such manifest"),

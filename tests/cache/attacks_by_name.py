@@ -1,4 +1,4 @@
-"""File names and kinds of files that lead a reader out of the folder."""
+"""File names and file types that lead a reader out of the folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indexes whose Parquet lies, or would become far larger than it is."""
+"""Indexes whose Parquet lies, or would expand far beyond its size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _status(values: list[str]) -> Callable[[Any], Any]:
 
 
 def _bomb(f: Forger) -> None:
-    """A few thousand bytes that say a million rows, as run lengths do."""
+    """A few thousand bytes that encode a million rows as run lengths."""
     count = 1_000_000
     schema = pq.read_schema(f.index)
     table = pa.table(

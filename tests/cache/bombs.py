@@ -1,4 +1,4 @@
-"""Manifests as an attacker would make them: a megabyte at most that asks for gigabytes."""
+"""Manifests by an attacker: at most a megabyte that expands to gigabytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LONG = "x" * MILLION
 
 
 def _pointing(count: int, value: pa.Array) -> pa.DictionaryArray:
-    """``count`` rows that all are the one entry of a dictionary."""
+    """``count`` rows that all reference one dictionary entry."""
     return pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), value)
 
 
 def _write(path: Path, table: pa.Table, times: int = 1) -> None:
-    """The same rows ``times`` over; columns say nothing of having been dictionaries."""
+    """The same rows ``times`` over; columns do not reveal that they were dictionaries."""
     with pq.ParquetWriter(path, table.schema, compression="zstd", store_schema=False) as file:
         for _ in range(times):
             file.write_table(table)
@@ -72,7 +72,7 @@ def _long_list(path: Path) -> None:
 
 
 def _one_beginning(path: Path) -> None:
-    """400 phrases, each mask nothing but the one before, without a dictionary."""
+    """400 phrases, each with the previous mask, without a dictionary."""
     row = {field.name: None for field in PHRASES} | {"mask": {"size": [1, 1], "counts": LONG}}
     pq.write_table(
         pa.Table.from_pylist([row] * 400, schema=PHRASES),
@@ -85,7 +85,7 @@ def _one_beginning(path: Path) -> None:
 
 
 def _hidden_dictionary(path: Path) -> None:
-    """200,000 texts that together are a gigabyte, in a file of a megabyte.
+    """200,000 texts that total a gigabyte, in a file of a megabyte.
 
     Its footer is that of 200,000 texts of one letter, uncompressed and without a dictionary. Its
     pages are one long text and another that fills the megabyte, and 200,000 times the first.
@@ -119,13 +119,13 @@ def _plain(path: Path, texts: pa.Array, **options: Any) -> None:
 
 
 def _footer(path: Path) -> bytes:
-    """What follows the pages: the file's metadata, their length and the last four letters."""
+    """The end of the file: metadata, its length and the four-byte magic."""
     data = path.read_bytes()
     return data[-8 - int.from_bytes(data[-8:-4], "little") :]
 
 
 def zigzag(number: int, length: int = 1) -> bytes:
-    """A positive number as Thrift's compact protocol writes it, in at least ``length`` bytes."""
+    """A positive number in Thrift's compact protocol, in at least ``length`` bytes."""
     number *= 2
     data = bytearray()
     while number > 127 or len(data) < length - 1:
@@ -145,4 +145,4 @@ BOMBS: dict[str, tuple[Callable[[Path], None], pa.Schema]] = {
     "a footer that hides a dictionary": (_hidden_dictionary, SENTENCES),
     "a footer that hides a size": (_hidden_size, SENTENCES),
 }
-"""Name → what writes the file, and the manifest that it is given out to be."""
+"""Name → function that writes the file, and the kind of manifest it claims to be."""

@@ -1,4 +1,4 @@
-"""Sound feature sets, and how an attacker would forge them: every digest fits, and files lie."""
+"""Intact feature sets, and an attacker's forgeries: every digest matches, but the files lie."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS = keys_of_texts([str(i) for i in range(ROWS)])
 
 
 def write_set(folder: Path) -> None:
-    """A sound set of three shards, with one row in error."""
+    """An intact set of three shards, with one failed row."""
     with FeatureSetWriter(folder, SPEC) as writer:
         for batch in writer.plan(KEYS, batch_size=16, shard_bytes=30 * DIM * 2):
             rows = batch.keys[:, :DIM].astype(np.float32) / 7
@@ -43,7 +43,7 @@ def write_set(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Forger:
-    """Changes a sound set in ``folder``; ``outside`` holds a file that nobody may touch."""
+    """Changes an intact set in ``folder``; ``outside`` holds a file that must not be touched."""
 
     folder: Path
     outside: Path
@@ -54,7 +54,7 @@ class Forger:
         return found
 
     def commit(self, body: dict[str, Any]) -> None:
-        """A commit file that says ``body``, with the digest that it should have."""
+        """A commit file with content ``body`` and the matching digest."""
         text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
         (self.folder / FILE_NAME).write_bytes((text + "\n").encode("utf-8", "surrogatepass"))
 
@@ -67,7 +67,7 @@ class Forger:
         return self.folder / self.body()["index"]["name"]
 
     def refit(self) -> None:
-        """Sizes and hashes in the commit file become those of the files."""
+        """Update sizes and hashes in the commit file to match the files."""
         body = self.body()
         for file in (body["index"], *body["shards"]):
             path = self.folder / file["name"]
@@ -77,7 +77,7 @@ class Forger:
         self.commit(body)
 
     def hdf5(self, fill: Callable[[h5py.File, int], None]) -> None:
-        """Replace the first shard by an HDF5 file with keys and whatever ``fill`` makes."""
+        """Replace the first shard with an HDF5 file with keys and the output of ``fill``."""
         rows = self.body()["shards"][0]["rows"]
         path = self.shard
         with h5py.File(path) as file:
@@ -102,14 +102,14 @@ class Forger:
         sizes = features.nbytes, keys.nbytes
         data = path.read_bytes()
         for before, after, size in zip(old, move(*old, len(data)), sizes, strict=True):
-            found = struct.pack("<QQ", before, size)  # as the layout message has it
+            found = struct.pack("<QQ", before, size)  # as in the layout message
             assert data.count(found) == 1
             data = data.replace(found, struct.pack("<QQ", after % 2**64, size))
         path.write_bytes(data)
         self.refit()
 
     def table(self, **changes: Any) -> None:
-        """Replace columns of the index, or the way in which it is written."""
+        """Replace columns of the index, or its write options."""
         options = changes.pop("options", {})
         table = pq.read_table(self.index)
         for name, values in changes.items():
@@ -139,4 +139,4 @@ def harmful_pickle(outside: Path) -> bytes:
 
 
 Attacks = dict[str, tuple[Callable[[Forger], None], str]]
-"""Name → how the set is forged, and what the refusal says."""
+"""Name → how the set is forged, and part of the error message."""

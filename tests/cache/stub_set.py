@@ -1,4 +1,4 @@
-"""A feature set that a stub fills: the row of a key is a function of the key alone."""
+"""A feature set filled by a stub: a row is a function of its key only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fill(
     batch_size: int = 16,
     **options,
 ) -> tuple[FeatureSetRecord | None, int]:
-    """Bring the set to ``keys``; its record (None when stopped) and the rows that were computed."""
+    """Update the set to ``keys``; returns its record (None if stopped) and the computed rows."""
     computed = 0
     with FeatureSetWriter(folder, spec) as writer:
         batches = writer.plan(keys, batch_size=batch_size, shard_bytes=SHARD_BYTES, **options)

@@ -1,4 +1,4 @@
-"""A small set of tables of every kind, how each is read, and a forger of their records."""
+"""A small set of tables of every kind, their readers, and a forger of their records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def settings(block_images: int = 2) -> GroundSettings:
 
 
 def photographs(folder: Path, count: int = 7) -> DataSet:
-    """Photographs with captions; those of odd number have one without any phrase."""
+    """Photographs with captions; every second one has a caption without phrases."""
     data = DataSet(folder)
     for i in range(count):
         data.add(f"{i}.png", *WORDS[i % 3 :], *["a b"] * (i % 2))
@@ -77,7 +77,7 @@ def make_phrase_tokens(folder: Path) -> None:
 
 
 def make_all(folder: Path) -> Path:
-    """``folder`` with a set of each kind, named by it."""
+    """``folder`` with a set of each kind, named after it."""
     data = photographs(folder / "data")
     make_grounding(data, folder / "grounding")
     make_cutouts(data, folder / "grounding", folder / "cutouts")
@@ -97,7 +97,7 @@ def read(folder: Path, kind: TableKind) -> list[pa.Table]:
 
 @dataclass(frozen=True)
 class Forger:
-    """Changes a sound set of tables as somebody would who can make every digest fit."""
+    """Changes an intact set of tables like an attacker who fixes up every digest."""
 
     folder: Path
 
@@ -107,7 +107,7 @@ class Forger:
         return found
 
     def commit(self, body: dict[str, Any], refit: bool = True) -> None:
-        """A commit file that says ``body``, with its own digest made to fit."""
+        """A commit file with content ``body`` and the matching digest."""
         if refit:
             spec = body["spec"]
             body["fingerprint"] = TableSpec.model_construct(**spec).fingerprint
@@ -124,7 +124,7 @@ class Forger:
         return self.folder / self.body()["shards"][number]["tables"][name]["name"]
 
     def replace(self, name: str, write: Callable[[Path], None], rows: int | None = None) -> None:
-        """Put another file in the place of a table of the first shard; the record agrees."""
+        """Replace a table of the first shard with another file; the record agrees."""
         body = self.body()
         file = body["shards"][0]["tables"][name]
         (self.folder / file["name"]).unlink()

@@ -1,4 +1,4 @@
-"""One tar, trusted by nobody; and what differs between two sets."""
+"""One tar, never trusted; and the differences between two sets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pack(archive, content, kind=tarfile.USTAR_FORMAT) -> None:
             tar.addfile(info, io.BytesIO(data))
 
 
-def test_there_and_back_again(archive, tmp_path):
+def test_export_and_import_round_trip(archive, tmp_path):
     record = import_set(archive, tmp_path / "other" / "set")
     assert record.rows == len(KEYS)
     assert files(tmp_path / "other" / "set") == files(tmp_path / "set")
@@ -71,7 +71,7 @@ SHARD = f"shard-{'0' * 32}.h5"
         (named("sub", tarfile.DIRTYPE), "not a plain file"),
     ],
 )
-def test_what_the_record_does_not_name_is_refused(archive, tmp_path, extra, message):
+def test_files_that_the_record_does_not_list_are_refused(archive, tmp_path, extra, message):
     content = members(archive)
     pack(archive, [content[0], extra, *content[1:]])
     before = sorted(tmp_path.rglob("*"))
@@ -90,7 +90,7 @@ def test_extended_headers_are_refused_unread(archive, tmp_path):
 
 
 @pytest.mark.parametrize("number", range(2, 6))
-def test_other_bytes_than_the_record_names_are_refused(archive, tmp_path, number):
+def test_bytes_that_differ_from_the_record_are_refused(archive, tmp_path, number):
     content = members(archive)
     data = bytearray(content[number][1])
     data[len(data) // 2] ^= 1
@@ -101,7 +101,7 @@ def test_other_bytes_than_the_record_names_are_refused(archive, tmp_path, number
     assert not (tmp_path / "new").exists()
 
 
-def test_every_cut_is_noticed(archive, tmp_path):
+def test_every_truncation_is_detected(archive, tmp_path):
     data = archive.read_bytes()
     whole_records = range(0, len(data), tarfile.RECORDSIZE)
     for length in [*range(0, len(data) - 1024, 700), *whole_records, 511, 513]:
@@ -111,7 +111,7 @@ def test_every_cut_is_noticed(archive, tmp_path):
         assert not (tmp_path / "new").exists()
 
 
-def test_a_set_that_is_there_is_left_alone(archive, tmp_path):
+def test_an_existing_set_is_left_alone(archive, tmp_path):
     before = files(tmp_path / "set")
     with pytest.raises(CacheError, match="already holds a set"):
         import_set(archive, tmp_path / "set")
@@ -135,7 +135,7 @@ def test_an_archive_begins_with_its_record(archive, tmp_path):
         import_set(archive, tmp_path / "new")
 
 
-def test_rows_added_gone_and_changed_are_counted(tmp_path):
+def test_added_removed_and_changed_rows_are_counted(tmp_path):
     fill(tmp_path / "a", KEYS[:80], failing=frozenset([KEYS[0].tobytes()]))
     with FeatureSetWriter(tmp_path / "b", SPEC) as writer:
         for batch in writer.plan(KEYS[10:], batch_size=100):
@@ -153,13 +153,13 @@ def test_rows_added_gone_and_changed_are_counted(tmp_path):
     assert (found.added_failures, found.gone_failures, found.why) == (0, 1, ())
 
 
-def test_a_set_is_no_different_from_itself(tmp_path):
+def test_a_set_does_not_differ_from_itself(tmp_path):
     fill(tmp_path / "a")
     found = compare(tmp_path / "a", tmp_path / "a")
     assert (found.same, found.changed, found.largest_change) == (len(KEYS), 0, 0)
 
 
-def test_another_dtype_is_said(tmp_path):
+def test_a_different_dtype_is_reported(tmp_path):
     fill(tmp_path / "a")
     fill(tmp_path / "b", spec=SPEC.model_copy(update={"dtype": "float32"}))
     found = compare(tmp_path / "a", tmp_path / "b")
@@ -168,7 +168,7 @@ def test_another_dtype_is_said(tmp_path):
     assert found.same + found.changed == len(KEYS)
 
 
-def test_rows_of_other_lengths_are_not_compared(tmp_path):
+def test_rows_of_different_lengths_are_not_compared(tmp_path):
     fill(tmp_path / "a")
     spec = SPEC.model_copy(update={"dim": 4})
     with FeatureSetWriter(tmp_path / "b", spec) as writer:

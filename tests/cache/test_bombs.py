@@ -1,4 +1,4 @@
-"""Manifests that would become gigabytes: refused, quickly and in little memory."""
+"""Manifests that would expand to gigabytes: rejected quickly and in little memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_bomb_is_refused(bombs: Path, name: str) -> None:
 
 
 def read_all(bombs: Path, way: str) -> dict[str, str]:
-    """What comes of reading every bomb in a process of little memory."""
+    """The results of reading every bomb in a process with little memory."""
     found = subprocess.run(
         [sys.executable, __file__, way, *(str(bombs / name) for name in BOMBS)],
         capture_output=True,
@@ -93,7 +93,7 @@ def test_a_page_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_a_damaged_page_header_is_no_crash(tmp_path_factory, data) -> None:
+def test_a_damaged_page_header_does_not_crash(tmp_path_factory, data) -> None:
     path = tmp_path_factory.mktemp("damaged") / "sentences.parquet"
     write_manifest(path, pa.table({"text": ["a", "b", "a"]}, schema=SENTENCES), SENTENCES)
     with pq.ParquetFile(path) as file:

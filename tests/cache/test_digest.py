@@ -28,17 +28,17 @@ VALUE = {"b": [1, 2.5, None, True], "a": {"ü": "é", "z": 1e-05}}
         ),
     ],
 )
-def test_a_digest_is_what_it_was(form, expected):
+def test_a_digest_has_not_changed(form, expected):
     assert digest(VALUE, **form) == expected
 
 
-def test_fingerprints_are_what_they_were():
+def test_fingerprints_have_not_changed():
     assert SPEC.fingerprint == "80f79693d040d286b9b0acceb7c6788d774079145e48c8bd48e092c89d8e4fc6"
     spec = TableSpec(kind="tokens", description=VALUE)
     assert spec.fingerprint == "c57bb4bc2eefb500f1b4302b6253cd611c4b59631fee0f0726b2f8b5e2d20271"
 
 
-def test_the_name_of_a_model_config_is_what_it_was():
+def test_the_name_of_a_model_config_has_not_changed():
     text = {"name": "ü"}
     config = {"embed_dim": 8, "vision_cfg": {"layers": 2, "eps": 1e-5}, "text_cfg": text}
     assert _config_digest(config) == "084e347becd7"
@@ -53,7 +53,7 @@ class Tokenizer:
         return {"é": 1, "a": 0}
 
 
-def test_the_digest_of_a_tokenizer_is_what_it_was():
+def test_the_digest_of_a_tokenizer_has_not_changed():
     expected = "51115bfb7e773200bdcef5c054a93f3e03941153415fb851ce1186914ff71329"
     assert tokenizer_sha256(Tokenizer()) == expected
 

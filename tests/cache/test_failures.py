@@ -1,4 +1,4 @@
-"""The list of rows in error, with the names that files can have."""
+"""The list of failed rows, with unusual file names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = bytes(range(32))
         "a\nb.jpg",
     ],
 )
-def test_reasons_are_read_back_whatever_the_file_is_called(path, tmp_path):
+def test_reasons_are_read_back_for_any_file_name(path, tmp_path):
     listed = FailureList(tmp_path / "failures.jsonl")
     listed.add({KEY: {"code": "unreadable", "path": path, "reason": "cut short"}})
     listed.write()
@@ -31,7 +31,7 @@ def test_reasons_are_read_back_whatever_the_file_is_called(path, tmp_path):
     assert [each["path"] for each in again.entries()] == [path]
 
 
-def test_a_list_is_begun_only_where_something_failed(tmp_path):
+def test_a_list_is_written_only_after_a_failure(tmp_path):
     listed = FailureList(tmp_path / "failures.jsonl")
     listed.write()
     assert not listed.path.exists()

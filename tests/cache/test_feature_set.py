@@ -1,4 +1,4 @@
-"""Feature sets: what is written is read back, whole, in any order, and only by its right name."""
+"""Feature sets: written rows are read back completely, in any order, and only by their keys."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sightline.digest import digest
 
 
 def write(folder: Path, keys: np.ndarray = KEYS, **options):
-    """The record of a set that a stub fills; None when stopped before publishing."""
+    """The record of a set filled by a stub; None if stopped before publishing."""
     return fill(folder, keys, **options)[0]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_rows_come_back_in_the_order_asked_across_shards(tmp_path, dtype):
+def test_rows_are_returned_in_the_requested_order_across_shards(tmp_path, dtype):
     write(tmp_path / "set", spec=SPEC.model_copy(update={"dtype": dtype}))
     features = FeatureSet.open(tmp_path / "set")
     asked = KEYS[np.random.default_rng(0).integers(0, len(KEYS), 500)]
@@ -81,7 +81,7 @@ def test_a_row_that_cannot_be_stored_is_an_error_row(tmp_path, value):
     assert list(FeatureSet.open(tmp_path / "set").failed.values()) == ["not_finite"]
 
 
-def test_an_interrupted_run_goes_on_and_leaves_the_same_bytes(tmp_path):
+def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):
     write(tmp_path / "whole")
     for stop in (0, 1, 3, 2):
         assert write(tmp_path / "cut", stop_after=stop) is None
@@ -111,7 +111,7 @@ def broken_off(folder, blocks=3, spec=SPEC):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_block_is_named_and_computed_again(tmp_path, damage):
+def test_a_damaged_block_is_named_and_recomputed(tmp_path, damage):
     first, *_ = broken_off(tmp_path / "set")
     data = first.read_bytes()
     flipped = data[:-1] + bytes([data[-1] ^ 1])
@@ -126,7 +126,7 @@ def test_a_damaged_block_is_named_and_computed_again(tmp_path, damage):
     assert files(tmp_path / "set") == files(tmp_path / "whole")
 
 
-def test_blocks_of_another_encoder_are_of_no_use(tmp_path):
+def test_blocks_of_another_encoder_are_not_used(tmp_path):
     other = SPEC.model_copy(update={"precision": "bf16"})
     broken_off(tmp_path / "set", spec=other)
     with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
@@ -166,7 +166,7 @@ def test_the_content_digest_is_that_of_sorted_keys_and_their_rows(tmp_path, monk
     assert record.content_digest == expected.hexdigest()
 
 
-def test_growing_computes_only_what_is_new_and_says_the_same(tmp_path):
+def test_growing_computes_only_new_rows_and_gives_the_same_content(tmp_path):
     clean = write(tmp_path / "clean")
     write(tmp_path / "grown", KEYS[:60])
     with FeatureSetWriter(tmp_path / "grown", SPEC) as writer:
@@ -177,7 +177,7 @@ def test_growing_computes_only_what_is_new_and_says_the_same(tmp_path):
     assert verify(tmp_path / "grown") == []
 
 
-def test_rows_that_are_no_longer_wanted_are_gone(tmp_path):
+def test_rows_that_are_no_longer_wanted_are_dropped(tmp_path):
     write(tmp_path / "set")
     small, clean = write(tmp_path / "set", KEYS[:10]), write(tmp_path / "clean", KEYS[:10])
     assert small.content_digest == clean.content_digest
@@ -209,7 +209,7 @@ def test_an_open_set_survives_pickling(tmp_path):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 99), unique=True, min_size=1), st.integers(1, 40))
-def test_the_order_of_the_manifest_and_the_batches_of_workers_do_not_show(tmp_path_factory, ids, n):
+def test_manifest_order_and_worker_batches_do_not_matter(tmp_path_factory, ids, n):
     keys = KEYS[ids]
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     first = write(one / "set", keys, batch_size=n)
@@ -219,7 +219,7 @@ def test_the_order_of_the_manifest_and_the_batches_of_workers_do_not_show(tmp_pa
 
 
 class TestDamage:
-    """A set that is not as its record says is refused with the file and what to do."""
+    """A set that does not match its record is rejected with the file and a remedy."""
 
     @pytest.fixture
     def folder(self, tmp_path):
@@ -230,7 +230,7 @@ class TestDamage:
         with pytest.raises(CacheError, match="no feature set here"):
             FeatureSet.open(tmp_path)
 
-    def test_record_cut_short(self, folder):
+    def test_truncated_record(self, folder):
         path = folder / FILE_NAME
         path.write_bytes(path.read_bytes()[:200])
         with pytest.raises(CacheError, match="truncated or not JSON"):
@@ -254,7 +254,7 @@ class TestDamage:
         with pytest.raises(CacheError, match="not allowed"):
             FeatureSet.open(folder)
 
-    def test_a_shard_cut_short(self, folder):
+    def test_a_truncated_shard(self, folder):
         shard = next(folder.glob("shard-*"))
         shard.write_bytes(shard.read_bytes()[:-1])
         with pytest.raises(CacheError, match="truncated or changed"):
@@ -310,7 +310,7 @@ class TestDamage:
 
     @staticmethod
     def rewrite(folder: Path, **changes: object) -> None:
-        """Change the record and make its digest fit, as a forger would."""
+        """Change the record and update its digest, as a forger would."""
         body = json.loads((folder / FILE_NAME).read_text())
         del body["digest"]
         body.update(changes)

@@ -1,4 +1,4 @@
-"""Whatever bit of a feature set flips, and wherever a file is cut, verify names the file."""
+"""For any flipped bit and any truncated file of a feature set, verify names the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.cache import CacheError, FeatureSet, verify
 
 
 def damage(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """``data`` with one bit flipped or its end cut off, and which it was."""
+    """``data`` with one bit flipped or truncated, and a description of the damage."""
     if rng.random() < 0.1:
         length = rng.randrange(len(data))
         return data[:length], f"cut to {length} bytes"

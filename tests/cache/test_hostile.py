@@ -1,4 +1,4 @@
-"""A stranger's feature set: refused with a clear error, and nothing outside it is touched."""
+"""A hostile feature set: rejected with a clear error, and nothing outside it is touched."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of somebody else, laid out as an attacker would like it."""
+    """A foreign file, laid out to suit an attacker."""
     path = tmp_path_factory.mktemp("outside") / "secret.h5"
     with h5py.File(path, "w") as file:
         file["features"] = zeros(ROWS)
@@ -55,7 +55,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def untouched(folder: Path) -> Iterator[None]:
-    """Fails when anybody, C libraries included, opens or changes a file in ``folder``."""
+    """Fails if anything, including C libraries, opens or changes a file in ``folder``."""
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "inotify_init1"):
         yield
@@ -87,7 +87,7 @@ def test_a_forged_set_is_refused(sound: Path, outside: Path, tmp_path: Path, nam
         assert str(tmp_path) in str(refused.value)
         assert "\x1b" not in str(refused.value)
         assert len(str(refused.value)) < 2000
-        assert verify(folder)  # the same in words, and no exception
+        assert verify(folder)  # the same as a message, without an exception
     assert sorted(path.name for path in outside.parent.iterdir()) == [outside.name]
 
 
@@ -109,7 +109,7 @@ def test_no_forged_set_takes_the_machine_down(sound: Path, outside: Path, tmp_pa
 
 
 def _open_all(root: Path, sound: Path) -> None:
-    """Open every set below ``root`` with little memory, and say what came of each."""
+    """Open every set below ``root`` with little memory, and report the results."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     used = pages * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, -1))
@@ -134,7 +134,7 @@ def begin(run: Path, name: str, precious: Path) -> None:
 
 
 class TestAWriterAmongLinks:
-    """Links that lie where a run writes lead nowhere."""
+    """A run does not write through links in its way."""
 
     @pytest.fixture
     def precious(self, tmp_path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Only what is new is computed; what is dropped, copied or put together says the same."""
+"""Only new rows are computed; dropping, copying and merging keep the content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sightline.errors import BusyError
 BAD = frozenset(key.tobytes() for key in KEYS[3:6])
 
 
-def test_rows_in_error_are_computed_again_only_when_asked(tmp_path):
+def test_failed_rows_are_recomputed_only_on_request(tmp_path):
     first, _ = fill(tmp_path / "set", failing=BAD)
     assert fill(tmp_path / "set")[1] == 0
     record, computed = fill(tmp_path / "set", retry_failed=True)
@@ -29,7 +29,7 @@ def test_rows_in_error_are_computed_again_only_when_asked(tmp_path):
     assert (tmp_path / "set.run" / "failures.jsonl").read_text() == ""
 
 
-def test_rows_that_fail_again_stay_in_error(tmp_path):
+def test_rows_that_fail_again_stay_failed(tmp_path):
     first, _ = fill(tmp_path / "set", failing=BAD)
     record, computed = fill(tmp_path / "set", failing=BAD, retry_failed=True)
     assert (computed, record.content_digest) == (3, first.content_digest)
@@ -37,7 +37,7 @@ def test_rows_that_fail_again_stay_in_error(tmp_path):
     assert {bytes.fromhex(json.loads(line)["key"]) for line in listed} == BAD
 
 
-def test_an_interrupted_run_can_be_continued_with_its_failures_tried_again(tmp_path):
+def test_an_interrupted_run_can_resume_and_retry_its_failures(tmp_path):
     assert fill(tmp_path / "set", failing=BAD, stop_after=6)[0] is None
     record, _ = fill(tmp_path / "set", retry_failed=True)
     assert (record.rows, record.failed) == (len(KEYS), 0)
@@ -77,7 +77,7 @@ def test_where_copied_rows_were_computed_stays_on_record(tmp_path):
     assert [shard.computed for shard in record.shards] == [{"device": "a GPU + cpu"}]
 
 
-def test_dropped_rows_come_back_from_the_disk_until_gc(tmp_path):
+def test_dropped_rows_are_restored_from_disk_until_gc(tmp_path):
     folder = tmp_path / "set"
     clean, _ = fill(folder)
     fill(folder, KEYS[10:])
@@ -91,7 +91,7 @@ def test_dropped_rows_come_back_from_the_disk_until_gc(tmp_path):
     assert fill(folder)[1] == 10
 
 
-def test_gc_removes_what_the_set_no_longer_names_and_nothing_else(tmp_path):
+def test_gc_removes_only_what_the_set_no_longer_references(tmp_path):
     folder = tmp_path / "set"
     fill(folder, KEYS[:50])
     fill(folder)
@@ -124,7 +124,7 @@ def test_compact_leaves_full_shards_alone(tmp_path):
     assert {path: path.stat().st_ino for path in (tmp_path / "set").glob("shard-*")} == before
 
 
-def test_too_many_small_shards_are_put_together_by_a_run(tmp_path):
+def test_a_run_merges_too_many_small_shards(tmp_path):
     folder = tmp_path / "set"
     for stop in range(1, MAX_SMALL_SHARDS + 3):
         record, computed = fill(folder, KEYS[:stop])
@@ -176,7 +176,7 @@ STEPS = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(STEPS)
-def test_after_any_history_a_set_says_what_a_clean_run_says(tmp_path_factory, steps):
+def test_after_any_history_a_set_equals_that_of_a_clean_run(tmp_path_factory, steps):
     folder = tmp_path_factory.mktemp("history") / "set"
     clean = tmp_path_factory.mktemp("clean") / "set"
     fill(clean)

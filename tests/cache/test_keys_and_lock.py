@@ -1,4 +1,4 @@
-"""Keys are found whatever their bytes are, and two writers never meet."""
+"""Keys are found regardless of their bytes, and two writers exclude each other."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_sorting_is_the_order_of_the_bytes(held):
     assert [row.tobytes() for row in keys[sort_order(keys)]] == sorted(held)
 
 
-def test_keys_of_another_size_are_refused():
+def test_keys_of_the_wrong_size_are_refused():
     with pytest.raises(ValueError, match="32"):
         as_keys([b"short"])
     with pytest.raises(ValueError, match=r"uint8 \[n, 32\]"):
@@ -172,7 +172,7 @@ def test_a_file_system_that_cannot_rename_over_a_file_is_named(tmp_path, monkeyp
 
 
 def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path):
-    """In processes of their own: the kernel gives one process every lock that it asks for."""
+    """In separate processes: the kernel grants one process every lock it requests."""
     code = (
         "import sys; from pathlib import Path; from sightline.lock import WriterLock\n"
         "lock = WriterLock(Path(sys.argv[1]), sys.argv[2], join=True)\n"

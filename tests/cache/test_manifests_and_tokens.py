@@ -1,4 +1,4 @@
-"""Manifests and token sets round-trip, and name what is wrong with them."""
+"""Manifests and token sets round-trip, and errors say what is wrong."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_manifest_of_another_kind_is_refused(tmp_path):
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 99), max_size=8), min_size=1, max_size=12), st.data())
-def test_token_rows_are_gathered_in_the_order_asked(tmp_path_factory, ids, data):
+def test_token_rows_are_gathered_in_the_requested_order(tmp_path_factory, ids, data):
     folder = tmp_path_factory.mktemp("tokens")
     keys = keys_of_texts([str(i) for i in range(len(ids))])
     write_tokens(folder, HEADER, keys, ids)

@@ -1,4 +1,4 @@
-"""The rule for outputs: files of our own, by name, that a record lists."""
+"""The rule for outputs: only our own files, listed by name in a record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opened(folder: Path, *inputs: Path) -> Output:
 
 
 def publish(folder: Path, **files: str) -> None:
-    """Make ``folder`` hold these files; ``__`` in a name stands for a folder."""
+    """Publish these files in ``folder``; ``__`` in a name means a subfolder."""
     with opened(folder) as output, output.scratch() as made:
         for name, text in files.items():
             path = made / name.replace("__", "/")
@@ -48,7 +48,7 @@ def test_files_replace_those_that_the_record_lists(tmp_path):
     assert json.loads((tmp_path / "out" / RECORD).read_text())["files"] == ["a", "d"]
 
 
-def test_a_folder_that_is_empty_then_goes(tmp_path):
+def test_an_emptied_folder_is_removed(tmp_path):
     publish(tmp_path / "out", sub__deep__c="1")
     publish(tmp_path / "out", a="2")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a", RECORD]
@@ -90,7 +90,7 @@ def test_a_folder_of_ours_that_became_a_link_is_not_written_through(tmp_path):
 @pytest.mark.parametrize(
     "text", ["{}", "[]", "no json", '{"schema": "mine", "files": []}', '{"files": ["a"]}']
 )
-def test_a_record_of_somebody_else_is_refused(tmp_path, text):
+def test_a_foreign_record_is_refused(tmp_path, text):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / RECORD).write_text(text)
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_claims_make_a_killed_run_s_files_ours(tmp_path):
         output.move_in(made)
     assert read_claims(tmp_path / "out", RECORD) == {"b"}
     with (tmp_path / "out/dataset.claims").open("a") as file:
-        file.write('"to')  # cut short by another kill
+        file.write('"to')  # truncated by another kill
     with opened(tmp_path / "out") as output:
         assert output.owned == {"a", "b", RECORD}
         output.claim(["c"])
@@ -127,7 +127,7 @@ def test_claims_make_a_killed_run_s_files_ours(tmp_path):
     assert names_in(tmp_path) == ["out/a", f"out/{RECORD}"]
 
 
-def test_a_folder_comes_whole_and_its_files_are_ours(tmp_path):
+def test_a_folder_is_moved_whole_and_its_files_are_ours(tmp_path):
     def moved(name: str) -> None:
         with opened(tmp_path / "out") as output, output.scratch() as made:
             (made / "new").mkdir()
@@ -144,7 +144,7 @@ def test_a_folder_comes_whole_and_its_files_are_ours(tmp_path):
     assert (tmp_path / "out/steps/2").read_text() == "mine"
 
 
-def test_a_file_of_the_same_bytes_is_taken_over(tmp_path):
+def test_a_file_with_the_same_bytes_is_adopted(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/a").write_text("1")
     publish(tmp_path / "out", a="1")
@@ -153,7 +153,7 @@ def test_a_file_of_the_same_bytes_is_taken_over(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lock", "plan", "failures.jsonl"])
-def test_a_run_folder_of_somebody_else_is_refused(tmp_path, name):
+def test_a_foreign_run_folder_is_refused(tmp_path, name):
     (tmp_path / "out.run").mkdir()
     (tmp_path / "out.run" / name).write_text("years of work")
     with pytest.raises(SightlineError, match=r"out\.run.*belongs? to something else"):

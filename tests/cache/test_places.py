@@ -1,4 +1,4 @@
-"""Where an image's bytes are: what a manifest may say, and what it may not."""
+"""Where an image's bytes are: valid and invalid manifests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUMBERS = st.integers(0, 2**63 - 1)
 
 
 @given(st.lists(st.one_of(st.none(), st.tuples(NUMBERS, NUMBERS))))
-def test_a_place_is_what_the_row_says(found):
+def test_a_place_matches_its_row(found):
     rows = [
         {} if each is None else dict(zip(("offset", "length"), each, strict=True)) for each in found
     ]
@@ -42,7 +42,7 @@ def test_a_place_is_what_the_row_says(found):
     assert places_of(NAME, table(*rows).select(IMAGES.names[::-1])) == places
 
 
-def test_a_place_is_named_as_a_stretch_of_its_file():
+def test_a_place_is_shown_as_a_byte_range_of_its_file():
     assert str(Place(Path("a/b.jpg"))) == f"{Place(Path('a/b.jpg'))}" == "a/b.jpg"
     assert str(Place(Path("a/b.tar"), 1024, 5000)) == "a/b.tar[1024:+5000]"
     assert str(Place(Path("b.tar"), 0, 0).below(Path("/photos"))) == "/photos/b.tar[0:+0]"
@@ -60,14 +60,14 @@ def test_a_place_is_named_as_a_stretch_of_its_file():
         ({"path": None}, "has no path, expected the file that contains it"),
     ],
 )
-def test_a_row_that_is_no_place_is_named(row, says):
+def test_a_row_with_an_invalid_place_is_named(row, says):
     expected = re.escape("images.parquet: image 'b' (row 1) ") + ".*" + re.escape(says)
     with pytest.raises(CacheError, match=expected):
         places_of(NAME, table({}, {"image_id": "b", **row}, {}))
 
 
 def write_old(path: Path) -> None:
-    """A manifest as it was before images had places."""
+    """A manifest from before images had places."""
     names = [name for name in IMAGES.names if name not in ("offset", "length")]
     old = pa.schema([IMAGES.field(name) for name in names], metadata={"sightline": "images/1"})
     write_manifest(path, table({}).select(names).cast(old), old)
@@ -86,7 +86,7 @@ def test_preparing_again_replaces_a_manifest_of_the_older_kind(tmp_path):
     assert places_of(NAME, read_manifest(tmp_path / "out" / NAME, IMAGES)) == [Place(Path("a.tar"))]
 
 
-def test_images_that_are_files_of_their_own(tmp_path):
+def test_images_in_separate_files(tmp_path):
     columns = {name: [value] * 3 for name, value in SOUND.items()}
     write_manifest(tmp_path / NAME, pa.table({**columns, **whole_files(3)}, schema=IMAGES), IMAGES)
     assert places_of(NAME, read_manifest(tmp_path / NAME, IMAGES)) == [Place(Path("a.tar"))] * 3

@@ -1,4 +1,4 @@
-"""COCO's run-length code: any mask survives it, and known strings come out."""
+"""COCO's run-length encoding: any mask round-trips, and known strings match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What grows with the number of rows: bytes a key, measured, so that no step hoards Python objects.
+"""Memory per key, measured, so that no step accumulates Python objects.
 
 A key is 32 bytes, and one as a Python object 65 or more: a set of them anywhere shows here.
 """
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bytes_a_row(step: Callable[[], object]) -> float:
-    """The most that NumPy and Python hold during ``step`` beyond FIXED, for each row."""
+    """Peak memory of NumPy and Python during ``step`` beyond FIXED, per row."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -80,7 +80,7 @@ def test_adding_and_dropping_a_hundredth(folder: Path) -> None:
     assert len(FeatureSet.open(folder)) == ROWS
 
 
-def test_an_interrupted_run_that_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_that_resumes(tmp_path: Path) -> None:
     with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
         for batch in writer.plan(keys(0, ROWS), batch_size=1024)[:-1]:
             writer.add(batch.keys, batch.keys[:, :DIM].astype(np.float32))

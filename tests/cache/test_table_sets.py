@@ -1,4 +1,4 @@
-"""Groundings, cut-outs, tokens and phrase tokens: every damage is named, and only it is undone."""
+"""Groundings, cut-outs, tokens and phrase tokens: all damage is named, and only it is repaired."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(made: Path, tmp_path: Path) -> Path:
-    """A copy of `made` to do as one likes with."""
+    """A copy of `made` to modify freely."""
     return Path(shutil.copytree(made, tmp_path / "world"))
 
 
@@ -69,11 +69,11 @@ def sightline(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     return int(caught.value.code or 0)
 
 
-# --- sound sets
+# --- intact sets
 
 
 @every_kind
-def test_a_sound_set_has_no_faults_there_and_back_again(world: Path, kind: TableKind) -> None:
+def test_an_intact_set_has_no_faults_after_export_and_import(world: Path, kind: TableKind) -> None:
     export_set(world / kind, world / "set.tar")
     import_set(world / "set.tar", world / "other")
     assert files(world / "other") == files(world / kind)
@@ -84,7 +84,7 @@ def test_a_sound_set_has_no_faults_there_and_back_again(world: Path, kind: Table
 
 
 @every_kind
-def test_what_verify_tells_of_its_progress_adds_up(world: Path, kind: TableKind) -> None:
+def test_progress_of_verify_adds_up(world: Path, kind: TableKind) -> None:
     told: list[int] = []
     assert verify(world / kind, told.append) == []
     assert sum(told) == bytes_to_verify(read_record(world / kind))
@@ -130,7 +130,7 @@ def replaced(path: Path, data: bytes) -> Iterator[None]:
 
 
 def expect_noticed(folder: Path, kind: TableKind, sound: list[pa.Table], named: str) -> None:
-    """Verify names the file; a reader refuses, or reads what was there before."""
+    """Verify names the file; a reader rejects it, or reads the original content."""
     faults = verify(folder)
     assert faults
     assert any(named in fault for fault in faults)
@@ -139,7 +139,7 @@ def expect_noticed(folder: Path, kind: TableKind, sound: list[pa.Table], named: 
 
 
 def damages(folder: Path, kind: TableKind, count: int, seed: int) -> None:
-    """Flip bits and cut ends, of every file as often."""
+    """Flip bits and truncate, equally often for every file."""
     rng = random.Random(f"{kind} {seed}")
     sound = read(folder, kind)
     paths = sorted(folder.iterdir())
@@ -175,7 +175,7 @@ def test_every_byte_of_the_commit_file(world: Path, kind: TableKind) -> None:
 
 
 @every_kind
-def test_bytes_too_many_a_file_gone_and_a_link_are_named(world: Path, kind: TableKind) -> None:
+def test_extra_bytes_a_missing_file_and_a_link_are_named(world: Path, kind: TableKind) -> None:
     folder = world / kind
     sound = read(folder, kind)
     for path in sorted(folder.iterdir()):
@@ -185,7 +185,7 @@ def test_bytes_too_many_a_file_gone_and_a_link_are_named(world: Path, kind: Tabl
                 expect_noticed(folder, kind, sound, path.name)
         path.rename(world / "elsewhere")
         expect_noticed(folder, kind, sound, path.name)
-        path.symlink_to(world / "elsewhere")  # of the very same bytes
+        path.symlink_to(world / "elsewhere")  # with identical bytes
         expect_noticed(folder, kind, sound, path.name)
         with pytest.raises(CacheError):
             read(folder, kind)
@@ -208,7 +208,7 @@ def test_two_tables_that_were_swapped_are_both_named(world: Path) -> None:
 
 
 @every_kind
-def test_another_table_under_the_name_is_noticed(world: Path, kind: TableKind) -> None:
+def test_another_table_under_the_same_name_is_detected(world: Path, kind: TableKind) -> None:
     sound = read(world / kind, kind)
     others = [next((world / other).glob("*.parquet")) for other in TABLE_KINDS if other != kind]
     for path in (world / kind).glob("*.parquet"):
@@ -221,7 +221,7 @@ def test_another_table_under_the_name_is_noticed(world: Path, kind: TableKind) -
 
 
 def leaves(value: Any, at: tuple = ()) -> Iterator[tuple]:
-    """The place of every field in a commit file, those that hold others included."""
+    """The path of every field in a commit file, including nested ones."""
     if at:
         yield at
     if isinstance(value, dict | list):
@@ -253,7 +253,7 @@ STRANGE: list[Any] = [
     DEEP,
 ]
 ONLY_TOLD = ("counts", "provenance")
-"""What no digest covers but that of the commit file: it is for people."""
+"""Covered only by the commit file's own digest: informational."""
 
 
 def says_the_same(at: tuple) -> bool:
@@ -262,8 +262,8 @@ def says_the_same(at: tuple) -> bool:
 
 @pytest.mark.parametrize("refit", [False, True], ids=["old fingerprint", "new fingerprint"])
 @every_kind
-def test_no_field_may_hold_what_it_should_not(world: Path, kind: TableKind, refit: bool) -> None:
-    """Each field in turn becomes something strange, and the commit file's digest is made to fit."""
+def test_invalid_field_values_are_refused(world: Path, kind: TableKind, refit: bool) -> None:
+    """Each field in turn gets a strange value, and the commit file's digest is updated."""
     folder, forger = world / kind, Forger(world / kind)
     sound, body = read(folder, kind), forger.body()
     text = json.dumps(body)
@@ -271,7 +271,7 @@ def test_no_field_may_hold_what_it_should_not(world: Path, kind: TableKind, refi
         if (refit and at[0] != "spec") or (at[0] == "spec" and len(at) > 3):
             continue
         if (at[1:2] not in ((), (0,)) and at[0] == "shards") or {"phrases", "drops"} & set(at):
-            continue  # one shard and one table are like another
+            continue  # all shards and tables are alike
         for new in STRANGE:
             changed = json.loads(text)
             put(changed, at, new)
@@ -280,7 +280,7 @@ def test_no_field_may_hold_what_it_should_not(world: Path, kind: TableKind, refi
             try:
                 forger.commit(changed, refit and isinstance(changed["spec"], dict))
             except (UnicodeEncodeError, AttributeError):
-                continue  # it has no digest, or no fingerprint, that could be made to fit
+                continue  # no digest, or no fingerprint, to update
             faults = verify(folder)
             assert faults or says_the_same(at), (at, new)
             with suppress(CacheError):
@@ -288,7 +288,7 @@ def test_no_field_may_hold_what_it_should_not(world: Path, kind: TableKind, refi
 
 
 @every_kind
-def test_a_field_that_changed_without_the_digest_is_noticed(world: Path, kind: TableKind) -> None:
+def test_a_field_changed_without_the_digest_is_detected(world: Path, kind: TableKind) -> None:
     folder = world / kind
     path = folder / FILE_NAME
     whole = json.loads(path.read_text())
@@ -316,7 +316,7 @@ def test_a_field_that_changed_without_the_digest_is_noticed(world: Path, kind: T
     ids=lambda text: text[:12],
 )
 @every_kind
-def test_a_commit_file_that_is_a_bomb_or_none_is_refused(
+def test_a_commit_file_that_is_a_bomb_or_invalid_is_refused(
     world: Path, kind: TableKind, text: str
 ) -> None:
     (world / kind / FILE_NAME).write_text(text)
@@ -359,7 +359,7 @@ def test_a_record_that_lies_is_refused_unread(world: Path, kind: TableKind, lie:
 
 
 @every_kind
-def test_more_rows_than_a_table_has_are_noticed(world: Path, kind: TableKind) -> None:
+def test_more_rows_than_a_table_has_are_detected(world: Path, kind: TableKind) -> None:
     Forger(world / kind).say(lambda body: first_table(body).update(rows=(1 << 48) - 1))
     assert "rows, expected 281,474,976,710,655" in verify(world / kind)[0]
     with pytest.raises(CacheError, match="rows, expected"):
@@ -367,7 +367,7 @@ def test_more_rows_than_a_table_has_are_noticed(world: Path, kind: TableKind) ->
 
 
 @every_kind
-def test_a_set_given_out_as_another_kind_is_refused(world: Path, kind: TableKind) -> None:
+def test_a_set_claiming_to_be_another_kind_is_refused(world: Path, kind: TableKind) -> None:
     for other in TABLE_KINDS:
         if other != kind:
             Forger(world / kind).say(lambda body, other=other: body["spec"].update(kind=other))
@@ -376,7 +376,7 @@ def test_a_set_given_out_as_another_kind_is_refused(world: Path, kind: TableKind
 
 
 @every_kind
-def test_cells_without_a_value_are_refused(world: Path, kind: TableKind) -> None:
+def test_null_values_are_refused(world: Path, kind: TableKind) -> None:
     for name in TABLES_OF[kind]:
         row = {field.name: None for field in TABLES[name]}
         table = pa.Table.from_pylist([row], schema=TABLES[name])
@@ -386,7 +386,7 @@ def test_cells_without_a_value_are_refused(world: Path, kind: TableKind) -> None
             read_tables(world / kind, name)
 
 
-def test_a_box_and_a_mask_without_a_part_are_refused(world: Path) -> None:
+def test_incomplete_boxes_and_masks_are_refused(world: Path) -> None:
     rows = read_tables(world / "grounding", "phrases").to_pylist()[:1]
     for change in ({"box": [1.0, None, 2.0, 3.0]}, {"mask": {"size": [1, 1], "counts": None}}):
         table = pa.Table.from_pylist([{**rows[0], **change}], schema=TABLES["phrases"])
@@ -395,7 +395,7 @@ def test_a_box_and_a_mask_without_a_part_are_refused(world: Path) -> None:
         assert "null values" in verify(world / "grounding")[0]
 
 
-def test_texts_that_are_no_unicode_are_refused(world: Path) -> None:
+def test_texts_with_invalid_unicode_are_refused(world: Path) -> None:
     table = read_tables(world / "grounding", "drops").slice(0, 1)
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff\xfe"]).buffers())
     table = table.set_column(table.column_names.index("detail"), "detail", bad)
@@ -431,7 +431,7 @@ def test_a_header_of_other_types_is_refused(world: Path, kind: TableKind) -> Non
                 opened(world / kind)
 
 
-def test_what_a_record_says_does_not_act_on_the_terminal(world, monkeypatch, capsys) -> None:
+def test_a_record_cannot_send_control_codes_to_the_terminal(world, monkeypatch, capsys) -> None:
     forger = Forger(world / "tokens")
     shutil.copytree(world / "tokens", world / "same")
     forger.say(lambda body: body["counts"].update({"\x1b[2J": "\x1b]0;owned\x07"}))
@@ -446,7 +446,7 @@ def test_what_a_record_says_does_not_act_on_the_terminal(world, monkeypatch, cap
 # --- repair and gc
 
 
-def test_repair_takes_out_the_damaged_block_and_the_next_run_computes_it_alone(world) -> None:
+def test_repair_removes_the_damaged_block_and_the_next_run_computes_only_it(world) -> None:
     folder = world / "grounding"
     before, record = files(folder), read_record(folder)
     forger = Forger(folder)
@@ -469,7 +469,7 @@ def test_repair_takes_out_the_damaged_block_and_the_next_run_computes_it_alone(w
     assert verify(folder) == []
 
 
-def test_repair_leaves_a_table_that_sound_blocks_have_in_common(world: Path) -> None:
+def test_repair_keeps_a_table_shared_by_intact_blocks(world: Path) -> None:
     folder = world / "plain"
     data = photographs(world / "more", 6)
     data.captions = {name: ["A red dog and a blue ball"] for name in data.captions}
@@ -489,7 +489,7 @@ def test_repair_leaves_a_table_that_sound_blocks_have_in_common(world: Path) -> 
 
 
 @every_kind
-def test_repair_of_any_damaged_table_leaves_a_sound_set(world: Path, kind: TableKind) -> None:
+def test_repair_of_any_damaged_table_leaves_an_intact_set(world: Path, kind: TableKind) -> None:
     for name in TABLES_OF[kind]:
         folder = Path(shutil.copytree(world / kind, world / f"{kind}-{name}"))
         damaged = Forger(folder).table(name)
@@ -508,7 +508,7 @@ def test_nothing_to_repair_changes_nothing(world: Path, kind: TableKind) -> None
 
 
 @every_kind
-def test_repair_mends_a_record_whose_content_digest_lies(world: Path, kind: TableKind) -> None:
+def test_repair_fixes_a_record_with_a_wrong_content_digest(world: Path, kind: TableKind) -> None:
     before = files(world / kind)
     Forger(world / kind).say(lambda body: body.update(content_digest="0" * 64))
     assert "content digest" in verify(world / kind)[0]
@@ -516,7 +516,7 @@ def test_repair_mends_a_record_whose_content_digest_lies(world: Path, kind: Tabl
     assert files(world / kind) == before
 
 
-def test_repaired_cutouts_are_cut_again_where_they_are_missing(world: Path, monkeypatch) -> None:
+def test_missing_cutouts_are_recreated_after_repair(world: Path, monkeypatch) -> None:
     folder, data = world / "cutouts", photographs(world / "again")
     before = files(folder)
     damaged = Forger(folder).table("cutouts", 1)
@@ -595,7 +595,7 @@ def counted(a: Path, b: Path) -> tuple[int, int, int, int]:
 
 
 @every_kind
-def test_a_set_is_no_different_from_itself(world: Path, kind: TableKind) -> None:
+def test_a_set_does_not_differ_from_itself(world: Path, kind: TableKind) -> None:
     added, gone, changed, same = counted(world / kind, world / kind)
     assert (added, gone, changed) == (0, 0, 0)
     assert same
@@ -629,7 +629,7 @@ def test_sets_of_two_kinds_are_not_compared(world: Path, kind: TableKind) -> Non
             assert "\n" not in str(refused.value)
 
 
-def test_a_grounding_has_one_digest_however_it_came_about(world: Path) -> None:
+def test_a_grounding_has_one_digest_regardless_of_history(world: Path) -> None:
     data = photographs(world / "again")
     expected = read_record(world / "grounding").content_digest
     for block_images in (1, 3, 100):
@@ -657,7 +657,7 @@ def test_the_digest_of_tokens_does_not_depend_on_the_order_of_texts(world: Path)
 
 
 def test_a_digest_does_not_depend_on_how_arrow_holds_the_values(world: Path, monkeypatch) -> None:
-    """Chunks, offsets into larger buffers and bitmaps of what is valid change nothing."""
+    """Chunks, offsets into larger buffers and validity bitmaps change nothing."""
     record = read_record(world / "grounding")
     shards, spec = record.shards, record.spec  # type: ignore
     from pipeline.cache import tables
@@ -685,7 +685,7 @@ def test_texts_are_digested_by_their_bytes_and_lengths(values: list[str]) -> Non
         assert b"".join(_canonical(array)) == expected
 
 
-# --- other sets in the place
+# --- other sets in the same place
 
 
 @pytest.mark.parametrize(
@@ -707,7 +707,7 @@ def test_a_set_of_the_earlier_schema_is_one_clear_error(
 
 
 @every_kind
-def test_a_set_is_replaced_by_its_own_kind_alone(world: Path, kind: TableKind) -> None:
+def test_a_set_is_replaced_only_by_its_own_kind(world: Path, kind: TableKind) -> None:
     fill(world / "image")
     refuse_other_kinds(world / kind, kind)
     refuse_other_kinds(world / "nothing", kind)

@@ -1,4 +1,4 @@
-"""What is damaged is named, with its rows, and exactly that is taken out and computed again."""
+"""Damage is named, with its rows, and exactly that is removed and recomputed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 
 def forge(folder, number: int, change) -> None:
-    """Change the rows of a shard and make size, digest and record fit, as a forger would."""
+    """Change the rows of a shard and update size, digest and record, as a forger would."""
     body = json.loads((folder / FILE_NAME).read_text())
     del body["digest"]
     path = folder / body["shards"][number]["name"]
@@ -54,7 +54,7 @@ def test_a_flipped_bit_of_a_row_names_the_shard_and_the_rows_at_stake(folder):
     assert f"rows 0-{shard.rows - 1} ({shard.rows}, {shard.rows} of them in use)" in fault
 
 
-def test_a_flipped_bit_beside_the_rows_is_told_apart(folder):
+def test_a_flipped_bit_outside_the_rows_is_distinguished(folder):
     shard = read_features(folder).shards[0]
     path = folder / shard.name
     with h5py.File(path) as file:
@@ -94,7 +94,7 @@ def test_a_forged_key_is_named(folder):
     assert "1 keys are not the index's: row 4" in fault
 
 
-def test_other_bytes_of_the_same_record_are_found(folder):
+def test_a_rewritten_but_equal_record_is_detected(folder):
     path = folder / FILE_NAME
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     FeatureSet.open(folder)
@@ -102,7 +102,7 @@ def test_other_bytes_of_the_same_record_are_found(folder):
     assert "the file was rewritten" in fault
 
 
-def test_repair_takes_out_exactly_the_damaged_shards_and_a_run_brings_back_the_files(folder):
+def test_repair_removes_exactly_the_damaged_shards_and_a_run_restores_the_files(folder):
     before = files(folder)
     record = read_features(folder)
     damaged = record.shards[1]
@@ -123,8 +123,8 @@ def test_nothing_to_repair_changes_nothing(folder):
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_a_file_without_permission_is_no_damage(folder, monkeypatch):
-    """Through `os.access`, because permissions do not bind the superuser that tests may run as."""
+def test_a_file_without_permission_is_not_damage(folder, monkeypatch):
+    """Through `os.access`, because tests may run as root, which ignores permissions."""
     shard = next(folder.glob("shard-*"))
     before = files(folder)
     access = os.access
@@ -134,7 +134,7 @@ def test_a_file_without_permission_is_no_damage(folder, monkeypatch):
     assert files(folder) == before
 
 
-def test_a_damaged_index_is_made_anew_from_the_shards(folder):
+def test_a_damaged_index_is_rebuilt_from_the_shards(folder):
     index = folder / read_features(folder).index.name
     before = index.read_bytes()
     flip(index, len(before) // 2)
@@ -160,7 +160,7 @@ def test_a_damaged_commit_file_cannot_be_repaired(folder):
         repair(folder)
 
 
-def test_a_run_takes_no_link_for_damage(folder):
+def test_a_run_does_not_treat_a_link_as_damage(folder):
     shard = folder / read_features(folder).shards[0].name
     shard.rename(folder.parent / "elsewhere.h5")
     shard.symlink_to(folder.parent / "elsewhere.h5")

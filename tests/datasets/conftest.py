@@ -13,7 +13,7 @@ MakeImages = Callable[..., Path]
 
 @pytest.fixture
 def make_images(tmp_path: Path) -> MakeImages:
-    """Writes pictures of different bytes, 3 × 2 pixels each, and gives their folder."""
+    """Writes distinct images of 3 × 2 pixels and returns their folder."""
 
     def make(names: Iterable[str], folder: str = "images") -> Path:
         root = tmp_path / folder
@@ -28,7 +28,7 @@ def make_images(tmp_path: Path) -> MakeImages:
 
 @pytest.fixture
 def make_file(tmp_path: Path) -> Callable[[str, str | bytes], Path]:
-    """Writes a file of some text or bytes and gives its path."""
+    """Writes a file of text or bytes and returns its path."""
 
     def make(name: str, content: str | bytes) -> Path:
         path = tmp_path / name

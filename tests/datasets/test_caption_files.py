@@ -49,7 +49,7 @@ def test_jsonl_keeps_every_kind_of_name_and_the_optional_columns(make_file):
     assert captions.splits == ["train"] * 5
 
 
-def test_tsv_knows_no_quotes(make_file):
+def test_tsv_has_no_quoting(make_file):
     captions = read_captions(make_file("c.tsv", '\ufeffimage\tcaption\na.jpg\t"Stop" it\n'))
     assert captions.texts == ['"Stop" it']
 

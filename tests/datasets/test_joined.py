@@ -1,4 +1,4 @@
-"""Two data sets of pairs as one: ids, paths that lead to the images, and what is refused."""
+"""Joining two data sets of pairs: ids, image paths, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARAMS = Path(__file__).parents[2] / "params.yaml"
 
 
 def part(folder: Path, name: str, colours: list[int]) -> Path:
-    """A data set of pairs with one picture and caption for each colour."""
+    """A data set of pairs with one image and caption per colour."""
     photos = folder / f"{name}-photos"
     photos.mkdir()
     for i, colour in enumerate(colours):
@@ -40,7 +40,7 @@ def joined(folder: Path, *names: str) -> JoinedSource:
     )
 
 
-def test_both_parts_are_there_under_names_of_their_own(tmp_path: Path) -> None:
+def test_both_parts_are_included_with_distinct_names(tmp_path: Path) -> None:
     part(tmp_path, "one", [1, 2])
     part(tmp_path, "two", [3])
     source = joined(tmp_path, "one", "two")

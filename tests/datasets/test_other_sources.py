@@ -78,7 +78,7 @@ def test_flickr30k_refuses_another_json(images, make_file, tmp_path, content, me
         ({"images": None, "karpathy": "k"}, "no image folder is given"),
     ],
 )
-def test_flickr30k_says_what_its_parameters_lack(given, message):
+def test_flickr30k_reports_missing_parameters(given, message):
     with pytest.raises(ValidationError, match=message):
         Flickr30kSource.model_validate({"images": "photos", **given})
 
@@ -95,7 +95,7 @@ def coco(*annotations):
     )
 
 
-def test_coco_takes_one_file_a_split(make_images, make_file, tmp_path):
+def test_coco_takes_one_file_per_split(make_images, make_file, tmp_path):
     images = make_images(["train/11.jpg", "train/22.jpg", "val/33.jpg", "other/44.jpg"])
     second = {
         "images": [{"id": 3, "file_name": "33.jpg"}],
@@ -157,6 +157,6 @@ def test_every_kind_has_parameters_and_refuses_unknown_ones():
             source_type(kind).model_validate({"no_such_parameter": 1})
 
 
-def test_an_unknown_kind_lists_what_there_is():
+def test_an_unknown_kind_lists_the_available_ones():
     with pytest.raises(SightlineError, match=r"did you mean 'coco'\? \(available: coco, flickr"):
         source_type("cocoo")

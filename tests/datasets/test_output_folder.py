@@ -1,4 +1,4 @@
-"""The output folder of prepare: what another data set is, and whose files stay."""
+"""The output folder of prepare: when data sets count as different, and which files are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(out, text, inputs=()):
         report.counts["images"] = 1
 
 
-def test_a_second_run_replaces_the_first_and_leaves_nothing_beside_it(tmp_path):
+def test_a_second_run_replaces_the_first_without_leftovers(tmp_path):
     write(tmp_path / "out", "old")
     write(tmp_path / "out", "new")
     assert (tmp_path / "out" / "images.parquet").read_text() == "new"
@@ -36,7 +36,7 @@ def test_a_second_run_replaces_the_first_and_leaves_nothing_beside_it(tmp_path):
     assert names_in(tmp_path / "out") == [RECORD, "images.parquet"]
 
 
-def test_an_error_keeps_what_was_there(tmp_path):
+def test_an_error_keeps_existing_files(tmp_path):
     write(tmp_path / "out", "old")
     with pytest.raises(UnicodeEncodeError):
         write(tmp_path / "out", "new \ud800")
@@ -54,7 +54,7 @@ with building("pairs", Path(sys.argv[1]), ()) as (folder, report):
 """
 
 
-def test_a_kill_keeps_what_was_there_and_the_next_run_clears_up(tmp_path):
+def test_a_kill_keeps_existing_files_and_the_next_run_cleans_up(tmp_path):
     write(tmp_path / "out", "old")
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")]).returncode == -9
     assert (tmp_path / "out" / "images.parquet").read_text() == "old"
@@ -107,7 +107,7 @@ def test_sentences_do_not_replace_pairs(pairs, make_file, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["images.parquet", RECORD, "dataset.claims"])
-def test_a_file_of_somebody_else_under_our_name_is_refused(tmp_path, name):
+def test_a_foreign_file_with_our_name_is_refused(tmp_path, name):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("years of work")
     with pytest.raises(SightlineError, match=rf"{name}: .* name another output"):

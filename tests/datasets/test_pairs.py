@@ -1,4 +1,4 @@
-"""Pairs: images meet their captions and splits; every mismatch is counted, listed or refused."""
+"""Pairs: images are matched to captions and splits; mismatches are counted, listed or rejected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_manifests_hold_every_image_and_caption(two_images, make_file, tmp_path)
     assert not report.problems
 
 
-def test_captions_without_number_are_counted_within_their_image(two_images, make_file, tmp_path):
+def test_captions_without_a_number_are_numbered_within_their_image(two_images, make_file, tmp_path):
     captions = make_file("c.csv", "image,caption\nb.jpg,x\nsub/a.png,y\nb.jpg,\nb.jpg,z\n")
     report = prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
     ids = [row["caption_id"] for row in rows(tmp_path / "out", "captions", CAPTIONS)]
@@ -107,9 +107,7 @@ def test_split_lists_name_the_split_and_val_is_dev(two_images, make_file, tmp_pa
     assert [r["split"] for r in rows(tmp_path / "out", "captions", CAPTIONS)] == ["train", "dev"]
 
 
-def test_sentences_are_the_captions_that_may_be_trained_on_each_once(
-    two_images, make_file, tmp_path
-):
+def test_sentences_are_the_distinct_training_captions(two_images, make_file, tmp_path):
     lines = ["b.jpg#0\tsame", "b.jpg#1\tother", "b.jpg#2\tsame", "a.png#0\theld out"]
     captions = make_file("c.token", "\n".join(lines))
     splits = {"train": make_file("tr.txt", "b.jpg"), "test": make_file("te.txt", "a")}
@@ -205,7 +203,7 @@ def test_a_gigantic_image_is_measured_without_being_decoded(make_file, tmp_path)
     assert limit == Image.MAX_IMAGE_PIXELS
 
 
-def test_sizes_are_of_the_upright_picture(make_file, tmp_path):
+def test_sizes_are_of_the_upright_image(make_file, tmp_path):
     (tmp_path / "images").mkdir()
     exif = Image.Exif()
     exif[0x0112] = 6

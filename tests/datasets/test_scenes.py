@@ -1,4 +1,4 @@
-"""Scenes: the pictures show what the captions say, and only the pictures join the synonyms."""
+"""Scenes: the images show what the captions say, and only the images connect the synonyms."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_similarity_is_symmetric_and_within_bounds(seed):
     assert similarity(one, one) == pytest.approx(5)
 
 
-def test_pairs_are_balanced_and_their_words_in_common_say_nothing():
+def test_pairs_are_balanced_and_word_overlap_is_uninformative():
     pairs = graded_pairs(600, "dev", stream(3), set())
     scores = np.array([pair.score for pair in pairs])
     assert np.histogram(scores, bins=5, range=(0, 5))[0].min() > 80
@@ -146,7 +146,7 @@ def test_a_thing_out_of_place_changes_the_relation():
     assert relation(Placed(RED_DISC, 0.8, 0.9, 0.1), there) == "below"
 
 
-def test_the_same_things_are_in_the_same_split_wherever_they_are():
+def test_the_same_things_are_in_the_same_split_regardless_of_place():
     scene = random_scene(stream(4))
     moved = Scene(tuple(placed._replace(x=0.5) for placed in reversed(scene.things)), 40)
     assert moved.split == scene.split

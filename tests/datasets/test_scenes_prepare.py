@@ -88,7 +88,7 @@ def test_no_sentence_is_in_two_similarity_sets_or_in_a_caption(scenes):
     assert read_manifest(scenes / "sentences.parquet", SENTENCES).num_rows == 10
 
 
-def test_the_encoders_load_as_what_they_say_they_are(scenes):
+def test_the_encoders_load_with_their_declared_identity(scenes):
     import open_clip
     import torch
     import torchvision

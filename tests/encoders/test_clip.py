@@ -156,7 +156,7 @@ def test_mistakes_are_one_error_each(tmp_path: Path, trained) -> None:
             config(model, spec).build_text(CPU, "fp32")
 
 
-def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch) -> None:
+def test_unavailable_published_weights(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(SightlineError) as caught:
         config("ViT-B-32", "pretrained:laion2b_s34b_b79k").build_image(CPU, "fp32")

@@ -1,4 +1,4 @@
-"""Cut-outs as inputs: the object exactly, the whole of it, and nothing of what was around it."""
+"""Cut-outs as inputs: exactly the whole object, and nothing around it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rectangle(
 
 @pytest.mark.parametrize("shape", ["ring", "star", "post", "bar"])
 @pytest.mark.parametrize("background", ["mean", "white", "black"])
-def test_at_its_own_size_an_object_is_what_was_drawn(shape: str, background: str) -> None:
+def test_at_its_own_size_an_object_is_exactly_what_was_drawn(shape: str, background: str) -> None:
     pixels, mask = scene(shape)
     cutout = cut_out(tensor(pixels), mask)
     height, width = cutout.shape[1:]
@@ -95,7 +95,7 @@ def test_nothing_of_the_background_gets_into_the_input(interpolation: str, edge:
     assert np.abs(found[..., 0]).max() < 1e-6
     assert np.abs(found[..., 2]).max() < 1e-6
     assert found[..., 1].max() > 0.7
-    # another background gives the same input, bit by bit
+    # a different background gives the same input, bit for bit
     other = np.where(mask[..., None], [0, 200, 0], [0, 0, 255]).astype(np.uint8)
     assert torch.equal(prepare(cut_out(tensor(green), mask)), prepare(cut_out(tensor(other), mask)))
 
@@ -164,7 +164,7 @@ def test_a_single_pixel_becomes_an_input() -> None:
     np.testing.assert_allclose(colours(preprocessing(16)(cutout)), 1, atol=1e-6)
 
 
-def test_a_mask_without_a_pixel_is_an_error() -> None:
+def test_an_empty_mask_is_an_error() -> None:
     with pytest.raises(ImageError) as caught:
         cut_out(torch.zeros(3, 4, 5, dtype=torch.uint8), np.zeros((4, 5), dtype=bool))
     assert caught.value.code == "mask_empty"
@@ -183,6 +183,6 @@ def test_every_rule_is_in_the_description() -> None:
 
 
 @pytest.mark.parametrize("rules", [{"margin": -0.1}, {"margin": float("nan")}, {"bakground": "x"}])
-def test_rules_that_cannot_be(rules: dict) -> None:
+def test_invalid_rules(rules: dict) -> None:
     with pytest.raises(ValidationError):
         CutoutRules.model_validate(rules)

@@ -1,4 +1,4 @@
-"""Decoding: every odd image becomes RGB as Pillow has it, every bad one an error with a code."""
+"""Decoding: every odd image becomes RGB as in Pillow, every bad one an error with a code."""
 
 from __future__ import annotations
 
@@ -198,8 +198,8 @@ LARGEST = 2**63 - 1
         (1000, 1, "outside", "bytes 1,000 to 1,001 of a file that has 1,000"),
         (0, LARGEST, "outside", "of a file that has 1,000"),
         (LARGEST, LARGEST, "outside", "of a file that has 1,000"),
-        (0, 1000, "changed", "the 1,000 bytes there now are not those"),
-        (100, 10, "changed", "the 10 bytes there now are not those"),
+        (0, 1000, "changed", "the 1,000 bytes there now differ from those"),
+        (100, 10, "changed", "the 10 bytes there now differ from those"),
     ],
 )
 def test_a_place_without_the_image(
@@ -220,7 +220,7 @@ def test_an_archive_that_cannot_be_read(tmp_path: Path, name: str) -> None:
         assert caught.value.code == "missing"
 
 
-def test_no_more_of_an_archive_is_read_than_the_image(tmp_path: Path) -> None:
+def test_only_the_image_is_read_from_an_archive(tmp_path: Path) -> None:
     path, data = tmp_path / "shard.tar", PLAIN["png"]
     with path.open("wb") as file:
         file.seek(1 << 30)  # a hole, which takes no room on the disk
@@ -234,7 +234,7 @@ def test_no_more_of_an_archive_is_read_than_the_image(tmp_path: Path) -> None:
 
 
 def bytes_read() -> int:
-    """Bytes that this process has read so far, wherever they came from."""
+    """Bytes that this process has read so far, from any source."""
     about = Path("/proc/self/io")
     if not about.is_file():
         pytest.skip("this system does not count the bytes that a process reads")
@@ -244,26 +244,26 @@ def bytes_read() -> int:
 
 @pytest.mark.parametrize("name", ["jpeg", "jpeg progressive", "jpeg grey", "jpeg cmyk", "png"])
 @pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_file_cut_short_is_an_error(name: str, share: float) -> None:
+def test_a_truncated_file_is_an_error(name: str, share: float) -> None:
     data = PLAIN[name]
     assert code_of(data[: int(len(data) * share)]) == "truncated"
 
 
 def test_a_png_that_pillow_would_accept_unchecked() -> None:
-    """Its last rows are there, their checksum and the end are not."""
+    """It has its last rows, but not their checksum and the end."""
     cut = PLAIN["png"][:-20]
     with Image.open(io.BytesIO(cut)) as image:
         image.load()
     assert code_of(cut) == "truncated"
 
 
-def test_other_formats_cut_short_are_errors_too() -> None:
+def test_other_truncated_formats_are_errors_too() -> None:
     for name in ("gif", "bmp", "tiff", "webp", "jpeg 2000"):
         data = PLAIN[name]
         assert code_of(data[: len(data) // 2]) in ("truncated", "undecodable"), name
 
 
-def test_bytes_that_are_no_image() -> None:
+def test_bytes_that_are_not_an_image() -> None:
     assert code_of(b"") == "empty"
     assert code_of(b"<html>404</html>") == "undecodable"
     assert code_of(b"\x89PNG\r\n\x1a\n" + bytes(40)) == "undecodable"

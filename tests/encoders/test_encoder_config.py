@@ -1,4 +1,4 @@
-"""Names, configurations and devices: what there is, and one error for what there is not."""
+"""Names, configurations and devices: valid ones, and one error for each invalid one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_names_find_their_family(tmp_path) -> None:
     [("resnet51", "image", "resnet50"), ("vit-b-32", "image", "ViT-B-32"),
      ("ViT-B32", "text", "ViT-B-32")],
 )  # fmt: skip
-def test_an_unknown_name_lists_what_there_is(name: str, kind, nearest: str) -> None:
+def test_an_unknown_name_lists_the_available_ones(name: str, kind, nearest: str) -> None:
     with pytest.raises(SightlineError) as caught:
         named_encoder(name, "random:0", kind)
     message = str(caught.value)
@@ -61,13 +61,13 @@ def test_forms_of_weights() -> None:
     assert parse_weights("file:a:b.pt").value == "a:b.pt"
     assert parse_weights("random:17").seed == 17
     for wrong in ("", "openai", "file:", "random", "random:x", "random:-1", "Pretrained:x"):
-        with pytest.raises(ValueError, match="are no weights; write pretrained:TAG"):
+        with pytest.raises(ValueError, match="are not valid weights; write pretrained:TAG"):
             parse_weights(wrong)
     with pytest.raises(SightlineError, match="resnet18: weights: 'openai' are no weights"):
         named_encoder("resnet18", "openai")
 
 
-def test_options_that_mean_nothing_are_refused() -> None:
+def test_options_that_do_not_apply_are_refused() -> None:
     with pytest.raises(SightlineError, match=r"unknown key 'pooling'.*available: crop, family"):
         named_encoder("resnet18", "random:0", pooling="mean")
     for fields, message in (

@@ -37,7 +37,7 @@ EXACT = 1e-6
 
 
 class Eye:
-    """An encoder that gives back what it sees: its rows are pixels."""
+    """An encoder that returns its input: its rows are pixels."""
 
     identity = EncoderIdentity("eye", "random:0", "", "0" * 64, untrained=True)
     dim = 3 * SIDE * SIDE
@@ -49,7 +49,7 @@ class Eye:
 
 @dataclass(frozen=True)
 class Good:
-    """A file, and the picture that it shows: uint8 [H, W, 3]."""
+    """A file, and the image it shows: uint8 [H, W, 3]."""
 
     data: bytes
     shows: NDArray[np.uint8]
@@ -58,7 +58,7 @@ class Good:
 
 @dataclass(frozen=True)
 class Bad:
-    """A file that shows nothing, and the codes that may say why."""
+    """An unusable file, and its possible error codes."""
 
     data: bytes
     codes: tuple[str, ...]
@@ -76,14 +76,14 @@ def on_white(colour: NDArray, alpha: NDArray) -> NDArray[np.uint8]:
 
 
 def lossy(image: Image.Image, fmt: str, **options: object) -> Good:
-    """A file whose picture is what Pillow makes of it."""
+    """A file whose expected image is Pillow's."""
     data = saved(image, fmt, **options)
     with Image.open(io.BytesIO(data)) as found:
         return Good(data, np.array(found.convert("RGB")), LOSSY)
 
 
 def unseen(seed: int) -> Good:
-    """Another picture each, since files of the same bytes are one row."""
+    """A different image each, because files with the same bytes are one row."""
     image = photograph(seed=seed)
     return Good(saved(image, "PNG"), np.array(image))
 
@@ -160,7 +160,7 @@ def lie(data: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """The picture's PNG with another size in its header, checksum included."""
+    """The image's PNG with a different size in its header, checksum included."""
     data = saved(photograph(), "PNG")
     header = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
     return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
@@ -172,7 +172,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def rows_without_an_end() -> bytes:
-    """A PNG of 16 bits without the sum behind its rows, at which torchvision ends the process."""
+    """A 16-bit PNG without the checksum after its rows, on which torchvision aborts."""
     data = sixteen_bit_png(WIDE[..., None], 0)
     at = data.index(b"IDAT")
     rows = zlib.compress(zlib.decompress(data[at + 4 :]))
@@ -332,7 +332,7 @@ def loop(folder: Path) -> Path:
     return path
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_odd_files() -> None:
     assert sum(isinstance(file, Good) for file in FILES.values()) >= 60
     assert sum(isinstance(file, Bad) for file in FILES.values()) >= 28
     assert len({file.data for file in FILES.values()}) >= len(FILES) - 2

@@ -1,4 +1,4 @@
-"""Teachers: Hugging Face encoders with every pooling, and rows that depend on one text alone."""
+"""Teachers: Hugging Face encoders with every pooling, and rows that depend only on their text."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_lengths_are_buckets_of_the_text_alone(folder: Path) -> None:
         encoder.encode([TEXTS[3]], 16)
 
 
-def test_a_row_is_the_same_whatever_its_companions(folder: Path) -> None:
+def test_a_row_does_not_depend_on_its_batch(folder: Path) -> None:
     full = "a cat " * 7  # 16 tokens with [CLS] and [SEP]: no padding at all
     for pooling in ("cls", "first_last_mean"):
         encoder = build(folder, pooling=pooling)

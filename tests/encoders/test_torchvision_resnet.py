@@ -29,7 +29,7 @@ def images() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    """A ResNet-18 with another number of classes and BatchNorm statistics that are not trivial."""
+    """A ResNet-18 with a different number of classes and non-trivial BatchNorm statistics."""
     torch.manual_seed(1)
     model = torchvision.models.resnet18(weights=None, num_classes=7)
     model(torch.randn(8, 3, 32, 32))
@@ -86,7 +86,7 @@ def test_bf16_is_near_fp32_and_not_fp32(images: torch.Tensor) -> None:
         build("random:0", "int8")
 
 
-def test_preprocessing_is_the_papers_unless_told_otherwise() -> None:
+def test_preprocessing_defaults_to_the_papers() -> None:
     usual = build("random:0").preprocessing
     assert (usual.resize, usual.crop, usual.interpolation) == ((256, 256), (224, 224), "bilinear")
     small = build("random:0", crop=64, interpolation="bicubic").preprocessing
@@ -102,7 +102,7 @@ def test_weights_of_another_resnet_do_not_fit(tmp_path: Path) -> None:
         build(f"file:{tmp_path / 'r50.safetensors'}")
 
 
-def test_published_weights_that_cannot_be_had(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_unavailable_published_weights(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nothing listens there
     with pytest.raises(SightlineError) as caught:

@@ -1,4 +1,4 @@
-"""Weights: one digest whatever the file format, and one clear error when they do not fit."""
+"""Weights: one digest for every file format, and one clear error if they do not fit."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         assert name in str(caught.value)
 
 
-def test_the_source_never_tells_a_path(tmp_path: Path) -> None:
+def test_the_source_never_reveals_a_path(tmp_path: Path) -> None:
     spec = WeightsSpec("file", str(tmp_path / "clip.safetensors"))
     assert describe_source(spec) == "file:clip.safetensors"
     (tmp_path / "provenance.json").write_text(json.dumps({"source": "trained on scenes"}))

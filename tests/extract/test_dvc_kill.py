@@ -1,4 +1,4 @@
-"""DVC is killed while its stage runs: the stage goes on, and `dvc repro` takes over its work."""
+"""DVC is killed while its stage runs: the stage continues, and `dvc repro` reuses its work."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def stages_in(folder: Path) -> list[int]:
             if b"stage.py" in command and (process / "cwd").readlink() == folder:
                 found.append(int(process.name))
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has ended in the meantime
     return found
 
 
-def test_the_orphan_is_respected_and_then_taken_over(repository: Path) -> None:
+def test_the_orphan_is_respected_and_its_work_reused(repository: Path) -> None:
     blocks, held = repository / "features.run" / "blocks", repository / "held"
     held.touch()
     dvc = subprocess.Popen([*DVC, "repro", "-q"], cwd=repository, env=ENVIRONMENT)
@@ -109,7 +109,7 @@ def test_the_orphan_is_respected_and_then_taken_over(repository: Path) -> None:
 
 
 def wait_for(condition) -> None:
-    """Until it holds; two minutes at most."""
+    """Wait until it holds; at most two minutes."""
     end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""A full or failing disk ends a run with one message, and what was published stays whole."""
+"""A full or failing disk ends a run with one message, and published sets stay intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a run is killed, the next one leaves the very files of a run that nobody touched."""
+"""However a run is killed, the next one leaves exactly the files of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stage_server import BATCH, BLOCK, Outcome, StageServer
 
 from pipeline.cache import FeatureSet, verify
 
-BEFORE, AFTER = 100, 240  # texts of the set that is there, and of the run that is broken
+BEFORE, AFTER = 100, 240  # texts of the existing set, and of the interrupted run
 KILLED = -9
 ON_THEIR_WAY = 5 * BATCH  # batches between the encoder and the blocks
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Every file of a set and of its run folder; the lock names a process and is left out."""
+    """Every file of a set and of its run folder, except the lock, which names a process."""
     run = folder.with_name(folder.name + ".run")
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
     others = [path for path in run.rglob("*") if path.is_file() and path.name != "lock"]
@@ -32,7 +32,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class World:
-    """A published set, the run that adds to it, and what an unbroken one leaves."""
+    """A published set, the run that adds to it, and the result of an uninterrupted one."""
 
     server: StageServer
     base: Path
@@ -46,12 +46,12 @@ class World:
         return folder / "set"
 
     def check_readers(self, folder: Path) -> None:
-        """What a reader finds now is the old set or the new one, and whole."""
+        """A reader now finds the old set or the new one, complete."""
         assert verify(folder) == []
         assert FeatureSet.open(folder).record.content_digest in self.digests
 
     def go_on(self, folder: Path, broken: Outcome) -> None:
-        """The next run ends with the files of an unbroken one, and repeats little."""
+        """The next run ends with the files of an uninterrupted one, and repeats little."""
         outcome = self.server.run(folder, texts=AFTER)
         assert outcome.code == 0, outcome.said
         assert files(folder) == self.expected
@@ -60,7 +60,7 @@ class World:
 
 
 def make_world(server: StageServer, folders: pytest.TempPathFactory) -> World:
-    """The set that is there before, and what an unbroken run makes of it."""
+    """The existing set, and the result of an uninterrupted run on it."""
     base, whole = folders.mktemp("base"), folders.mktemp("whole")
     assert server.run(base / "set", texts=BEFORE).code == 0
     digest = FeatureSet.open(base / "set").record.content_digest
@@ -85,7 +85,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def boundaries(points: list[str]) -> list[str]:
-    """One point of every name: the middle one, where there are several."""
+    """One point per name: the middle one if there are several."""
     by_name: dict[str, list[str]] = {}
     for point in points:
         by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
@@ -101,7 +101,7 @@ def kill(world: World, folder: Path, point: str) -> None:
 
 
 def kill_some_time(world: World, folder: Path, rng: random.Random) -> bool:
-    """Kill up to three runs in a row at random; whether any was hit before it ended."""
+    """Kill up to three runs in a row at random; returns whether any was hit before it ended."""
     folder = world.copy(folder)
     hit = False
     for _ in range(rng.randint(1, 3)):
@@ -136,7 +136,7 @@ def test_kills_at_random(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_at_every_point_there_is_and_at_random(world: World, tmp_path: Path) -> None:
+def test_kills_at_every_point_and_at_random(world: World, tmp_path: Path) -> None:
     points = [point for point in world.unbroken.points if "encode" not in point]
     for point in points:
         kill(world, tmp_path / point, point)
@@ -149,7 +149,7 @@ def test_a_kill_at_every_point_there_is_and_at_random(world: World, tmp_path: Pa
 
 @dataclass(frozen=True)
 class RealWorld:
-    """A small CLIP on pictures, by the command line; what it leaves, and how long it takes."""
+    """A small CLIP on images, by the command line; its output, and how long it takes."""
 
     server: StageServer
     words: list[str]
@@ -190,7 +190,7 @@ def test_ten_kills_of_a_real_encoder_with_decode_workers(
 
 
 def image_words(folder: Path, count: int) -> list[str]:
-    """`sightline extract image` of random pictures by a small CLIP, without the output folder."""
+    """`sightline extract image` on random images with a small CLIP, without the output folder."""
     (folder / "photos").mkdir()
     rng = np.random.default_rng(0)
     for i in range(count):

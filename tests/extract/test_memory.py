@@ -1,4 +1,4 @@
-"""Out of memory: the compute batch is halved, the run goes on, and the record says so."""
+"""Out of memory: the compute batch is halved, the run continues, and the record says so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = ExtractSettings(batch_size=8, dtype="float32")
 
 
 class Limited:
-    """A text encoder on a device with room for so many rows at once."""
+    """A text encoder on a device with room for a given number of rows."""
 
     identity = EncoderIdentity("limited", "random:0", "", "0" * 64, untrained=True)
     dim = 16
@@ -68,7 +68,7 @@ def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path: Path, 
     assert ((one * other).sum(axis=1) / norms).min() >= 0.9999
 
 
-def test_a_run_goes_on_with_the_smaller_number(tmp_path: Path) -> None:
+def test_a_run_resumes_with_the_smaller_number(tmp_path: Path) -> None:
     dying = Limited(room=4, dies_after=6)
     with pytest.raises(SightlineError, match="power"):
         extract_texts(TEXTS, dying, tmp_path / "set", SETTINGS, "text")
@@ -88,7 +88,7 @@ def test_no_room_for_one_row_is_an_error_with_a_way_out(tmp_path: Path) -> None:
         extract_texts(TEXTS, Limited(room=0), tmp_path / "set", SETTINGS, "text")
 
 
-def test_other_errors_of_the_device_are_not_taken_for_it(tmp_path: Path) -> None:
+def test_other_device_errors_are_not_treated_as_out_of_memory(tmp_path: Path) -> None:
     encoder = Limited(room=8)
     encoder.encode = lambda texts, length: (_ for _ in ()).throw(RuntimeError("cuDNN error"))
     with pytest.raises(RuntimeError, match="cuDNN"):
@@ -102,7 +102,7 @@ def test_rows_are_padded_with_zeros() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_real_device_that_is_full(tmp_path: Path) -> None:
+def test_a_full_real_device(tmp_path: Path) -> None:
     class Greedy(Limited):
         def encode(self, texts: Sequence[str], length: int) -> Tensor:
             free, _ = torch.cuda.mem_get_info()

@@ -49,7 +49,7 @@ def test_a_signal_keeps_the_blocks(
     world.check_readers(folder)
     again = world.server.run(folder, texts=AFTER)
     assert again.code == 0, again.said
-    # nothing that was encoded and written before the signal is encoded again
+    # rows encoded and written before the signal are not re-encoded
     assert again.encoded == world.unbroken.encoded - kept
     assert files(folder) == world.expected
 
@@ -63,7 +63,7 @@ def real() -> Iterator[StageServer]:
 
 @pytest.fixture(scope="module")
 def images(real: StageServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
-    """The words of an extraction, and what it leaves when nobody disturbs it."""
+    """The words of an extraction, and its output when uninterrupted."""
     folder = tmp_path_factory.mktemp("images")
     words = image_words(folder, count=40)
     whole = real.run(folder, words=[*words, str(folder / "whole")])
@@ -94,7 +94,7 @@ def test_a_signal_to_a_process_or_its_group_while_workers_decode(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_prepare_leaves_what_was_there(
+def test_prepare_leaves_existing_files(
     real: StageServer, tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
@@ -111,7 +111,7 @@ def test_prepare_leaves_what_was_there(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "data"]
 
 
-def test_tokens_leave_what_was_there(real: StageServer, tmp_path: Path) -> None:
+def test_tokens_leave_existing_files(real: StageServer, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nboat\n")
     student = tmp_path / "student"
     BertTokenizerFast(vocab=str(tmp_path / "vocab.txt")).save_pretrained(student)
@@ -166,7 +166,7 @@ def test_an_orphan_keeps_its_lock_until_it_is_done(world: World, tmp_path: Path)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Until it holds; half a minute at most."""
+    """Wait until it holds; at most half a minute."""
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end

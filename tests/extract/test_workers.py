@@ -1,4 +1,4 @@
-"""Workers that share a folder leave the files of one run, whichever of them is killed."""
+"""Workers that share a folder leave the files of a single run, whichever of them is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pair:
     other: StageServer
 
     def begin(self, folder: Path, **broken: object) -> None:
-        """Begin both workers, the first of them with ``broken``."""
+        """Start both workers, the first of them with ``broken``."""
         self.world.server.begin(folder, texts=AFTER, worker="0/2", **broken)
         self.other.begin(folder, texts=AFTER, worker="1/2")
 
@@ -63,7 +63,7 @@ def test_two_workers_leave_the_files_of_one_run(pair: Pair, tmp_path: Path) -> N
         assert not folder.with_name("set.run").joinpath("blocks").exists()
 
 
-def test_one_worker_computes_while_another_is_at_its_block(pair: Pair, tmp_path: Path) -> None:
+def test_one_worker_computes_while_another_works_on_its_block(pair: Pair, tmp_path: Path) -> None:
     folder, gate = pair.world.copy(tmp_path / "one"), tmp_path / "gate"
     pair.world.server.begin(
         folder, texts=AFTER, worker="0/2", act="wait", at="encode 2", file=str(gate)
@@ -89,7 +89,7 @@ def test_one_worker_computes_while_another_is_at_its_block(pair: Pair, tmp_path:
         ({"texts": AFTER + 7}, r"rows: 140 → 147"),
     ],
 )
-def test_a_worker_of_another_plan_is_refused(
+def test_a_worker_with_a_different_plan_is_refused(
     pair: Pair, tmp_path: Path, other: dict[str, int], named: str
 ) -> None:
     folder, gate = pair.world.copy(tmp_path / "one"), tmp_path / "gate"
@@ -109,7 +109,7 @@ def test_a_worker_of_another_plan_is_refused(
 
 
 @pytest.mark.parametrize("at_work", ["0/2", ""])
-def test_a_run_by_itself_and_a_worker_exclude_each_other(
+def test_a_single_run_and_a_worker_exclude_each_other(
     pair: Pair, tmp_path: Path, at_work: str
 ) -> None:
     folder, gate = pair.world.copy(tmp_path / "one"), tmp_path / "gate"
@@ -126,7 +126,7 @@ def test_a_run_by_itself_and_a_worker_exclude_each_other(
     assert files(folder) == pair.world.expected
 
 
-def test_a_worker_that_comes_while_another_publishes_waits_and_finds_all_done(
+def test_a_worker_that_starts_while_another_publishes_waits_and_finds_everything_done(
     pair: Pair, tmp_path: Path
 ) -> None:
     folder, gate = pair.world.copy(tmp_path / "one"), tmp_path / "gate"
@@ -143,9 +143,7 @@ def test_a_worker_that_comes_while_another_publishes_waits_and_finds_all_done(
     assert files(folder) == pair.world.expected
 
 
-def test_what_a_dead_worker_left_is_filled_by_a_run_without_workers(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_a_single_run_completes_what_a_dead_worker_left(pair: Pair, tmp_path: Path) -> None:
     folder = pair.world.copy(tmp_path / "one")
     dead = pair.world.server.run(folder, texts=AFTER, worker="0/2", act="kill", at="encode 12")
     assert dead.code == KILLED
@@ -153,7 +151,7 @@ def test_what_a_dead_worker_left_is_filled_by_a_run_without_workers(
 
 
 def kill_one(pair: Pair, folder: Path, **broken: object) -> bool:
-    """Kill the first of two workers; whether it was hit before it ended."""
+    """Kill the first of two workers; returns whether it was hit before it ended."""
     folder = pair.world.copy(folder)
     pair.begin(folder, **broken)
     first, second = pair.end()
@@ -167,14 +165,14 @@ def kill_one(pair: Pair, folder: Path, **broken: object) -> bool:
 
 
 def points_of_a_worker(pair: Pair, folder: Path) -> list[str]:
-    """Every point that a worker passes that is the only one."""
+    """Every point that a sole worker passes."""
     outcome = pair.world.server.run(pair.world.copy(folder), texts=AFTER, worker="0/2")
     assert outcome.code == 0, outcome.said
     assert files(folder / "set") == pair.world.expected
     return outcome.points
 
 
-def test_one_worker_killed_at_every_write_boundary_while_the_other_goes_on(
+def test_one_worker_killed_at_every_write_boundary_while_the_other_continues(
     pair: Pair, tmp_path: Path
 ) -> None:
     points = boundaries(points_of_a_worker(pair, tmp_path / "alone"))
@@ -210,7 +208,7 @@ def test_one_worker_killed_at_every_point_and_at_random(pair: Pair, tmp_path: Pa
         ("1/2/3", r"expected i/n"),
     ],
 )
-def test_a_worker_that_cannot_be_is_refused(text: str, said: str) -> None:
+def test_an_invalid_worker_is_refused(text: str, said: str) -> None:
     with pytest.raises(SightlineError, match=said):
         Worker.parse(text)
     assert str(Worker.parse("0/1")) == "worker 0/1"

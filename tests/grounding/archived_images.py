@@ -1,4 +1,4 @@
-"""The images of a data set in tar files, as a manifest with places has them."""
+"""The images of a data set in tar files, for a manifest with places."""
 
 from __future__ import annotations
 

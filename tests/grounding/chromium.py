@@ -27,7 +27,7 @@ _FLAGS = (
 
 
 class Chromium:
-    """One page. `requests` are the addresses it asked for, `messages` what its console said."""
+    """One page. `requests` are the addresses it requested, `messages` its console output."""
 
     def __init__(self, profile: Path, width: int = 1300, height: int = 1000) -> None:
         commands, self._write = os.pipe()
@@ -74,7 +74,7 @@ class Chromium:
         )
 
     def prefer(self, scheme: str) -> None:
-        """Ask for the ``light`` or the ``dark`` look."""
+        """Request the ``light`` or the ``dark`` colour scheme."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
@@ -86,7 +86,7 @@ class Chromium:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until pictures that came into view are decoded and timers of the page are over."""
+        """Wait until visible images are decoded and the page's timers have fired."""
         self.run("new Promise(done => setTimeout(() => requestAnimationFrame(done), 300))")
 
     def run(self, expression: str) -> Any:

@@ -1,4 +1,4 @@
-"""A small grounding with everything a page must bear: markup in captions, drops, damaged rows."""
+"""A small grounding with everything a page must handle: markup, drops, damaged rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Builder:
         self.drops: list[dict[str, Any]] = []
 
     def image(self, name: str, width: int, height: int, captions: list[str]) -> bytes:
-        """Draw a picture, its upper left darker; its key."""
+        """Draw an image with a darker upper left; returns its key."""
         y, x = np.mgrid[:height, :width]
         hue = len(self.images) * 40 % 255
         pixels = np.stack([x * 255 // width, y * 255 // height, np.full_like(x, hue)], axis=2)
@@ -76,7 +76,7 @@ class Builder:
         score: float,
         **changes: Any,
     ) -> None:
-        """Add a phrase at its first place in the caption, with an ellipse in the box as mask."""
+        """Add a phrase at its first occurrence in the caption, with an elliptical mask."""
         row = next(row for row in self.images if row["key"] == image)
         y, x = np.mgrid[: row["height"], : row["width"]] + 0.5
         x0, y0, x1, y1 = box

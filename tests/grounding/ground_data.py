@@ -25,11 +25,11 @@ SETTINGS = GroundSettings(batch_size=4, workers=2, block_images=3, shard_images=
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Represents the end of the process."""
 
 
 class DataSet:
-    """Images and captions in a folder; ``write`` makes the manifests again."""
+    """Images and captions in a folder; ``write`` rewrites the manifests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class DataSet:
         (folder / "images").mkdir(parents=True)
 
     def add(self, name: str, *captions: str, size: tuple[int, int] = (24, 16)) -> Path:
-        """An image (height, width) of noise that follows from its name."""
+        """A noise image (height, width) seeded by its name."""
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
         pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
         path = self.folder / "images" / name
@@ -76,14 +76,14 @@ class DataSet:
         write_manifest(self.folder / "captions.parquet", table, CAPTIONS)
 
     def units(self, choice: CaptionChoice = "all") -> list[Unit]:
-        """Write the manifests and read what is to be grounded."""
+        """Write the manifests and read the units to ground."""
         self.write()
         images, captions = self.folder / "images.parquet", self.folder / "captions.parquet"
         return units_of(images, captions, self.folder / "images", choice)
 
 
 class WordGrounder:
-    """Every word of three letters and more is a phrase; its box follows from word and image."""
+    """Every word of three or more letters is a phrase; its box depends on word and image."""
 
     name = "words"
 
@@ -145,7 +145,7 @@ def run_ground(
     settings: GroundSettings = SETTINGS,
     rules: Rules | None = None,
 ) -> SetSummary:
-    """`ground` on the data set as it is now."""
+    """`ground` on the current data set."""
     return ground(
         data.units(choice),
         grounder or WordGrounder(),

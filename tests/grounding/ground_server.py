@@ -1,4 +1,4 @@
-"""A process that forks one grounding a request, so that many can be killed in seconds.
+"""A process that forks one grounding per request, so that many can be killed in seconds.
 
 Importing the libraries takes seconds, a run without a model a twentieth of one. Each line on stdin
 is a request (JSON: folder of the manifests, records, cut-outs, worker, and the point to be killed

@@ -20,5 +20,5 @@ def pictures(*sizes: tuple[int, int]) -> list[Tensor]:
 
 
 def captions_of(texts: Sequence[str]) -> list[Caption]:
-    """A caption for each text, of an image of its own."""
+    """A caption for each text, each with a separate image."""
     return [Caption(str(i), key_of_text(f"image {i}"), text) for i, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""Flickr30k Entities' format on files of our own, and phrases manifests as annotations."""
+"""Flickr30k Entities' format on invented files, and phrases manifests as annotations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ THINGS = (
 
 @pytest.fixture
 def entities(tmp_path: Path):
-    """Writes one image's files and gives the answer for a caption of it."""
+    """Writes one image's files and returns the answer for a caption of it."""
 
     def answer(caption: str = PLAIN, sentence: str = SENTENCE, things: str = THINGS, xml=None):
         whole = (
@@ -66,7 +66,7 @@ def entities(tmp_path: Path):
     return answer
 
 
-def test_phrases_boxes_and_what_has_none(entities):
+def test_phrases_with_and_without_boxes(entities):
     found, dropped = entities()
     assert [each.phrase for each in found] == ["Two men", "a hat ( [ red ] )"]
     for each in found:
@@ -82,13 +82,13 @@ def test_phrases_boxes_and_what_has_none(entities):
     ]
 
 
-def test_a_raw_caption_is_the_tokenised_sentence_with_other_white_space(entities):
+def test_a_raw_caption_matches_the_tokenised_sentence_up_to_white_space(entities):
     raw = "Two men in a hat ([red]), it seems, near a harbour with nets."
     found, _ = entities(raw)
     assert [raw[each.char_start : each.char_end] for each in found] == ["Two men", "a hat ([red])"]
 
 
-def test_a_caption_with_other_punctuation_is_matched_by_its_letters():
+def test_a_caption_with_different_punctuation_is_matched_by_its_letters():
     sentence = parse_sentence("`` [/EN#1/people A man 's dog] '' , [/EN#2/people a man] .")
     caption = '"A man\'s dog" - a man'
     span_of = align(sentence, caption)
@@ -109,7 +109,7 @@ def test_any_caption_keeps_its_own_characters(text):
     assert span_of(sentence.mentions[0]) == (0, len(text.upper()))
 
 
-def test_a_caption_that_no_sentence_reads_like_is_a_drop(entities):
+def test_a_caption_that_matches_no_sentence_is_a_drop(entities):
     found, dropped = entities("A cat sleeps.")
     assert found == []
     assert [each.reason for each in dropped] == ["no_phrase"]
@@ -156,14 +156,14 @@ def test_a_damaged_annotation_is_an_error_of_its_image(entities, xml, code, says
     assert "7.xml" in error.value.reason
 
 
-def test_a_mark_that_does_not_end_names_its_line(entities):
+def test_unclosed_markup_names_its_line(entities):
     with pytest.raises(GroundingError, match=r"7\.txt: line 1: .* no closing bracket"):
         entities(sentence="[/EN#1/people Two men")
     with pytest.raises(EntitiesError):
         parse_sentence("[/EN#1/people a [ b ]")
 
 
-def test_an_image_without_files_is_an_error_of_its_own(tmp_path):
+def test_an_image_without_files_is_a_separate_error(tmp_path):
     (tmp_path / "Sentences").mkdir()
     (tmp_path / "Annotations").mkdir()
     image = torch.zeros(3, 3, 3, dtype=torch.uint8)
@@ -171,7 +171,7 @@ def test_an_image_without_files_is_an_error_of_its_own(tmp_path):
         open_annotations(tmp_path).ground([image], [Caption("7.jpg", KEY, "a")])
 
 
-def test_what_is_no_annotation_is_told_what_is_expected(tmp_path):
+def test_an_error_about_annotations_says_what_is_expected(tmp_path):
     with pytest.raises(SightlineError, match=r"expected a phrases manifest"):
         open_annotations(tmp_path)
 
@@ -214,7 +214,7 @@ def test_a_manifest_gives_boxes_and_masks(tmp_path):
     assert dropped == []
 
 
-def test_a_caption_without_a_row_and_a_span_that_reads_otherwise_are_drops(tmp_path):
+def test_a_caption_without_a_row_and_a_span_with_different_text_are_drops(tmp_path):
     _, dropped = answer_of(manifest(tmp_path), "another caption")
     assert [each.reason for each in dropped] == ["no_phrase"]
     found, dropped = answer_of(manifest(tmp_path, char_end=4))

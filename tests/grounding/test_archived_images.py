@@ -1,4 +1,4 @@
-"""Images in tar files give what the same images give as files, and nothing is unpacked."""
+"""Images in tar files give the same results as separate files, without unpacking."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETS = ("features", "grounding", "cutouts", "objects")
 
 
 class Data:
-    """A data set on the disk and the commands that read its images; outputs lie beside it."""
+    """A data set on disk and the commands that read its images; outputs are beside it."""
 
     def __init__(self, folder: Path, captions: Path, annotations: Path) -> None:
         self.folder = folder
@@ -47,7 +47,7 @@ class Data:
         self.encoder.write_text(json.dumps(CLIP))
 
     def run(self, *words: str, code: int = 0, **options: object) -> str:
-        """Run a command; what it says."""
+        """Run a command; returns its output."""
         given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         said = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
@@ -81,7 +81,7 @@ class Data:
         return self.run("cache", "verify", str(self.folder / name), **named, **options)
 
     def failures(self, name: str) -> dict[str, dict[str, str]]:
-        """Rows in error of an output, by code."""
+        """Failed rows of an output, by code."""
         lines = (self.folder / f"{name}.run" / "failures.jsonl").read_text().splitlines()
         return {each["code"]: each for each in map(json.loads, lines)}
 
@@ -101,7 +101,7 @@ class Data:
 
 @pytest.fixture(scope="module")
 def loose(tmp_path_factory) -> Data:
-    """Everything made from files, with phrases that a grounder of no model drew."""
+    """Everything made from files, with phrases from a grounder without a model."""
     folder = tmp_path_factory.mktemp("loose")
     data = DataSet.of(folder / "data", COUNT)
     run_ground(data, folder / "drawn")
@@ -117,7 +117,7 @@ def loose(tmp_path_factory) -> Data:
 
 @pytest.fixture
 def packed(loose: Data, tmp_path) -> Data:
-    """The same images in tar files; none of them is a file of its own."""
+    """The same images in tar files; none of them is a separate file."""
     folder = tmp_path / "packed"
     archive(loose.folder / "images.parquet", loose.folder / "images", folder)
     annotations = yaml.safe_load(loose.settings.read_text())["grounder"]["path"]
@@ -163,12 +163,12 @@ def test_records_and_cutouts_of_archived_images_are_those_of_the_files(loose, pa
     assert records[0].equals(records[1])
 
 
-def test_what_came_from_files_needs_nothing_of_the_archives(loose, packed):
+def test_rows_from_files_are_reused_for_archives(loose, packed):
     shutil.copytree(loose.folder / "features", packed.folder / "features")
     assert "nothing to compute" in packed.extract_images()
 
 
-def test_rows_are_computed_again_from_archives(loose, packed):
+def test_rows_are_recomputed_from_archives(loose, packed):
     packed.extract_images()
     packed.ground()
     packed.extract_objects()
@@ -194,7 +194,7 @@ WRONG = {
 
 @pytest.fixture
 def wrong(packed: Data) -> dict[str, str]:
-    """All images but one are not where the manifest says: the code of each → its place."""
+    """All images but one are missing from their place: the code of each → its place."""
     rows = sorted(packed.rows, key=lambda row: row["image_id"])
     changed = [{**row, **change} for row, change in zip(rows, WRONG.values(), strict=False)]
     write_rows(packed.folder, changed + rows[len(WRONG) :])
@@ -218,13 +218,13 @@ def test_a_place_without_the_image_costs_its_own_row(packed, wrong):
     assert len(features) == COUNT - len(WRONG)
 
 
-def test_too_many_of_them_are_told_with_the_place_of_one(packed, wrong):
+def test_too_many_of_them_are_reported_with_one_place(packed, wrong):
     said = packed.extract_images(code=1)
     assert "4 of 5 images failed" in said
     assert any(f"for example: {place}: " in said for place in wrong.values())
 
 
-def test_objects_of_an_image_that_is_not_there(loose, packed, wrong):
+def test_objects_of_a_missing_image(loose, packed, wrong):
     shutil.copytree(loose.folder / "grounding", packed.folder / "grounding")
     packed.extract_objects(max_failed=1)
     failed = FeatureSet.open(packed.folder / "objects").failed
@@ -235,7 +235,7 @@ def test_objects_of_an_image_that_is_not_there(loose, packed, wrong):
     assert page.count("shards/00000.tar[1000000000:+") == 1
 
 
-def test_cutouts_of_an_image_that_is_not_there_name_its_place(loose, packed, wrong):
+def test_cutouts_of_a_missing_image_name_its_place(loose, packed, wrong):
     shutil.copytree(loose.folder / "grounding", packed.folder / "grounding")
     said = packed.ground(code=1)
     assert any(f"{place}: " in said for place in wrong.values())
@@ -243,7 +243,7 @@ def test_cutouts_of_an_image_that_is_not_there_name_its_place(loose, packed, wro
 
 
 @pytest.mark.parametrize("change", [{"offset": None}, {"length": None}, {"offset": -1}])
-def test_a_row_that_is_no_place_is_one_clear_error(loose, packed, change):
+def test_a_row_with_an_invalid_place_is_one_clear_error(loose, packed, change):
     shutil.copytree(loose.folder / "grounding", packed.folder / "grounding")
     first, *others = packed.rows
     write_rows(packed.folder, [*others, {**first, **change}])

@@ -1,4 +1,4 @@
-"""Bad input from end to end: each costs its one row, with a reason that a person can act on."""
+"""Bad input from end to end: each costs only its row, with an actionable reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMOJI = "A 👩\u200d🚒\tin a cafe\u0301"
 
 @dataclass(frozen=True)
 class Case:
-    """One image with its sentence, as Flickr30k Entities writes it, and what must become of it.
+    """One image with its sentence in Flickr30k Entities' format, and the expected outcome.
 
     Attributes:
         sentence: with marks; the caption is the same without them.
@@ -100,7 +100,7 @@ def annotate(folder: Path, name: str, case: Case) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> dict[str, Any]:
-    """One run of the command over all of them: its tables and failures, by the image's name."""
+    """One run of the command over all of them: its tables and failures, by image name."""
     folder = tmp_path_factory.mktemp("bad")
     data = DataSet(folder / "data")
     for part in ("Sentences", "Annotations"):
@@ -138,7 +138,7 @@ def done(tmp_path_factory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input_is_its_own_row_and_nothing_else(done, name):
+def test_bad_input_costs_only_its_own_row(done, name):
     case, key = CASES[name], done["keys"][name]
     (image,) = [row for row in done["images"] if row["image_key"] == key]
     assert image["error"] == case.error[0]

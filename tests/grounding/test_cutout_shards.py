@@ -52,7 +52,7 @@ def test_a_cutout_is_the_masked_pixels_and_nothing_else(data, tmp_path):
         np.testing.assert_array_equal(rgba[..., :3], image[box] * mask[box][..., None])
 
 
-def test_cutouts_made_again_are_the_same_bytes_and_only_new_ones_are_made(data, tmp_path):
+def test_recreated_cutouts_have_the_same_bytes_and_only_new_ones_are_made(data, tmp_path):
     run_ground(data, tmp_path / "out")
     cut(data, tmp_path / "out", tmp_path / "cut")
     before = files_of(tmp_path / "cut")
@@ -79,12 +79,12 @@ def test_cutouts_made_again_are_the_same_bytes_and_only_new_ones_are_made(data, 
 def test_a_grounding_and_its_cutouts_are_two_folders(data, tmp_path):
     run_ground(data, tmp_path / "out")
     before = files_of(tmp_path / "out")
-    with pytest.raises(SightlineError, match="out: holds the grounding itself; name another"):
+    with pytest.raises(SightlineError, match="out: holds the grounding itself; choose another"):
         cut(data, tmp_path / "out", tmp_path / "out")
     assert files_of(tmp_path / "out") == before
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(data, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_to_the_same_bytes(data, tmp_path, monkeypatch):
     run_ground(data, tmp_path / "out")
     cut(data, tmp_path / "out", tmp_path / "whole")
     replace = Path.replace
@@ -119,7 +119,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(data, tmp_path, monkeypatch):
     assert deaths >= 2 * 2 + 2
 
 
-def test_an_image_that_is_gone_is_named_with_what_to_do(data, tmp_path):
+def test_a_missing_image_is_named_with_what_to_do(data, tmp_path):
     run_ground(data, tmp_path / "out")
     paths = {unit.key: unit.place for unit in data.units()}
     (data.folder / "images/0.png").unlink()
@@ -129,7 +129,7 @@ def test_an_image_that_is_gone_is_named_with_what_to_do(data, tmp_path):
         write_cutouts(tmp_path / "out", {}, tmp_path / "cut", SMALL)
 
 
-def test_a_damaged_commit_point_of_cutouts_is_made_again(data, tmp_path):
+def test_a_damaged_commit_point_of_cutouts_is_recreated(data, tmp_path):
     run_ground(data, tmp_path / "out")
     cut(data, tmp_path / "out", tmp_path / "cut")
     commit = tmp_path / "cut" / FILE_NAME

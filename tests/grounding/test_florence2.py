@@ -78,7 +78,7 @@ def test_the_answer_that_the_demo_of_grounded_sam_2_shows(post_processor):
     assert dropped == []
 
 
-def test_an_inverted_location_is_parsed_as_it_stands(post_processor):
+def test_an_inverted_location_is_parsed_verbatim(post_processor):
     answer = "<s>a dog<loc_900><loc_900><loc_100><loc_100></s>"
     (phrase,), _ = parse_answer(answer, CAPTION, (1000, 1000), post_processor)
     assert phrase.boxes.tolist() == [[900, 900, 100, 100]]  # the rules drop it, with a reason
@@ -91,7 +91,7 @@ def grounder(tmp_path_factory) -> Florence2Grounder:
     return build(settings, torch.device("cpu"), "fp32")
 
 
-def test_a_batch_answers_as_one_by_one(grounder):
+def test_a_batch_equals_one_by_one(grounder):
     images = pictures((40, 60), (64, 64), (30, 90))
     texts = ["A dog.", "Two men stand near a red boat in the harbour", "x"]
     together = grounder.answers(images, texts)
@@ -122,7 +122,7 @@ def test_any_caption_is_read(grounder, text):
     assert any(each.reason == "too_long" for each in dropped) != fits
 
 
-def test_no_captions_are_no_answers(grounder):
+def test_no_captions_give_no_answers(grounder):
     assert grounder.ground([], []) == []
 
 
@@ -139,7 +139,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         build(settings, torch.device("cpu"), "fp32")
 
 
-def test_a_folder_without_a_model_is_told_what_is_expected(tmp_path):
+def test_a_folder_without_a_model_is_an_error_that_says_what_is_expected(tmp_path):
     settings = Florence2Settings(family="florence2", model=str(tmp_path))
     with pytest.raises(SightlineError, match=r"config\.json"):
         build(settings, torch.device("cpu"), "fp32")

@@ -1,4 +1,4 @@
-"""The page: what it says, that it says nothing else, and that text stays text."""
+"""The page: its content, nothing else, and escaped text."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_drops_and_reasons(page):
     assert "0.100 &lt; 0.3" in page
 
 
-def test_what_is_wrong_is_said_where_it_stands(page):
+def test_problems_are_shown_where_they_occur(page):
     assert "mask of 5 × 5 pixels, image of 120 × 200" in page
     assert "the caption reads &#39;capt&#39; there" in page
     assert "silent.jpg" not in page  # neither a phrase nor a drop
@@ -130,7 +130,7 @@ def test_an_image_that_cannot_be_read_keeps_its_card(tmp_path):
     contents = read_contents(files.phrases, files.captions, files.images, limit=10)
     summary = write_gallery(contents, files.root, tmp_path / "page.html", "t")
     text = (tmp_path / "page.html").read_text()
-    assert "plain.jpg: the 11 bytes there now are not those" in text
+    assert "plain.jpg: the 11 bytes there now differ from those" in text
     assert "wrong.jpg: no such file" in text
     assert text.count('"photo":null') == 2
     assert summary.images == 3

@@ -1,4 +1,4 @@
-"""The page in a browser: filters, keys, pictures that wait, and nothing fetched."""
+"""The page in a browser: filters, keys, lazy images, and nothing fetched."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def page(browser, written):
 
 
 def keep(page: Chromium, name: str) -> None:
-    """Leave a screenshot where SIGHTLINE_SCREENSHOTS says, for a person to look at."""
+    """Save a screenshot to SIGHTLINE_SCREENSHOTS, for manual inspection."""
     if folder := os.environ.get("SIGHTLINE_SCREENSHOTS"):
         page.screenshot(Path(folder) / f"{name}.png")
 
@@ -63,12 +63,12 @@ def fill(page: Chromium, name: str, value: str) -> None:
 
 
 def places(page: Chromium) -> list[str]:
-    """Where the first photograph and what is drawn over it stand."""
+    """Positions of the first photograph and its overlay."""
     where = "JSON.stringify(document.querySelector('{}').getBoundingClientRect())"
     return [page.run(where.format(what)) for what in (".photo", ".frame svg")]
 
 
-def test_nothing_is_fetched_and_nothing_complains(page, written):
+def test_nothing_is_fetched_and_the_console_is_empty(page, written):
     fetched = [url for url in page.requests if not url.startswith("data:")]
     assert fetched == [written.resolve().as_uri()]
     assert page.messages == []
@@ -94,7 +94,7 @@ def test_captions_with_markup_are_text(page):
     assert page.run("document.querySelectorAll('.caption script, .caption img').length") == 0
 
 
-def test_pictures_and_masks_stand_over_each_other(page):
+def test_photographs_and_masks_are_aligned(page):
     assert page.run("document.querySelector('.photo').naturalWidth") == 384
     photo, overlay = places(page)
     assert photo == overlay
@@ -205,7 +205,7 @@ def test_numbers_can_all_be_read(browser, tmp_path):
     assert kinds.index("badge") > max(i for i, kind in enumerate(kinds) if kind != "badge")
 
 
-def test_pictures_far_away_wait(browser, tmp_path):
+def test_distant_images_load_lazily(browser, tmp_path):
     build = Builder(tmp_path)
     for i in range(50):
         key = build.image(f"{i:02}.png", 300, 200, [f"thing {i}"])

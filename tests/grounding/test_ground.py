@@ -1,4 +1,4 @@
-"""The stage `ground`: exact records, incremental, unkillable, and one bad image is one row."""
+"""The stage `ground`: exact records, incremental, crash-safe, and one bad image is one row."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def data(tmp_path) -> DataSet:
 
 
 def rows(out: Path, kind: str) -> list[str]:
-    """Rows in an order of their own, for comparing sets of different histories."""
+    """Rows in canonical order, for comparing sets with different histories."""
     return sorted(map(repr, read_tables(out, kind).to_pylist()))
 
 
-def test_every_record_says_exactly_what_and_where(data, tmp_path):
+def test_every_record_is_exact(data, tmp_path):
     summary = run_ground(data, tmp_path / "out")
     texts = {key_of_text(t): t for texts in data.captions.values() for t in texts}
     table = read_phrases(tmp_path / "out")
@@ -64,10 +64,10 @@ def test_every_record_says_exactly_what_and_where(data, tmp_path):
         size, counts = row["mask"]["size"], row["mask"]["counts"]
         assert row["cutout_key"] == cutout_key(row["image_key"], size, counts, CROP_RULE)
     assert summary.counts["captions"] == 14
-    assert "7.0 an image" in str(summary)
+    assert "7.0 per image" in str(summary)
 
 
-def test_longest_takes_the_caption_that_training_takes(data, tmp_path):
+def test_longest_selects_the_caption_that_training_uses(data, tmp_path):
     summary = run_ground(data, tmp_path / "out", choice="longest")
     assert summary.counts["captions"] == 7
     assert summary.counts["pairs"] == 42
@@ -91,7 +91,7 @@ def test_a_second_run_computes_nothing_and_leaves_the_same_bytes(data, tmp_path)
     assert "nothing to compute" in str(summary)
 
 
-def test_only_what_is_new_is_grounded_and_what_is_gone_is_dropped(data, tmp_path):
+def test_only_new_images_are_grounded_and_removed_ones_are_dropped(data, tmp_path):
     run_ground(data, tmp_path / "out")
     data.add("new.png")
     data.captions["1.png"] = ["another caption of this image"]
@@ -120,7 +120,7 @@ def test_renaming_an_image_grounds_nothing(data, tmp_path):
     assert grounder.calls == []
 
 
-def test_other_rules_ground_everything_again(data, tmp_path):
+def test_different_rules_reground_everything(data, tmp_path):
     run_ground(data, tmp_path / "out")
     summary = run_ground(data, tmp_path / "out", rules=Rules(min_score=0.5))
     assert summary.computed == 7
@@ -141,7 +141,7 @@ def test_batch_size_and_workers_change_no_byte_of_a_table(data, tmp_path):
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Represents the end of the process."""
 
 
 def test_killed_at_any_write_and_run_again_it_leaves_the_same_bytes(data, tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ ground(units, grounder, BoxSegmenter(), Rules(duplicate_iou=None), Path(sys.argv
 """
 
 
-def test_after_sigkill_it_goes_on_at_the_block_it_was_at(data, tmp_path):
+def test_after_sigkill_it_resumes_at_its_current_block(data, tmp_path):
     data.write()
     arguments = [sys.executable, "-c", DYING, str(data.folder), str(tmp_path / "out")]
     here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
@@ -235,7 +235,7 @@ def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
     assert [path.name for path in blocks.iterdir()] == ["notes"]
 
 
-def test_a_block_whose_file_is_damaged_is_made_again(data, tmp_path):
+def test_a_block_with_a_damaged_file_is_recomputed(data, tmp_path):
     def stop(captions):
         if len(grounder.calls) == 2:  # which is the first block
             raise Killed
@@ -333,7 +333,7 @@ def test_a_mask_of_the_wrong_size_costs_its_own_row(data, tmp_path):
     }
 
 
-def test_masks_that_are_empty_or_small_are_drops(data, tmp_path):
+def test_empty_and_small_masks_are_drops(data, tmp_path):
     class Nothing(BoxSegmenter):
         def _masks(self, image, boxes):
             masks = torch.zeros_like(super()._masks(image, boxes))
@@ -361,7 +361,7 @@ def test_no_caption_is_an_error(tmp_path):
 # -- damaged and hostile sets -------------------------------------------------------------------
 
 
-def test_a_commit_point_that_was_changed_is_refused_and_made_again(data, tmp_path):
+def test_a_changed_commit_point_is_refused_and_recreated(data, tmp_path):
     run_ground(data, tmp_path / "out")
     commit = tmp_path / "out" / FILE_NAME
     good = commit.read_text()
@@ -387,7 +387,7 @@ def test_a_table_outside_of_the_folder_is_never_read(data, tmp_path):
         read_phrases(tmp_path / "out")
 
 
-def test_a_table_that_is_missing_is_named_and_its_images_are_made_again(data, tmp_path):
+def test_a_missing_table_is_named_and_its_images_are_reground(data, tmp_path):
     run_ground(data, tmp_path / "out")
     before = rows(tmp_path / "out", "phrases")
     next((tmp_path / "out").glob("phrases-*")).unlink()

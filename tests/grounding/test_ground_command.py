@@ -1,4 +1,4 @@
-"""`sightline ground run` and the stage `ground`, on explicit paths and in the graph's folders."""
+"""`sightline ground run` and the stage `ground`, with explicit paths and in the graph's folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARAMS = Path(__file__).parents[2] / "params.yaml"
 
 @pytest.fixture
 def data(tmp_path) -> DataSet:
-    """Images, captions, and phrases that a grounding of them made."""
+    """Images, captions, and phrases from grounding them."""
     data = DataSet(tmp_path / "data/datasets/mine")
     for i in range(3):
         data.add(f"{i}.png")
@@ -97,7 +97,7 @@ def test_the_command_writes_records_and_cutouts(data, tmp_path):
         ({"captions": "some"}, "captions"),
     ],
 )
-def test_settings_that_cannot_be_are_named_with_their_key(data, tmp_path, changes, says):
+def test_invalid_settings_are_named_with_their_key(data, tmp_path, changes, says):
     path = tmp_path / "grounding.yaml"
     path.write_text(yaml.safe_dump(settings_of(data, **changes)))
     with pytest.raises(SightlineError, match=says):
@@ -109,7 +109,7 @@ def test_settings_that_cannot_be_are_named_with_their_key(data, tmp_path, change
         read_settings(tmp_path / "nothing.yaml")
 
 
-def test_without_a_segmenter_it_is_sam_2_of_the_package(data, tmp_path):
+def test_the_default_segmenter_is_sam_2_of_the_package(data, tmp_path):
     path = tmp_path / "grounding.yaml"
     given = settings_of(data)
     del given["segmenter"]
@@ -119,7 +119,7 @@ def test_without_a_segmenter_it_is_sam_2_of_the_package(data, tmp_path):
     assert segmenter.weights == "pretrained"
 
 
-def test_what_failed_is_grounded_again_when_asked_for(data, tmp_path):
+def test_failed_images_are_reground_on_request(data, tmp_path):
     good = data.folder / "images/1.png"
     arguments = [*command(data, tmp_path, settings_of(data)), "--max-failed=0.5"]
     good.rename(tmp_path / "away")
@@ -152,7 +152,7 @@ def test_the_stage_grounds_a_data_set_in_the_layout_of_the_graph(data, tmp_path,
     assert (graph.cutouts_folder("mine") / FILE_NAME).is_file()
 
 
-def test_the_stage_grounds_again_what_failed(data, tmp_path, monkeypatch):
+def test_the_stage_regrounds_failed_images(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     params = params_of(data, settings_of(data))
     good = data.folder / "images/1.png"

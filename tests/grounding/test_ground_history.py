@@ -1,4 +1,4 @@
-"""Whatever happened to a grounding and its cut-outs, they say what a clean run says."""
+"""After any history, a grounding and its cut-outs equal those of a clean run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_after_any_history_the_files_are_those_of_a_clean_run_once_compacted(
 _KIND = {"out": "grounding", "cut": "cutouts"}
 
 
-def test_many_small_shards_are_put_together(data, tmp_path):
+def test_many_small_shards_are_merged(data, tmp_path):
     large = dataclasses.replace(SETTINGS, shard_images=100)
     everything, data.captions = data.captions, {}
     for count in range(MAX_SMALL_SHARDS + 2):
@@ -100,7 +100,7 @@ def test_compact_of_a_clean_set_rewrites_nothing_that_differs(data, tmp_path):
     assert files_of(tmp_path / "out") == before
 
 
-def test_compact_refuses_a_damaged_table_and_names_the_way_out(data, tmp_path):
+def test_compact_refuses_a_damaged_table_and_names_the_remedy(data, tmp_path):
     make(data, tmp_path, [0, 1, 2, 3])
     table = read_tables_record(tmp_path / "out", "grounding").shards[0].tables["phrases"]
     path = tmp_path / "out" / table.name
@@ -111,7 +111,7 @@ def test_compact_refuses_a_damaged_table_and_names_the_way_out(data, tmp_path):
     assert files_of(tmp_path / "out") == before
 
 
-def test_units_come_in_the_order_asked_with_all_their_rows(data, tmp_path):
+def test_units_are_returned_in_the_requested_order_with_all_their_rows(data, tmp_path):
     make(data, tmp_path, list(range(12)))
     tables = {name: read_tables(tmp_path / "out", name) for name in ("images", "phrases", "drops")}
     half = len(tables["images"]) // 2

@@ -1,4 +1,4 @@
-"""However a grounding is killed, the next run leaves the very files of one that nobody touched."""
+"""However a grounding is killed, the next run leaves exactly the files of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GroundServer:
 
 
 class World:
-    """Published records and cut-outs, and what an unbroken run makes of them."""
+    """Published records and cut-outs, and the result of an uninterrupted run on them."""
 
     def __init__(self, folder: Path) -> None:
         self._servers = [GroundServer(), GroundServer()]
@@ -79,7 +79,7 @@ class World:
             server.close()
 
     def run(self, folder: Path, at: str = "", workers: int = 0) -> dict[str, Any]:
-        """Ground and cut out, and be killed at a point; other workers go on.
+        """Ground and cut out, and be killed at a point; other workers continue.
 
         Returns:
             what became of the run, or of the first worker.
@@ -95,12 +95,12 @@ class World:
         return first
 
     def copy(self, folder: Path) -> Path:
-        """The published outputs once more, to break."""
+        """A fresh copy of the published outputs, to break."""
         shutil.copytree(self.base, folder)
         return folder
 
     def files(self, folder: Path) -> dict[str, bytes]:
-        """Every file of both outputs and their run folders; a lock names a process: left out."""
+        """Every file of both outputs and their run folders, except locks, which name processes."""
         return {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for name in OUTPUTS
@@ -109,7 +109,7 @@ class World:
         }
 
     def rows(self, folder: Path) -> list[list[str]]:
-        """Rows of both outputs, in an order of their own."""
+        """Rows of both outputs, in canonical order."""
         tables = [
             read_phrases(folder / "out"),
             read_tables(folder / "cut", "cutouts"),
@@ -117,7 +117,7 @@ class World:
         return [sorted(map(repr, table.to_pylist())) for table in tables]
 
     def check_kill(self, folder: Path, point: str, workers: int = 0) -> None:
-        """Killed there, readers find the old or the new rows, and the next run sets it right."""
+        """After a kill there, readers find the old or the new rows, and the next run fixes it."""
         folder = self.copy(folder)
         killed = self.run(folder, point, workers)
         hit = (-signal.SIGKILL, 0) if workers else (-signal.SIGKILL,)  # the other may be faster
@@ -164,7 +164,7 @@ def test_two_workers_leave_the_files_of_one_run(world, tmp_path):
         assert world.files(folder) == world.expected
 
 
-def test_a_worker_killed_while_another_goes_on(world, tmp_path):
+def test_a_worker_killed_while_another_continues(world, tmp_path):
     points = [point for point in world.unbroken["points"] if "before rename" in point]
     for point in points[::3]:
         world.check_kill(tmp_path / "some", point, workers=2)
@@ -172,6 +172,6 @@ def test_a_worker_killed_while_another_goes_on(world, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_kill_at_every_point_there_is(world, tmp_path, workers):
+def test_a_kill_at_every_point(world, tmp_path, workers):
     for point in world.unbroken["points"]:
         world.check_kill(tmp_path / "some", point, workers)

@@ -40,7 +40,7 @@ def test_batches_are_halved_until_they_fit_and_that_is_recorded(data, tmp_path, 
     assert summary.halved_to == {"grounder": 2, "segmenter": 1}
     assert "batches halved for memory: grounder 2, segmenter 1" in str(summary)
     said = capsys.readouterr().err
-    assert "grounder words: out of memory with 4 captions a call; going on with 2" in said
+    assert "grounder words: out of memory with 4 captions per call; continuing with 2" in said
     shards = computed(tmp_path / "out")
     assert len(shards) == 3
     for each in shards:
@@ -68,7 +68,7 @@ def test_only_shards_that_were_computed_in_halves_say_so_and_keep_saying_it(data
     assert len(sizes) == 4
 
 
-def test_a_run_that_goes_on_begins_with_the_smaller_batch(data, tmp_path):
+def test_a_resumed_run_starts_with_the_smaller_batch(data, tmp_path):
     small = at_most(2)
 
     def dying(captions):

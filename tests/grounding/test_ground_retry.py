@@ -1,4 +1,4 @@
-"""`--retry failed`: images in error are left in peace until they are asked for."""
+"""`--retry failed`: failed images are skipped unless a retry is requested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def data(tmp_path) -> DataSet:
 
 
 def refusing(*names: str) -> WordGrounder:
-    """A grounder that has an error for these images."""
+    """A grounder that fails for these images."""
 
     def refuse(captions):
         for caption in captions:
@@ -29,7 +29,7 @@ def refusing(*names: str) -> WordGrounder:
     return WordGrounder(refuse)
 
 
-def test_images_in_error_are_grounded_again_only_when_asked_for(data, tmp_path):
+def test_failed_images_are_reground_only_on_request(data, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
     assert run_ground(data, out, refusing("2.png", "4.png")).counts["failed"] == 2
     left = WordGrounder()
@@ -51,7 +51,7 @@ def test_images_in_error_are_grounded_again_only_when_asked_for(data, tmp_path):
     assert files_of(out) == before
 
 
-def test_what_fails_again_stays_one_row_with_its_new_reason(data, tmp_path):
+def test_an_image_that_fails_again_stays_one_row_with_its_new_reason(data, tmp_path):
     out = tmp_path / "out"
     run_ground(data, out, refusing("2.png", "4.png"))
     summary = run_ground(data, out, refusing("4.png"), settings=RETRY)
@@ -62,7 +62,7 @@ def test_what_fails_again_stays_one_row_with_its_new_reason(data, tmp_path):
     assert read_phrases(out).num_rows == 6 * 7
 
 
-def test_killed_while_it_tries_again_what_was_published_stays_and_it_goes_on(data, tmp_path):
+def test_a_kill_during_a_retry_keeps_published_rows_and_the_run_resumes(data, tmp_path):
     out = tmp_path / "out"
     run_ground(data, out, refusing("2.png", "4.png"))
     before = files_of(out)

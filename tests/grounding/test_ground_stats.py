@@ -1,4 +1,4 @@
-"""Figures of a grounding, counted by hand on three small images."""
+"""Statistics of a grounding, counted by hand on three small images."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def test_the_stage(files, tmp_path, monkeypatch):
     files.captions.rename(tmp_path / "data/datasets/mine/captions.parquet")
     shown = CliRunner().invoke(app, ["stage", "ground-stats", "mine"])
     assert shown.exit_code == 0, shown.output
-    assert "8 pairs of 4 images, 2.00 an image" in shown.output
+    assert "8 pairs of 4 images, 2.00 per image" in shown.output
     names = {path.name for path in (tmp_path / "data/ground-stats/mine").iterdir()}
     assert names == {"ground_stats.json", "stats.json", "pairs_per_image.json", "drops.json"}

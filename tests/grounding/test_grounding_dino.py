@@ -36,7 +36,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 TEXTS = ["A man holds the red dog", "the dog", "a man and a dog near the red dog", "and of it"]
 
 
-def test_a_batch_of_several_sizes_answers_as_one_by_one(folder):
+def test_a_batch_of_several_sizes_equals_one_by_one(folder):
     grounder = grounder_of(folder)
     images = pictures((40, 60), (64, 64), (40, 60), (64, 64))
     captions = captions_of(TEXTS)

@@ -1,4 +1,4 @@
-"""Rules of matching: what becomes of boxes and phrases, and that nothing vanishes silently."""
+"""Matching rules: the outcome for boxes and phrases, and no silent drops."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def chosen(found, **rules):
         (0, 0, math.inf, 10),
     ],
 )
-def test_boxes_that_are_none_are_dropped_with_what_was_found(box):
+def test_invalid_boxes_are_dropped_with_what_was_found(box):
     kept, dropped = chosen([phrase(boxes=[box])])
     assert kept == []
     assert [(each.phrase, each.reason) for each in dropped] == [("a dog", "bad_box")]
     assert dropped[0].detail
 
 
-def test_a_box_that_reaches_beyond_the_image_is_cut_at_its_edge():
+def test_a_box_beyond_the_image_is_clipped():
     (kept,), dropped = chosen([phrase(boxes=[(-5, -5, 200, 30)])])
     assert kept.boxes.tolist() == [[0, 0, WIDTH, 30]]
     assert dropped == []
@@ -76,7 +76,7 @@ def test_each_rule_drops_what_breaks_it_and_nothing_at_its_limit(rules, reason):
     assert dropped == []
 
 
-def test_best_takes_the_first_of_the_best_boxes_and_union_all_good_ones():
+def test_best_takes_the_first_best_box_and_union_all_valid_ones():
     boxes = [(0, 0, 10, 10), (20, 20, 40, 40), (50, 20, 60, 40), (5, 5, 5, 5)]
     found = [phrase(boxes=boxes, scores=[0.2, 0.9, 0.9, 1.0])]
     (best,), dropped = chosen(found)
@@ -97,7 +97,7 @@ def test_masks_that_came_with_the_boxes_stay_with_them():
     assert kept.masks.sum() == 400
 
 
-def test_of_duplicate_boxes_the_better_phrase_stays_and_of_equal_ones_the_first():
+def test_of_duplicate_boxes_the_better_phrase_is_kept_and_of_equal_ones_the_first():
     pair = [phrase("a man", 0, scores=[0.5]), phrase("a clown", 10, scores=[0.6])]
     kept, dropped = chosen(pair)
     assert [each.phrase for each in kept] == ["a clown"]
@@ -116,7 +116,7 @@ def test_the_same_words_are_one_phrase_even_where_duplicate_boxes_may_stay():
     assert [each.reason for each in dropped] == ["duplicate"]
 
 
-def test_only_the_best_pairs_of_a_caption_stay_in_its_order():
+def test_only_the_best_pairs_of_a_caption_are_kept_in_caption_order():
     found = [
         phrase(str(i), i * 2, [(i * 10, 0, i * 10 + 9, 9)], [score])
         for i, score in enumerate([0.9, 0.1, 0.8, 0.7])

@@ -49,7 +49,7 @@ def grounder(request, tmp_path):
 
 
 class PhraseGrounder:
-    """Every noun phrase has two boxes, which follow from its place in the caption."""
+    """Every noun phrase has two boxes, which depend on its position in the caption."""
 
     name = "phrases"
 

@@ -1,4 +1,4 @@
-"""Drawn scenes through `annotations`: every record and every cut-out is what was drawn."""
+"""Drawn scenes through `annotations`: every record and every cut-out matches the drawing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAIRS = {"train_pairs": 5, "dev_pairs": 5, "test_pairs": 5}
 
 
 class Drawn:
-    """Pictures and masks of the scenes, drawn once more, and the folder of their data set."""
+    """Images and masks of the scenes, redrawn, and the folder of their data set."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

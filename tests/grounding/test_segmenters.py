@@ -61,7 +61,7 @@ def batch() -> tuple[list[Tensor], list[Tensor]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The tiny SAM 2 with one set of random weights, as both back ends read it."""
+    """The tiny SAM 2 with one set of random weights, for both back ends."""
     pytest.importorskip("sam2", reason="the sam2 package is not installed")
     from transformers import Sam2Model
 
@@ -109,7 +109,7 @@ def test_masks_of_annotations_are_not_computed():
 
 
 @pytest.mark.parametrize("family", ["sam2", "sam2_hf"])
-def test_batched_is_one_by_one(family, batch, request):
+def test_a_batch_equals_one_by_one(family, batch, request):
     segmenter: PromptedSegmenter = request.getfixturevalue(family)
     images, boxes = batch
     together, masks = segmenter.logits(images, boxes), segmenter.segment(images, boxes)
@@ -183,7 +183,7 @@ def test_sam2_not_installed_says_how_to_install_it(monkeypatch):
     with pytest.raises(SightlineError) as caught:
         build(family="sam2", weights="random:0")
     install = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
-    assert f"sam2 is not installed, and the segmenter sam2 needs it; run: {install}" in str(
+    assert f"sam2 is not installed, but the segmenter sam2 needs it; run: {install}" in str(
         caught.value
     )
 
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_another_model(folder, tmp_path):
         build(family="sam2-hf", model=str(tmp_path / "empty"))
 
 
-def test_configurations_that_are_none(folder, tmp_path):
+def test_invalid_configurations(folder, tmp_path):
     def model(text: str) -> str:
         (tmp_path / "mine.yaml").write_text(text)
         return str(tmp_path / "mine.yaml")
@@ -225,7 +225,7 @@ def test_configurations_that_are_none(folder, tmp_path):
     ]:
         with pytest.raises(SightlineError, match=message):
             build(family="sam2", model=model(text), weights="random:0")
-    with pytest.raises(SightlineError, match=r"no such model of sam2; there are sam2-hiera-tiny"):
+    with pytest.raises(SightlineError, match=r"no such sam2 model; use sam2-hiera-tiny"):
         build(family="sam2", model="sam2.1-hiera-huge", weights="random:0")
     with pytest.raises(SightlineError, match="has no published weights"):
         build(family="sam2", model=str(folder / "tiny.yaml"))
@@ -238,7 +238,7 @@ def test_published_weights_that_cannot_be_reached(folder, monkeypatch, tmp_path)
         build(family="sam2")
 
 
-def test_settings_that_are_wrong():
+def test_invalid_settings():
     with pytest.raises(ValidationError, match="not valid weights"):
         settings(family="sam2", weights="mine.pt")
     with pytest.raises(ValidationError, match="model"):

@@ -1,4 +1,4 @@
-"""Where phrases stand in captions: any Unicode, second mentions, whole words."""
+"""Finding phrases in captions: any Unicode, second mentions, whole words."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_any_caption_and_label_give_a_span_inside_the_caption_or_none(caption, l
         ("日本", "", None),
     ],
 )
-def test_labels_that_lost_their_letters_beyond_ascii_are_found(caption, label, expected):
+def test_labels_without_their_non_ascii_letters_are_found(caption, label, expected):
     span = SpanFinder(caption, ascii_only=True).find(label)
     assert (None if span is None else caption[slice(*span)]) == expected
 

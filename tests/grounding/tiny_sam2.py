@@ -1,4 +1,4 @@
-"""A SAM 2 of few weights for both back ends, and the one's weights under the other's names."""
+"""A tiny SAM 2 for both back ends, with a mapping of weight names between them."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ _NAMES = [
     (r"(transformer\.layers\.\d+\.mlp)\.layers\.0\.", r"\1.proj_in."),
     (r"(transformer\.layers\.\d+\.mlp)\.layers\.1\.", r"\1.proj_out."),
 ]
-"""How transformers calls what the sam2 package calls something else."""
+"""Names in the sam2 package → names in transformers."""
 
 _MLP = r"(output_hypernetworks_mlps\.\d+|iou_prediction_head|pred_obj_score_head)\.layers\.(\d)\."
 _PLACES = {"0": "proj_in", "1": "layers.0", "2": "proj_out"}
@@ -168,7 +168,7 @@ _ONLY_VIDEO = (
 
 
 def as_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of the sam2 package under transformers' names, without those of videos."""
+    """Weights of the sam2 package under transformers' names, without the video parts."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.startswith(_ONLY_VIDEO):

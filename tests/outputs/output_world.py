@@ -1,4 +1,4 @@
-"""Every command that writes, the inputs that it takes, and what of a folder is somebody else's."""
+"""Every command that writes, its inputs, and the foreign files in a folder."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Command:
     """One way to write something.
 
     Attributes:
-        words: of the command line, from the folder of the inputs and the output.
-        names: that it writes, some of them, below its output; none for a single file.
-        maker: command that makes what this one works on in place.
+        words: words of the command line, given the folder of the inputs and the output.
+        names: some of the names it writes below its output; empty for a single file.
+        maker: command that makes the set that this one modifies in place.
     """
 
     name: str
@@ -196,7 +196,7 @@ IN_PLACE = [
     )
     for verb in ("compact", "gc", "repair")
 ]
-"""Commands that change a feature set where it is."""
+"""Commands that change a feature set in place."""
 
 FILES = [
     Command(
@@ -246,7 +246,7 @@ class OutputWorld:
         self._make()
 
     def run(self, command: Command, out: Path, **request: object) -> Outcome:
-        """What becomes of a command that writes to ``out``."""
+        """The outcome of a command that writes to ``out``."""
         words = [str(word) for word in command.words(self.made, out)]
         folder = self.made / "graph" if words[0] == "stage" else self.made
         return self.server.run(out, words=words, folder=str(folder), **request)
@@ -284,7 +284,7 @@ class OutputWorld:
 
 
 def everything(folder: Path) -> dict[str, str]:
-    """What is below ``folder``: path → ``folder``, the target of a link, or a file's digest."""
+    """The content of ``folder``: path → ``folder``, the target of a link, or a file's digest."""
     found: dict[str, str] = {}
     for root, folders, names in os.walk(folder):
         for name in (*folders, *names):
@@ -300,12 +300,12 @@ def everything(folder: Path) -> dict[str, str]:
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """What of ``before`` is gone or different."""
+    """The entries of ``before`` that are missing or different."""
     return sorted(name for name, what in before.items() if after.get(name) != what)
 
 
 def copy_of(folder: Path, target: Path) -> Path:
-    """A copy to do as one likes with."""
+    """A copy to modify freely."""
     return Path(shutil.copytree(folder, target, symlinks=True))
 
 
@@ -318,7 +318,7 @@ NOTES = {
     "images/photo.jpg": "a photograph",
     "empty/": "",
 }
-"""Files that nothing of ours is called."""
+"""File names that Sightline never uses."""
 
 
 def write_notes(folder: Path, notes: dict[str, str] = NOTES) -> None:
@@ -332,7 +332,7 @@ def write_notes(folder: Path, notes: dict[str, str] = NOTES) -> None:
 
 
 def make(world: OutputWorld, command: Command, out: Path) -> None:
-    """What ``command`` works on in place, or nothing."""
+    """The set that ``command`` modifies in place, if any."""
     if command.maker:
         done = world.run(COMMANDS[command.maker], out)
         assert done.code == 0, done.said

@@ -1,4 +1,4 @@
-"""Random trees of strangers' files, random commands, random kills: nothing is ever missing."""
+"""Random trees of foreign files, random commands, random kills: nothing is ever lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from output_world import (
 
 KILLED = -9
 PLACES = ("", ".run", "-cutouts", "-features", "-images", "-texts")
-"""What commands put behind the name of their output."""
+"""Suffixes that commands append to the name of their output."""
 STRANGE = [
     *("notes.txt", "a b/ü.txt", ".hidden", ".x.0123456789abcdef.tmp", "out.part", "plan", "lock"),
     *("images/0.jpg", "model/config.json", "model/notes", "checkpoints/checkpoint-9/model.pt"),
@@ -31,7 +31,7 @@ STRANGE = [
     *("tokens.parquet", "student.json", "stats.json", "scores.png", "dvclive/metrics.json"),
     *("scratch-0123456789abcdef/notes", "failures.jsonl", "journal.bin", "heads.safetensors"),
 ]
-"""Names that strangers may give their files, ours among them."""
+"""Names that foreign files may have, including ours."""
 
 
 @pytest.fixture(scope="module")

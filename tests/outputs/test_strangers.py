@@ -63,7 +63,7 @@ def _is_note(name: str) -> bool:
 
 
 @pytest.mark.parametrize("command", FOLDERS, ids=str)
-def test_a_name_of_ours_that_no_record_lists_is_refused(
+def test_a_file_with_our_name_that_no_record_lists_is_refused(
     world: OutputWorld, tmp_path: Path, command: Command
 ) -> None:
     for name in command.names:
@@ -79,7 +79,7 @@ def test_a_name_of_ours_that_no_record_lists_is_refused(
 
 
 @pytest.mark.parametrize("command", FILES, ids=str)
-def test_a_file_of_somebody_else_is_not_replaced(
+def test_a_foreign_file_is_not_replaced(
     world: OutputWorld, tmp_path: Path, command: Command
 ) -> None:
     for suffix in (".html", ".txt", ".png"):

@@ -1,4 +1,4 @@
-"""Working copies for the tests of sharing: the real dvc.yaml, commands as a person runs them."""
+"""Working copies for the sharing tests: the real dvc.yaml, commands as a user runs them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ OF_THE_USER = ("AWS_", "DVC_", "XDG_", "GIT_")
 
 
 class Clone:
-    """A working copy, and the commands that are run in it.
+    """A working copy, and the commands run in it.
 
-    Nothing of the person who runs the tests is seen: no configuration, no credentials, no proxy.
+    Isolated from the user who runs the tests: no configuration, no credentials, no proxy.
     """
 
     def __init__(self, folder: Path, path: str) -> None:
@@ -52,18 +52,18 @@ class Clone:
         return ended.stdout
 
     def clone(self, name: str, path: str = "") -> Clone:
-        """A fresh clone beside this one, as a team-mate has it; with another PATH, if given."""
+        """A fresh clone beside this one, like a team-mate's; with another PATH, if given."""
         self.run("git", "clone", "-q", self.folder, self.folder.with_name(name))
         return Clone(self.folder.with_name(name), path or self.path)
 
     def second(self, name: str) -> Clone:
-        """Another working copy of the same person: it shares DVC's cache with this one."""
+        """Another working copy of the same user: it shares DVC's cache with this one."""
         other = self.clone(name)
         other.run("dvc", "cache", "dir", "-q", "--local", self.folder / ".dvc/cache")
         return other
 
     def grow(self, *cells: Path) -> None:
-        """One per cent more pictures, their features, and both committed to DVC."""
+        """One per cent more images and their features, both committed to DVC."""
         with (self.folder / "pictures.txt").open("a") as pictures:
             pictures.writelines(f"\nnew-{i}" for i in range(20))
         for cell in cells:
@@ -87,7 +87,7 @@ def path_with(folder: Path, *command: str | Path) -> str:
 
 
 def stub_path(folder: Path) -> str:
-    """A PATH on which the stages' work is a stub (``stub_sightline.py``)."""
+    """A PATH on which the stages are stubs (``stub_sightline.py``)."""
     return path_with(folder, sys.executable, Path(__file__).with_name("stub_sightline.py"))
 
 

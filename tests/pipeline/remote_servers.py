@@ -19,7 +19,7 @@ USER, PASSWORD = "team", "not-in-the-repository"
 
 @dataclass
 class Remote:
-    """Where to push, and what arrived there.
+    """Where to push, and what was received.
 
     Attributes:
         options: what ``dvc remote modify`` is told, for everybody who clones.
@@ -34,7 +34,7 @@ class Remote:
 
 
 class Metered:
-    """A WSGI application that counts what it is sent, path by path."""
+    """A WSGI application that counts the bytes it receives, by path."""
 
     def __init__(self, app, admits: Callable[[dict], bool] = lambda environ: True) -> None:
         self._app, self._admits = app, admits
@@ -59,7 +59,7 @@ class Metered:
 
 @contextmanager
 def serving(app) -> Iterator[str]:
-    """The address of a server that runs ``app`` until the block ends, however it ends."""
+    """The address of a server that runs ``app`` until the block exits."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Silent(WSGIRequestHandler):

@@ -19,7 +19,7 @@ PICTURES = Path("pictures.txt")
 
 
 def keys() -> np.ndarray:
-    """One key a line of ``pictures.txt``, which stands for a folder of photographs."""
+    """One key per line of ``pictures.txt``, which stands in for a folder of photographs."""
     return keys_of_texts(PICTURES.read_text().split())
 
 

@@ -83,7 +83,7 @@ def test_cache_commands_on_nothing(monkeypatch, capsys, tmp_path):
     assert "no set here" in capsys.readouterr().err
 
 
-def test_doctor_says_what_there_is(monkeypatch, capsys, tmp_path):
+def test_doctor_reports_the_environment(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert sightline(monkeypatch, "doctor", "--json") == 0
     report = json.loads(capsys.readouterr().out)
@@ -109,7 +109,7 @@ def test_doctor_names_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, c
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_command_with_one_line_on_how_to_go_on(monkeypatch, capsys, number):
+def test_a_signal_ends_a_command_with_one_line_on_how_to_resume(monkeypatch, capsys, number):
     def signalled() -> None:
         signal.raise_signal(number)
 

@@ -1,4 +1,4 @@
-"""`sightline cache` as a user sees it: what is printed, and how it ends."""
+"""`sightline cache` as a user sees it: output and exit codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def world(made, tmp_path) -> Path:
-    """A copy of `made` to do as one likes with."""
+    """A copy of `made` to modify freely."""
     return Path(shutil.copytree(made, tmp_path / "world"))
 
 
@@ -86,7 +86,7 @@ def test_info_as_json(monkeypatch, capsys, world):
     assert "not known here" in said["licence"]
 
 
-def test_the_licence_of_a_data_set_in_the_graph_is_told(monkeypatch, capsys, world):
+def test_the_licence_of_a_data_set_in_the_graph_is_shown(monkeypatch, capsys, world):
     monkeypatch.chdir(world)
     shutil.copytree("image", "data/features/mine/image/clip")
     Path("data/datasets/mine").mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_the_licence_of_a_data_set_in_the_graph_is_told(monkeypatch, capsys, wor
     assert "non-commercial research" in capsys.readouterr().out
 
 
-def test_damage_is_named_repaired_and_computed_again(monkeypatch, capsys, world):
+def test_damage_is_named_repaired_and_recomputed(monkeypatch, capsys, world):
     before = FeatureSet.open(world / "image").record
     name = damage(world / "image")
     assert run(monkeypatch, "cache", "verify", world) == 1
@@ -123,14 +123,14 @@ def test_a_damaged_set_hides_no_other(monkeypatch, capsys, world):
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [("image", "photos"), ("text", "texts.txt")])
-def test_rows_can_be_encoded_again_and_compared(monkeypatch, capsys, world, kind, inputs):
+def test_rows_can_be_re_encoded_and_compared(monkeypatch, capsys, world, kind, inputs):
     words = ["cache", "verify", world / kind, "--recompute", 2, "--inputs", world / inputs]
     words += ["--encoder", world / "clip.json"]
     assert run(monkeypatch, *words) == 0
     assert "2 rows re-encoded: 2 with identical bytes" in capsys.readouterr().out
 
 
-def test_rows_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, world):
+def test_rows_that_the_encoder_does_not_reproduce_are_found(monkeypatch, capsys, world):
     from pipeline.cache import FeatureSetWriter
 
     features = FeatureSet.open(world / "image")
@@ -149,7 +149,7 @@ def test_rows_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, worl
     assert "0.png" in said
 
 
-def test_another_encoder_than_the_records_is_refused(monkeypatch, capsys, world):
+def test_an_encoder_that_differs_from_the_record_is_refused(monkeypatch, capsys, world):
     words = ["--recompute", 2, "--inputs", world / "photos", "--encoder", world / "clip.json"]
     words += ["--weights", "random:1"]
     assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
@@ -158,12 +158,12 @@ def test_another_encoder_than_the_records_is_refused(monkeypatch, capsys, world)
     assert "encoder.source: random:0 → random:1" in said
 
 
-def test_without_inputs_it_says_what_to_name(monkeypatch, capsys, world):
+def test_without_inputs_it_says_what_to_pass(monkeypatch, capsys, world):
     assert run(monkeypatch, "cache", "verify", world / "image", "--recompute", 2) == 1
     assert "--inputs" in capsys.readouterr().err
 
 
-def test_an_encoder_of_ones_own_is_asked_for(monkeypatch, capsys, world):
+def test_a_custom_encoder_must_be_passed(monkeypatch, capsys, world):
     words = ["--recompute", 2, "--inputs", world / "photos"]
     assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
     said = capsys.readouterr().err
@@ -177,7 +177,7 @@ def test_inputs_without_recompute_are_a_mistake(monkeypatch, capsys, world):
 
 
 @pytest.mark.parametrize("command", ["verify", "list"])
-def test_a_set_that_lost_its_commit_file_is_a_fault(monkeypatch, capsys, world, command):
+def test_a_set_without_its_commit_file_is_a_fault(monkeypatch, capsys, world, command):
     monkeypatch.setenv("COLUMNS", "300")
     (world / "image/set.json").unlink()
     assert run(monkeypatch, "cache", command, world) == 1
@@ -186,7 +186,7 @@ def test_a_set_that_lost_its_commit_file_is_a_fault(monkeypatch, capsys, world, 
     assert "text" in said.out  # the other is there all the same
 
 
-def test_a_damaged_commit_file_keeps_no_other_set_from_repair(monkeypatch, capsys, world):
+def test_a_damaged_commit_file_does_not_stop_other_repairs(monkeypatch, capsys, world):
     (world / "image/set.json").write_text("{")
     damage(world / "text")
     assert run(monkeypatch, "cache", "repair", world) == 1
@@ -194,7 +194,7 @@ def test_a_damaged_commit_file_keeps_no_other_set_from_repair(monkeypatch, capsy
     assert verify(world / "text") == []
 
 
-def test_markup_in_a_name_is_shown_as_it_stands(monkeypatch, capsys, world):
+def test_markup_in_a_name_is_shown_verbatim(monkeypatch, capsys, world):
     monkeypatch.setenv("COLUMNS", "300")
     shutil.copytree(world / "image", world / "[red]clip[" / "]")
     assert run(monkeypatch, "cache", "list", world) == 0
@@ -202,7 +202,7 @@ def test_markup_in_a_name_is_shown_as_it_stands(monkeypatch, capsys, world):
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "repair", "compact", "gc"])
-def test_a_path_that_is_no_folder_is_named(monkeypatch, capsys, world, command):
+def test_a_path_that_is_not_a_folder_is_named(monkeypatch, capsys, world, command):
     assert run(monkeypatch, "cache", command, world / "nowhere") == 1
     assert "nowhere: no such folder; expected a set" in capsys.readouterr().err
     assert run(monkeypatch, "cache", command, world / "clip.json") == 1
@@ -210,7 +210,7 @@ def test_a_path_that_is_no_folder_is_named(monkeypatch, capsys, world, command):
 
 
 @pytest.mark.parametrize("name", ["image/set.json", "image/more.tar", "photos"])
-def test_an_export_spoils_nothing(monkeypatch, capsys, world, name):
+def test_an_export_damages_nothing(monkeypatch, capsys, world, name):
     assert run(monkeypatch, "cache", "export", world / "image", "--out", world / name) == 1
     assert f"{world / name}: " in capsys.readouterr().err
     assert verify(world / "image") == []
@@ -225,7 +225,7 @@ def test_an_import_that_is_refused_leaves_nothing(monkeypatch, capsys, world):
     assert sorted(world.rglob("*")) == before
 
 
-def test_features_of_another_kind_are_not_replaced(monkeypatch, capsys, world):
+def test_features_of_a_different_kind_are_not_replaced(monkeypatch, capsys, world):
     encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
     words = ["--texts", world / "texts.txt", "--out", world / "image"]
     assert run(monkeypatch, "extract", "text", *words, *encoder) == 1
@@ -244,7 +244,7 @@ def test_a_folder_to_copy_from_must_be_there(monkeypatch, capsys, world):
     assert not (world / "new").exists()
 
 
-def test_gc_says_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
+def test_gc_reports_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
     (world / "image" / f"shard-{'0' * 32}.h5").write_bytes(b"x" * 3_000_000)
     (world / "image" / f"shard-{'1' * 32}.h5").write_bytes(b"somebody else's")
     claims = ["sightline.claims/1", f"shard-{'0' * 32}.h5"]

@@ -1,4 +1,4 @@
-"""`sightline extract` on explicit paths: what a user sees, and what is on the disk afterwards."""
+"""`sightline extract` with explicit paths: its output, and the files on disk afterwards."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_second_run_computes_nothing_and_a_new_image_computes_one(
     assert computed == [7, 0, 1]
 
 
-def test_what_cannot_be_opened_costs_a_row_and_pipes_are_no_images(
+def test_unreadable_files_cost_a_row_and_pipes_are_ignored(
     monkeypatch, capsys, photos, clip, tmp_path
 ):
     (photos / "nowhere.png").symlink_to(tmp_path / "gone.png")
@@ -120,7 +120,9 @@ def test_renaming_and_copying_recompute_nothing(monkeypatch, capsys, photos, cli
     assert second["content_digest"] == first["content_digest"]
 
 
-def test_other_weights_compute_everything_and_say_why(monkeypatch, capsys, photos, clip, tmp_path):
+def test_different_weights_recompute_everything_and_say_why(
+    monkeypatch, capsys, photos, clip, tmp_path
+):
     words = image_words(photos, clip, tmp_path / "out")
     assert sightline(monkeypatch, *words) == 0
     words[words.index("random:0")] = "random:1"
@@ -162,7 +164,7 @@ def test_nothing_but_bad_images_is_an_error(monkeypatch, capsys, photos, clip, t
     assert "all 7 images failed" in capsys.readouterr().err
 
 
-def test_a_bad_image_that_was_mended_is_another_image(monkeypatch, capsys, photos, clip, tmp_path):
+def test_a_fixed_bad_image_is_a_new_image(monkeypatch, capsys, photos, clip, tmp_path):
     (photos / "broken.png").write_bytes(b"nothing")
     words = image_words(photos, clip, tmp_path / "out", max_failed=1)
     assert sightline(monkeypatch, *words) == 0
@@ -183,7 +185,9 @@ def test_texts_of_a_file(monkeypatch, clip, tmp_path):
     assert features.dtype == np.float32
 
 
-def test_a_full_disk_is_said_before_anything_starts(monkeypatch, capsys, photos, clip, tmp_path):
+def test_a_full_disk_is_reported_before_anything_starts(
+    monkeypatch, capsys, photos, clip, tmp_path
+):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
     assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
     said = capsys.readouterr().err
@@ -202,7 +206,7 @@ def test_a_full_disk_is_said_before_anything_starts(monkeypatch, capsys, photos,
         ({"--precision": "fp8"}, "unknown precision 'fp8'"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_error(
+def test_impossible_requests_are_one_clear_error(
     monkeypatch, capsys, photos, clip, tmp_path, change, message
 ):
     import torch
@@ -221,7 +225,7 @@ def test_what_cannot_be_done_is_one_clear_error(
     assert "Traceback" not in said
 
 
-def test_a_file_in_the_place_of_the_output_is_said_before_anything_starts(
+def test_a_file_in_place_of_the_output_is_reported_before_anything_starts(
     monkeypatch, capsys, photos, clip, tmp_path
 ):
     (tmp_path / "out").write_text("a file")
@@ -236,7 +240,7 @@ def test_an_empty_folder_is_an_error(monkeypatch, capsys, clip, tmp_path):
     assert "no images in this folder" in capsys.readouterr().err
 
 
-def test_rows_in_error_are_tried_again_on_request(monkeypatch, capsys, photos, clip, tmp_path):
+def test_failed_rows_are_retried_on_request(monkeypatch, capsys, photos, clip, tmp_path):
     bad = photos / "broken.png"
     bad.write_bytes(b"nothing")
     words = [*image_words(photos, clip, tmp_path / "out", max_failed=1), "--json"]
@@ -267,16 +271,14 @@ def test_rows_of_another_set_are_copied_with_other_workers(
         ("a/b", "worker 'a/b': expected i/n"),
     ],
 )
-def test_a_worker_that_cannot_be_is_misuse(
-    monkeypatch, capsys, photos, clip, tmp_path, given, said
-):
+def test_an_invalid_worker_is_misuse(monkeypatch, capsys, photos, clip, tmp_path, given, said):
     words = image_words(photos, clip, tmp_path / "out", worker=given)
     assert sightline(monkeypatch, *words) == 2
     assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
 
 
-def test_a_worker_that_is_the_only_one_leaves_the_files_of_a_run_by_itself(
+def test_a_sole_worker_leaves_the_files_of_a_single_run(
     monkeypatch, capsys, photos, clip, tmp_path
 ):
     (photos / "broken.jpg").write_bytes(b"not an image at all")
@@ -294,7 +296,7 @@ def test_a_worker_that_is_the_only_one_leaves_the_files_of_a_run_by_itself(
     assert "broken.jpg" in listed[0]
 
 
-def test_threads_are_those_asked_for_and_on_record(monkeypatch, capsys, photos, clip, tmp_path):
+def test_threads_are_as_requested_and_recorded(monkeypatch, capsys, photos, clip, tmp_path):
     import torch
 
     before, seen = torch.get_num_threads(), []

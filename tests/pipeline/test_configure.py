@@ -1,4 +1,4 @@
-"""`sightline configure`: what extends what, the whole file that comes of it, and edits kept."""
+"""`sightline configure`: extension, the complete resulting file, and preserved edits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*words: str) -> tuple[int, str]:
     return ended.exit_code, ended.output
 
 
-def test_later_layers_win_and_null_takes_a_key_away(folder: Path) -> None:
+def test_later_layers_win_and_null_removes_a_key(folder: Path) -> None:
     (folder / "mine.yaml").write_text(
         "# Mine\n"
         "extends: [scenes, parts/mcse-only]\n"
@@ -86,7 +86,7 @@ def test_an_unknown_name_and_a_missing_folder(folder: Path) -> None:
     assert "configs: no such folder; run this in the root of a clone" in run("scenes")[1]
 
 
-def test_the_file_is_whole_and_another_configuration_replaces_it(folder: Path) -> None:
+def test_the_file_is_complete_and_another_configuration_replaces_it(folder: Path) -> None:
     assert run("flickr30k") == (0, "params.yaml: flickr30k\n")
     written = load_params("params.yaml")
     assert written.graph.pairs == "flickr30k"
@@ -96,7 +96,7 @@ def test_the_file_is_whole_and_another_configuration_replaces_it(folder: Path) -
     assert load_params("params.yaml").graph.pairs == "coco"
 
 
-def test_edits_are_kept_unless_told_otherwise(folder: Path) -> None:
+def test_edits_are_kept_without_overwrite(folder: Path) -> None:
     run("scenes")
     file = Path("params.yaml")
     edited = file.read_text().replace("batch_size: 64", "batch_size: 48")
@@ -108,7 +108,7 @@ def test_edits_are_kept_unless_told_otherwise(folder: Path) -> None:
     assert load_params("params.yaml").graph.seeds == [0, 1, 2]
 
 
-def test_diff_says_what_would_change_and_writes_nothing(folder: Path) -> None:
+def test_diff_shows_what_would_change_and_writes_nothing(folder: Path) -> None:
     run("scenes")
     before = Path("params.yaml").read_bytes()
     code, said = run("study", "--diff")
@@ -121,6 +121,6 @@ def test_diff_says_what_would_change_and_writes_nothing(folder: Path) -> None:
     assert run("scenes", "--diff")[1] == "params.yaml: nothing differs from scenes\n"
 
 
-def test_differences_name_keys_that_came_went_and_changed() -> None:
+def test_differences_list_added_removed_and_changed_keys() -> None:
     old, new = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4, "e": 5}}
     assert differences(old, new) == ["- a: 1", "~ b.c: 2 → 4", "- b.d: 3", "+ b.e: 5"]

@@ -1,4 +1,4 @@
-"""dvc.yaml says exactly what the code reads and writes: nothing hidden, nothing too much."""
+"""dvc.yaml lists exactly what the code reads and writes: nothing hidden, nothing extra."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIGURATIONS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
 
 
 def filled(text: str, given: dict, run: str = "", seed: int = 0) -> str:
-    """``text`` with its ${…} taken from the parameters, as DVC does."""
+    """``text`` with its ${…} filled in from the parameters, as in DVC."""
 
     def value(match: re.Match) -> str:
         name = match.group(1)

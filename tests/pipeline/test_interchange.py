@@ -1,4 +1,4 @@
-"""Features in MCSE's and KDMCSE's forms: nothing lost, nothing silently cut."""
+"""Features in MCSE's and KDMCSE's formats: nothing lost, nothing silently truncated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def image_rows(dataset, features) -> dict[str, np.ndarray]:
     return {each["text"]: of_image[each["image_id"]] for each in captions}
 
 
-def test_mcse_there_and_back_again(mcse, tmp_path):
+def test_mcse_round_trips(mcse, tmp_path):
     record = import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "a ResNet-50, we are told")
     assert record.rows == 5
     assert record.spec.encoder.source == "a ResNet-50, we are told"
@@ -62,7 +62,7 @@ def test_mcse_there_and_back_again(mcse, tmp_path):
 
 
 @pytest.mark.parametrize("lines", [5, 7])
-def test_another_number_of_lines_is_an_error(mcse, tmp_path, lines):
+def test_a_different_number_of_lines_is_an_error(mcse, tmp_path, lines):
     mcse[1].write_text("\n".join([*TEXTS, "one more"][:lines]))
     with pytest.raises(SightlineError, match=f"{lines} lines, but .* has 6 rows"):
         import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "")
@@ -116,7 +116,7 @@ def test_kdmcse_becomes_two_feature_sets(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_an_entry_may_lie_across_any_reads(tmp_path, monkeypatch, size):
+def test_an_entry_may_span_any_reads(tmp_path, monkeypatch, size):
     monkeypatch.setattr("pipeline.interchange.kdmcse._CHUNK", size)
     path = tmp_path / "flickr.json"
     path.write_text(json.dumps(entries()))
@@ -144,7 +144,7 @@ def spoilt(**changes) -> str:
         ('{"a": ' + '{"b": ' * 100_000, "flickr.json"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_image(tmp_path, text, message):
+def test_errors_name_the_image(tmp_path, text, message):
     path = tmp_path / "flickr.json"
     path.write_text(text)
     with pytest.raises(SightlineError, match=message):

@@ -1,4 +1,4 @@
-"""`sightline extract object`: from phrases to features, whatever is wrong with some."""
+"""`sightline extract object`: from phrases to features, even if some are invalid."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Photos:
         write_manifest(self.folder / "images.parquet", table, IMAGES)
 
     def extract(self, monkeypatch, out: str = "out", **options: object) -> int:
-        """Run the command on the phrases as they are; its exit code."""
+        """Run the command on the current phrases; returns its exit code."""
         table = pa.Table.from_pylist(self.rows, schema=PHRASES)
         write_manifest(self.folder / "phrases.parquet", table, PHRASES)
         (self.folder / "clip.json").write_text(json.dumps(CLIP))
@@ -95,7 +95,7 @@ class Photos:
         return int(caught.value.code or 0)
 
     def failures(self) -> dict[str, str]:
-        """Code → reason of the rows in error."""
+        """Code → reason of failed rows."""
         lines = (self.folder / "out.run" / "failures.jsonl").read_text().splitlines()
         return {each["code"]: each["reason"] for each in map(json.loads, lines)}
 
@@ -105,7 +105,7 @@ def photos(tmp_path) -> Photos:
     return Photos(tmp_path)
 
 
-def test_each_object_is_one_row_however_often_it_is_named(monkeypatch, capsys, photos):
+def test_each_object_is_one_row_no_matter_how_often_it_is_named(monkeypatch, capsys, photos):
     assert photos.extract(monkeypatch) == 0
     assert json.loads(capsys.readouterr().out)["computed"] == 15
     features = FeatureSet.open(photos.folder / "out")
@@ -169,7 +169,9 @@ def test_the_order_of_phrases_and_images_changes_no_byte(monkeypatch, photos):
     assert files[0] == files[1]
 
 
-def test_an_interrupted_run_goes_on_to_the_bytes_of_an_unbroken_one(monkeypatch, capsys, photos):
+def test_an_interrupted_run_resumes_to_the_bytes_of_an_uninterrupted_one(
+    monkeypatch, capsys, photos
+):
     assert photos.extract(monkeypatch, "whole") == 0
     usual, loaded = objects.load_image, []
 
@@ -204,7 +206,7 @@ def test_new_phrases_compute_only_new_objects(monkeypatch, capsys, photos):
 
 
 @pytest.mark.parametrize("change", [{"margin": 0.2}, {"background": "white"}])
-def test_other_rules_are_another_feature_set(monkeypatch, capsys, photos, change):
+def test_different_rules_give_a_different_feature_set(monkeypatch, capsys, photos, change):
     fingerprints, computed = set(), []
     for options in ({}, change):
         assert photos.extract(monkeypatch, **options) == 0
@@ -215,7 +217,7 @@ def test_other_rules_are_another_feature_set(monkeypatch, capsys, photos, change
     assert computed == [15, 15]
 
 
-def test_what_cannot_be_cut_out_costs_its_own_row(monkeypatch, photos):
+def test_an_object_that_cannot_be_cut_out_costs_only_its_row(monkeypatch, photos):
     whole = np.ones((30, 43), dtype=bool)
     photos.name(3, encode_mask(whole[:, :40]))  # of another size than the image
     photos.name(3, encode_mask(~whole))
@@ -287,7 +289,7 @@ def test_a_huge_object_is_refused(monkeypatch, photos):
     assert caught.value.code == "too_many_pixels"
 
 
-def test_a_background_that_there_is_not(monkeypatch, capsys, photos):
+def test_an_unknown_background(monkeypatch, capsys, photos):
     assert photos.extract(monkeypatch, background="grey") == 2
     said = " ".join(capsys.readouterr().err.replace("│", "").split())
     assert all(name in said for name in ("mean", "white", "black", "keep"))
@@ -305,19 +307,19 @@ def verify_again(monkeypatch, photos: Photos, out: str = "out", **options: objec
 
 
 def named(photos: Photos) -> dict[str, object]:
-    """The options that name the inputs of the objects."""
+    """The options for the inputs of the objects."""
     folder = photos.folder
     inputs = folder / "images.parquet"
     return {"phrases": folder / "phrases.parquet", "inputs": inputs, "root": folder / "photos"}
 
 
-def test_objects_are_encoded_again_by_the_rules_of_their_record(monkeypatch, capsys, photos):
+def test_objects_are_re_encoded_with_the_rules_of_their_record(monkeypatch, capsys, photos):
     assert photos.extract(monkeypatch, margin=0.3, background="white") == 0
     assert verify_again(monkeypatch, photos, **named(photos)) == 0
     assert "4 rows re-encoded: 4 with identical bytes" in capsys.readouterr().out
 
 
-def test_objects_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, photos):
+def test_objects_that_the_encoder_does_not_reproduce_are_found(monkeypatch, capsys, photos):
     assert photos.extract(monkeypatch) == 0
     features = FeatureSet.open(photos.folder / "out")
     with FeatureSetWriter(photos.folder / "forged", features.record.spec) as writer:
@@ -330,7 +332,7 @@ def test_objects_that_the_encoder_does_not_give_are_found(monkeypatch, capsys, p
 
 
 @pytest.mark.parametrize("missing", ["phrases", "inputs", "root"])
-def test_what_is_missing_to_encode_objects_again_is_named(monkeypatch, capsys, photos, missing):
+def test_missing_inputs_for_re_encoding_objects_are_named(monkeypatch, capsys, photos, missing):
     assert photos.extract(monkeypatch) == 0
     given = {name: value for name, value in named(photos).items() if name != missing}
     assert verify_again(monkeypatch, photos, **given) == 1
@@ -338,7 +340,7 @@ def test_what_is_missing_to_encode_objects_again_is_named(monkeypatch, capsys, p
     assert "--phrases, --inputs (the images manifest) and --root" in said
 
 
-def test_an_object_whose_photograph_is_gone_is_named(monkeypatch, capsys, photos):
+def test_an_object_whose_photograph_is_missing_is_named(monkeypatch, capsys, photos):
     assert photos.extract(monkeypatch) == 0
     (photos.folder / "photos" / "1.png").unlink()
     assert verify_again(monkeypatch, photos, **named(photos), seed=0, recompute=15) == 1

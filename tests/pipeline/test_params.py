@@ -1,4 +1,4 @@
-"""params.yaml: what is committed is valid, and a mistake is named with its remedy."""
+"""params.yaml: the committed file is valid, and errors give a remedy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
             "encoders.text.clip.family: unknown encoder family 'openclip'; did you mean 'open_c",
         ),
         ("datasets.scenes.kind", "scense", "scenes.kind: unknown kind of data set 'scense'; did"),
-        ("datasets.scenes.kind", None, "scenes.kind: is missing; there are scenes, pairs"),
+        ("datasets.scenes.kind", None, "scenes.kind: is missing; choose one of scenes, pairs"),
         ("datasets.scenes.source", None, "scenes.source: found None, expected the folder"),
         ("datasets.scenes", 3, "datasets: scenes: found int, expected a mapping"),
         (
@@ -114,7 +114,7 @@ def test_a_mistake_is_named(tmp_path, keys, value, message):
     assert message in str(caught.value)
 
 
-def test_every_mistake_is_told_at_once(tmp_path):
+def test_every_mistake_is_reported_at_once(tmp_path):
     path = changed(tmp_path, "trian", {})
     path.write_text(path.read_text().replace("batch_size: 64", "batch_sise: 64"))
     with pytest.raises(ParamsError, match=r"(?s)trian.*batch_sise|batch_sise.*trian"):
@@ -152,7 +152,7 @@ def test_a_run_overrides_its_system(tmp_path):
     assert (training.max_steps, training.epochs, training.batch_size) == (9, None, 8)
 
 
-def test_without_its_text_stream_a_run_reads_pairs_alone(tmp_path):
+def test_without_its_text_stream_a_run_reads_only_pairs(tmp_path):
     params = load_params(changed(tmp_path, "systems.mcse-clip.train", {"text_stream": False}))
     alone = run_spec(params, "mcse-clip", 0)
     assert alone.text is None

@@ -12,7 +12,7 @@ from sightline.progress import PhaseProgress, progress
 
 
 class Terminal(io.StringIO):
-    """Text that takes itself for a terminal."""
+    """A text stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -56,7 +56,7 @@ def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch):
     assert re.search(r"\[fp16\]/features .*8/8 [\d,.]+ images/s \d:\d\d:\d\d", shown)
 
 
-def test_each_phase_counts_for_itself(clock, capsys):
+def test_each_phase_has_a_separate_count(clock, capsys):
     tell = PhaseProgress()
     for what, done in [("drawing", 5), ("drawing", 10), ("training", 3)]:
         clock[0] += 11

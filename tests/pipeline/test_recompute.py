@@ -1,4 +1,4 @@
-"""`cache verify --recompute` within the graph: encoder and inputs are those of params.yaml."""
+"""`cache verify --recompute` in the graph: encoder and inputs come from params.yaml."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sightline(*words: object) -> int:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A folder with params.yaml and the features that the graph makes of it."""
+    """A folder with params.yaml and the features that the graph makes from it."""
     folder = tmp_path_factory.mktemp("graph")
     (folder / ".dvc").mkdir()
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -53,7 +53,7 @@ def graph(made, tmp_path, monkeypatch) -> Path:
     return Path()
 
 
-def test_rows_of_every_kind_are_encoded_again_from_the_inputs_of_the_graph(graph, capsys):
+def test_rows_of_every_kind_are_re_encoded_from_the_inputs_of_the_graph(graph, capsys):
     assert sightline("cache", "verify", "data/features", "--recompute", 3) == 0
     said = capsys.readouterr().out
     for kind in ("image/resnet", "object/clip", "text/clip", "teacher/similarity"):
@@ -61,7 +61,7 @@ def test_rows_of_every_kind_are_encoded_again_from_the_inputs_of_the_graph(graph
         assert f"data/features/scenes/{kind}: sound" in said
 
 
-def test_objects_by_other_rules_than_those_of_the_record_are_a_fault(graph, capsys):
+def test_objects_made_with_rules_that_differ_from_the_record_are_a_fault(graph, capsys):
     params = yaml.safe_load((graph / "params.yaml").read_text())
     params["extract"]["cutouts"] = {"margin": 0.4}
     (graph / "params.yaml").write_text(yaml.safe_dump(params))

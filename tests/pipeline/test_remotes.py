@@ -1,4 +1,4 @@
-"""One cache, three kinds of remote: what travels, who gets in, and what a second clone can do.
+"""One cache, three kinds of remote: transfers, access, and what a second clone can do.
 
 The graph is the real dvc.yaml; only the stages' work is a stub.
 """
@@ -24,10 +24,10 @@ class Team:
 
     owner: Clone
     remote: Remote
-    pushed: dict[str, dict[str, int]]  # tag → bytes of every object that the push sent
+    pushed: dict[str, dict[str, int]]  # tag → bytes of every pushed object
 
     def sent(self, tag: str) -> set[str]:
-        """MD5 sums of what the push sent: DVC names objects by them, as ab/cdef…"""
+        """MD5 sums of the pushed objects: DVC names objects by them, as ab/cdef…"""
         return {"".join(name.split("/")[-2:]) for name in self.pushed[tag]}
 
 
@@ -38,7 +38,7 @@ def path(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory, path) -> Clone:
-    """A repository whose features were computed, and computed again after pictures came in."""
+    """A repository whose features were computed, and updated after new images arrived."""
     owner = repository(tmp_path_factory.mktemp("history") / "owner", path)
     owner.run("dvc", "repro", "-q", "image-features", "tokens")
     owner.run("git", "add", ".")
@@ -50,20 +50,20 @@ def history(tmp_path_factory, path) -> Clone:
 
 
 def set_up(clone: Clone, remote: Remote) -> None:
-    """What is committed: where the cache is."""
+    """The committed setting: where the cache is."""
     clone.run("dvc", "remote", "add", "-q", "-d", "team", remote.url)
     for name, value in remote.options.items():
         clone.run("dvc", "remote", "modify", "-q", "team", name, value)
 
 
 def log_in(clone: Clone, remote: Remote) -> None:
-    """What everybody does in a clone of their own."""
+    """What every user does in a clone."""
     for name, value in remote.secrets.items():
         clone.run("dvc", "remote", "modify", "-q", "--local", "team", name, value)
 
 
 def fast_or_slow(name: str):
-    """S3 stands for all of them in the fast suite; test_sharing.py has a folder."""
+    """S3 represents all remotes in the fast suite; test_sharing.py uses a folder."""
     return name if name == "s3" else pytest.param(name, marks=pytest.mark.slow)
 
 
@@ -90,7 +90,7 @@ def objects_of(clone: Clone, cell: Path) -> dict[str, Path]:
 
 
 def test_a_push_after_one_per_cent_of_new_images_sends_only_what_is_new(team, history):
-    """New are in each set: a shard, the index, its two lists, and DVC's list of its files."""
+    """New in each set: a shard, the index, its two lists, and DVC's list of its files."""
     sent = team.sent(GREW)
     new = {}
     for cell in (CLIP, RESNET):
@@ -107,7 +107,7 @@ def test_a_push_after_one_per_cent_of_new_images_sends_only_what_is_new(team, hi
     assert received < sum(team.pushed[COMPUTED].values()) / 10
 
 
-def test_one_feature_set_is_pulled_and_followed_to_its_newer_version(team):
+def test_one_feature_set_is_pulled_and_updated_to_its_newer_version(team):
     mate = team.owner.clone(f"{team.owner.folder.name}-mate")
     log_in(mate, team.remote)
     mate.run("git", "checkout", "-q", COMPUTED, "--", "dvc.lock")
@@ -124,7 +124,7 @@ def test_one_feature_set_is_pulled_and_followed_to_its_newer_version(team):
 
 
 @pytest.mark.slow
-def test_a_team_mate_trains_and_nothing_is_computed_again(team):
+def test_a_team_mate_trains_and_nothing_is_recomputed(team):
     mate = team.owner.clone(f"{team.owner.folder.name}-trainer")
     log_in(mate, team.remote)
     mate.run("dvc", "pull", "-q", CLIP, DATASET)
@@ -133,7 +133,7 @@ def test_a_team_mate_trains_and_nothing_is_computed_again(team):
     assert not (mate.folder / RESNET).exists()
 
 
-def test_the_password_stays_with_its_owner_and_nobody_gets_in_without(team):
+def test_the_password_stays_with_its_owner_and_is_required(team):
     if not team.remote.secrets:
         pytest.skip("a folder has no password")
     committed = team.owner.run("git", "grep", "-h", "", "HEAD")

@@ -38,14 +38,14 @@ def compute_and_push(owner: Clone, remote: Path) -> None:
 
 @pytest.fixture(scope="module")
 def owner(tmp_path_factory) -> Clone:
-    """A repository whose features, the work of a stub, are computed, committed and pushed."""
+    """A repository whose features, made by a stub, are computed, committed and pushed."""
     place = tmp_path_factory.mktemp("sharing")
     clone = repository(place / "owner", stub_path(place / "bin"))
     compute_and_push(clone, place / "remote")
     return clone
 
 
-def test_a_team_mate_trains_with_one_feature_set_and_nothing_is_computed_again(owner):
+def test_a_team_mate_trains_with_one_feature_set_and_nothing_is_recomputed(owner):
     mate = owner.clone("mate")
     pull, train = shown("You have no GPU, and a team-mate has a cache")
     mate.run(*pull)
@@ -80,7 +80,7 @@ def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_feature_set_is_taken_from_another_repository_and_followed(owner):
+def test_a_feature_set_is_imported_from_another_repository_and_updated(owner):
     source = owner.second("source")
     source.run("dvc", "checkout", "-q", "--with-deps", "image-features@scenes-clip")
     other = Clone(owner.folder.with_name("other"), owner.path)
@@ -101,7 +101,7 @@ def test_a_feature_set_is_taken_from_another_repository_and_followed(owner):
 @pytest.mark.slow
 def test_superseded_files_are_sent_once_and_pulled_until_gc(owner):
     def pushed() -> set[str]:
-        """The endings of what a push adds to the remote."""
+        """The suffixes of the files that a push adds to the remote."""
         before = set(remote.rglob("*"))
         keeper.run("dvc", "push", "-q", CLIP)
         return {path.suffix for path in set(remote.rglob("*")) - before if path.is_file()}
