@@ -63,7 +63,7 @@ def test_forms_of_weights() -> None:
     for wrong in ("", "openai", "file:", "random", "random:x", "random:-1", "Pretrained:x"):
         with pytest.raises(ValueError, match="are not valid weights; write pretrained:TAG"):
             parse_weights(wrong)
-    with pytest.raises(SightlineError, match="resnet18: weights: 'openai' are no weights"):
+    with pytest.raises(SightlineError, match="resnet18: weights: 'openai' are not valid weights"):
         named_encoder("resnet18", "openai")
 
 
