@@ -25,7 +25,7 @@ $(READY): pyproject.toml requirements.lock requirements-sam2.txt
 
 demo: $(READY) ## Draw scenes, fill a cache, train on it, print how much grounding helped
 	@echo "The demo draws pictures, caches features of frozen models, trains seven systems and compares"
-	@echo "them: 10 to 15 minutes on two CPU cores, seconds when nothing changed. Killed, it resumes."
+	@echo "them: 10 to 15 minutes on two CPU cores, seconds if nothing changed. If killed, it resumes."
 	@$(BIN)/dvc repro report
 	@cat report/report.txt
 	@echo "Plots, parameters and where every feature came from: report/report.html"
