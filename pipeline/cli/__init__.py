@@ -28,6 +28,7 @@ from pipeline.cli import (
 )
 from sightline.errors import SaidElsewhere, SightlineError
 from sightline.launched import is_first_process
+from sightline.quick_exit import run_then_exit
 from sightline.signals import Stopped, stop_on_signals
 
 _ORDER = (
@@ -65,6 +66,11 @@ app.command("configure")(configure.configure)
 app.add_typer(cache.app, name="cache")
 app.add_typer(stage.app, name="stage")
 app.command("doctor")(doctor.doctor)
+
+
+def console() -> None:
+    """The entry point of the `sightline` command: `main` in a process of its own."""
+    run_then_exit(main)
 
 
 def main() -> None:
