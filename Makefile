@@ -23,19 +23,33 @@ $(READY): pyproject.toml requirements.lock requirements-sam2.txt
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-build-isolation --no-deps --require-hashes --requirement requirements-sam2.txt
 	@touch $(READY)
 
-demo: $(READY) ## Draw scenes, fill a cache, train on it, print how much grounding helped
+# The demo and the study are projects in folders of their own: they leave params.yaml, dvc.lock and
+# the results of this clone alone. A project is these files, a params.yaml and DVC's settings.
+%/.dvc/config: $(READY)
+	@mkdir -p $*/.dvc
+	@ln -sfn $(addprefix ../,configs dvc.yaml pipeline sightline train) $*/
+	@ln -sfn ../../.dvc/plots $*/.dvc/plots
+	@cp .dvcignore $*/
+	@printf '[core]\n    analytics = false\n    no_scm = true\n' > $@
+
+demo/params.yaml: $(wildcard configs/*.yaml configs/parts/*.yaml) | demo/.dvc/config
+	@cd demo && sightline configure scenes
+
+study/params.yaml: $(wildcard configs/*.yaml configs/parts/*.yaml) | study/.dvc/config
+	@cd study && sightline configure study
+
+demo: demo/params.yaml ## Draw scenes, fill a cache, train on it, print how much grounding helped
 	@echo "The demo draws pictures, caches features of frozen models, trains seven systems and compares"
-	@echo "them: 10 to 15 minutes on two CPU cores, seconds if nothing changed. If killed, it resumes."
-	@$(BIN)/dvc repro report
-	@cat report/report.txt
-	@echo "Plots, parameters and where every feature came from: report/report.html"
+	@echo "them, all in demo/: 10 to 15 minutes on two CPU cores, seconds if nothing changed. If killed, it resumes."
+	@cd demo && dvc repro report
+	@cat demo/report/report.txt
+	@echo "Plots, parameters and where every feature came from: demo/report/report.html"
 	@echo "Next: docs/real-data.md, for your own images or the papers' data."
 
-study: $(READY) ## Run the demo with three seeds and all controls (resumable; writes params.yaml)
-	@$(BIN)/sightline configure study
-	@$(BIN)/dvc repro report
-	@cat report/report.txt
-	@echo "Plots, parameters and where every feature came from: report/report.html"
+study: study/params.yaml ## Run the demo with three seeds and all controls, in study/ (resumable)
+	@cd study && dvc repro report
+	@cat study/report/report.txt
+	@echo "Plots, parameters and where every feature came from: study/report/report.html"
 
 # one process per core, each with one thread and whole test files: takes half the time
 PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile

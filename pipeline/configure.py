@@ -23,15 +23,15 @@ _STAGE = "train-"  # prefix of the systems' stages
 
 _SECTIONS = {
     "datasets": "name → kind, where it comes from, and the parameters of its kind",
-    "joined": "two data sets of pairs as one",
-    "graph": "what is run",
-    "encoders": "frozen models, by the names that folders and runs call them",
-    "extract": "how they are run, and how their features are stored",
+    "joined": "pairs of data sets that are used as one",
+    "graph": "the data sets and frozen models that are used, and the seeds",
+    "encoders": "frozen models, by the names that folders and runs use",
+    "extract": "how the frozen models run, and how their features are stored",
     "grounding": "which words of a caption name which pixels (docs/grounding.md)",
-    "student": "the encoder that is trained",
-    "train": "of all systems; a system's and a run's own `train` override it",
+    "student": "the encoder to train",
+    "train": "settings for every run; `train` of a system or a run overrides them",
     "evaluation": "a graded TSV, or a folder in SentEval's layout",
-    "systems": "an objective with its encoders is a stage of dvc.yaml; each of its runs is a line",
+    "systems": "a system is an objective with its encoders, and a stage of dvc.yaml; its runs are lines",
     "report": "what the report compares",
 }
 """Sections of params.yaml in order, with the comment above each."""
