@@ -31,7 +31,7 @@ _SECTIONS = {
     "student": "the encoder to train",
     "train": "settings for every run; `train` of a system or a run overrides them",
     "evaluation": "a graded TSV, or a folder in SentEval's layout",
-    "systems": "an objective with its encoders is a system, with a stage in dvc.yaml; each run is a line",
+    "systems": "a system is an objective with its encoders: a stage of dvc.yaml; a run is a line",
     "report": "what the report compares",
 }
 """Sections of params.yaml in order, with the comment above each."""
