@@ -64,6 +64,7 @@ def test_shown_commands_run_in_order(place, monkeypatch, capsys):
 
     # where the graph would have put them
     shutil.copytree("runs/mcse", "runs/mcse-clip/seed-0")
+    shutil.copytree("runs/mcse", "demo/runs/mcse-clip/seed-0")
     shutil.copytree("features", "data/features")
     readme = ROOT / "README.md"
     for command in of_sightline(readme):
