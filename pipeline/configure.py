@@ -30,7 +30,7 @@ _SECTIONS = {
     "grounding": "which words of a caption name which pixels (docs/grounding.md)",
     "student": "the encoder to train",
     "train": "settings for every run; `train` of a system or a run overrides them",
-    "evaluation": "a graded TSV, or a folder in SentEval's layout",
+    "evaluation": "`dev` picks the best checkpoint; `sightline evaluate list` shows the tasks",
     "systems": "a system is an objective with its encoders: a stage of dvc.yaml; a run is a line",
     "report": "what the report compares",
 }

@@ -124,6 +124,11 @@ def results_folder() -> Path:
     return Path("results")
 
 
+def evaluation_file(task: str) -> Path:
+    """What an evaluation task measures, with the digests of its data."""
+    return Path("data/evaluation") / f"{task}.json"
+
+
 def result_file(run: str, seed: int) -> Path:
     """The scores of one training run."""
     return results_folder() / run / f"seed-{seed}.json"

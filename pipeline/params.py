@@ -18,6 +18,7 @@ from pipeline.extract.cutouts import CutoutRules
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.errors import SightlineError
 from sightline.parameter_errors import explain, unknown
+from train.evaluate.task_registry import TASKS
 from train.run_spec import Precision, StudentConfig, TrainConfig
 
 FILE_NAME = "params.yaml"
@@ -100,15 +101,44 @@ class Extract(_Strict):
     cutouts: CutoutRules = CutoutRules()
 
 
-class Evaluation(_Strict):
-    """Data for model selection and scoring.
+class EvaluationTask(BaseModel):
+    """An evaluation task; its other settings are checked when it reads its data.
 
-    Each is a graded similarity file (``score<TAB>sentence1<TAB>sentence2``) or a folder in
-    SentEval's layout (``downstream/STS/…``).
+    Attributes:
+        task: the task; default: the name of the entry.
+        data: the file or folder that it reads.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    task: str | None = None
+    data: Path
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All keys except those left at their defaults."""
+        return self.model_dump(exclude_unset=True)
+
+
+class Evaluation(_Strict):
+    """Data for model selection, and the tasks that score every run.
+
+    Attributes:
+        dev: a graded similarity file (``score<TAB>sentence1<TAB>sentence2``) or a folder in
+            SentEval's layout (``downstream/STS/…``); it picks the best checkpoint.
+        tasks: name → task and its settings.
     """
 
     dev: Path
-    test: Path
+    tasks: dict[Annotated[str, Field(pattern=r"^[\w-]+$")], EvaluationTask]
+
+    @model_validator(mode="after")
+    def _known_tasks(self) -> Evaluation:
+        for name, given in self.tasks.items():
+            wanted = given.task or name
+            if wanted not in TASKS:
+                raise ValueError(f"tasks.{name}: {unknown(wanted, TASKS, TASKS.what)}")
+        return self
 
 
 class Run(_Strict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,16 @@ from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.runner import Invocation
 from pipeline.params import Dataset, Params, ParamsError
 from sightline.output_file import write_file
+from sightline.parameter_errors import unknown
 from sightline.progress import PhaseProgress
 
 if TYPE_CHECKING:
     import torch
 
     from pipeline.grounding.stats import GroundStats
+    from train.evaluate.score import Evaluation
+
+EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
 
 ONCE = Invocation()
 """A stage run as the only worker, without retrying failed rows."""
@@ -154,24 +158,45 @@ def train(params: Params, run: str, seed: int) -> str:
     return str(train_run(graph.run_spec(params, run, seed)))
 
 
+def evaluation_data(params: Params, task: str) -> str:
+    """Check the data of an evaluation task and record its digests; returns a one-line summary."""
+    if task not in params.evaluation.tasks:
+        known = params.evaluation.tasks
+        raise ParamsError(f"params.yaml: evaluation.tasks: {unknown(task, known, 'task')}")
+    evaluation = _evaluation(params, [task])
+    found = {name: each.model_dump() for name, each in evaluation.evaluated_on.items()}
+    body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": found}
+    out = graph.evaluation_file(task)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, (json.dumps(body, indent=1) + "\n").encode(), EVALUATION_DATA_SCHEMA.encode())
+    return "\n".join([*(f"warning: {each}" for each in evaluation.warnings), str(out)])
+
+
 def evaluate(params: Params) -> Iterator[str]:
     """Score every run with every seed that has no current result; yields a line for each."""
-    from train.evaluate.score import Evaluation
-    from train.evaluate.score_run import current_result, evaluate_run
+    from train.evaluate.score_run import evaluate_run
 
-    evaluation = Evaluation.load(params.evaluation.test, params.evaluation.dev)
+    evaluation = _evaluation(params, params.evaluation.tasks)
+    yield from (f"warning: {warning}" for warning in evaluation.warnings)
     for run in params.runs:
         for seed in params.graph.seeds:
             folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
-            found = current_result(folder, evaluation, out)
-            result = found or evaluate_run(folder, evaluation, out, params.train.device)
+            result, scored = evaluate_run(folder, evaluation, out, params.train.device)
             shown = [
-                f"{task} {value:.2f}" if value is not None else f"{task} not defined"
-                for task, value in result.scores.items()
+                f"{metric} {value:.2f}" if value is not None else f"{metric} not defined"
+                for metric, value in result.scores.items()
             ]
             marks = " · features from untrained weights" if result.untrained else ""
-            kept = " (already scored)" if found else ""
+            kept = "" if scored else " (already scored)"
             yield f"{run}, seed {seed}: {', '.join(shown)}{marks}{kept}"
+
+
+def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
+    """Some of the tasks in params.yaml, with their data."""
+    from train.evaluate.score import Evaluation
+
+    given = {name: params.evaluation.tasks[name].settings for name in names}
+    return Evaluation.load(given, "params.yaml: evaluation.tasks.")
 
 
 def report(params: Params, out: Path) -> Path:

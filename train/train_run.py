@@ -23,6 +23,7 @@ from train.code_digest import code_of
 from train.data import TrainingData, first_paired
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs
+from train.evaluate.sts import load_dev_set
 from train.export import (
     HEADS_FILE,
     LAST_FILE,
@@ -41,7 +42,7 @@ from train.processes import ARRIVAL_LIMIT, LostProcess, Processes
 from train.run_folder import LIVE_FOLDER, RunFolder
 from train.run_spec import RunSpec
 from train.run_summary import RunSummary
-from train.selection import dev_score, load_dev_set
+from train.selection import dev_score
 from train.stop import StopAtStep
 
 

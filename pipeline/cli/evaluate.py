@@ -1,92 +1,210 @@
-"""`sightline evaluate`: score an encoder, with explicit paths."""
+"""`sightline evaluate`: score sentence encoders on evaluation tasks."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.cli.options import DEVICE, JSON, print_json
+from sightline.errors import SightlineError
+from sightline.parameter_errors import unknown
 
 if TYPE_CHECKING:
-    from train.embed import Embedder
+    from train.evaluate.score import Evaluation
+    from train.report.results import RunResult
 
-app = typer.Typer(help="Score a sentence encoder.", no_args_is_help=True)
+LIST = "list"
+"""In place of tasks: show what there is."""
 
-_MODEL = Annotated[str, typer.Option(help="A model folder, or a name on the hub.")]
+_TASKS = Annotated[
+    list[str], typer.Argument(help="Names of tasks; `list` shows them and their settings.")
+]
+_MODELS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="Folder of a training run or of a model, or a name on the hub; repeatable.",
+        show_default=False,
+    ),
+]
+_OUT = Annotated[
+    Path | None,
+    typer.Option(help="Folder for result files, which `sightline compare` reads."),
+]
 _POOLING = Annotated[
     str | None,
     typer.Option(help="cls, pooler, mean or first_last_mean; default: from the folder."),
 ]
 
 
-@app.command()
-def sts(
-    model: _MODEL,
-    data: Annotated[Path, typer.Option(help="SentEval's `downstream` folder.")],
+def evaluate(
+    tasks: _TASKS,
+    models: _MODELS = None,
     pooling: _POOLING = None,
     device: DEVICE = "auto",
+    out: _OUT = None,
     as_json: JSON = False,
 ) -> None:
-    """STS12-16, STS-B and SICK-R: Spearman ×100 in the "all" setting.
+    """Score models on tasks. Each model encodes every distinct sentence once.
 
-    Example: sightline evaluate sts --model runs/mcse-clip/seed-0/model --data senteval/downstream
+    Settings of tasks are options too: --data PATH sets it for every task that has it, --sts.data
+    PATH for one task. A run that was trained with several seeds is one row if all are given.
+
+    Example: sightline evaluate sts --model runs/mcse-clip/seed-0 --data senteval/downstream
     """
-    from train.evaluate.sts import evaluate_sts, load_sts
-
-    sets = load_sts(data)  # before the model, so that a missing file fails fast
-    scores = evaluate_sts(_embedder(model, pooling, device).encode, sets)
-    if as_json:
-        print_json(scores.to_json())
+    names, settings = _tasks_and_settings(tasks)
+    if names == [LIST]:
+        _list_tasks(settings, as_json)
         return
-    for warning in scores.warnings:
-        print(f"warning: {warning}")
-    columns = {**scores.scores, "Avg": scores.average}
-    print("  ".join(f"{name:>6}" for name in columns))
-    print(
-        "  ".join(f"{value:6.2f}" if value is not None else "  none" for value in columns.values())
-    )
-    for task, each in scores.tasks.items():
-        if each.overall.reason:
-            print(f"{task}: not defined: {each.overall.reason}")
-
-
-@app.command()
-def similarity(
-    model: _MODEL,
-    pairs: Annotated[Path, typer.Option(help="TSV with header score, sentence1, sentence2.")],
-    pooling: _POOLING = None,
-    device: DEVICE = "auto",
-    as_json: JSON = False,
-) -> None:
-    """Spearman ×100, alignment and uniformity on any file of graded pairs.
-
-    Example: sightline evaluate similarity --model runs/mcse-clip/seed-0/model
-    --pairs data/datasets/scenes/similarity/test.tsv
-    """
-    from train.evaluate.geometry import evaluate_geometry
-    from train.evaluate.similarity import evaluate_pairs, load_pairs
-
-    graded = load_pairs(pairs)
-    encode = _embedder(model, pooling, device).encode
-    correlation, geometry = evaluate_pairs(encode, graded), evaluate_geometry(encode, graded)
-    if as_json:
-        print_json({"similarity": correlation.to_json(), "geometry": geometry.to_json()})
-        return
-    for name, value, reason in [
-        ("Spearman", correlation.spearman, correlation.reason),
-        ("alignment", geometry.alignment, "; ".join(geometry.reasons)),
-        ("uniformity", geometry.uniformity, "; ".join(geometry.reasons)),
-        ("alignment, as released", geometry.alignment_released, "; ".join(geometry.reasons)),
-        ("uniformity, as released", geometry.uniformity_released, "; ".join(geometry.reasons)),
-    ]:
-        print(
-            f"{name:23} {value:8.3f}" if value is not None else f"{name:23} not defined: {reason}"
+    if not models:
+        raise typer.BadParameter(
+            "give at least one, a folder or a name on the hub", param_hint="--model"
         )
+    evaluation = _evaluation(names, settings)
+    from train.evaluate.evaluated_model import EvaluatedModel
+    from train.evaluate.score_run import evaluate_model
+
+    results = []
+    for source in models:
+        model = EvaluatedModel.load(source, pooling, device)  # pyright: ignore[reportArgumentType]
+        results.append(evaluate_model(model, evaluation))
+    if out is not None:
+        _save(results, out)
+    if as_json:
+        print_json([result.model_dump(mode="json", by_alias=True) for result in results])
+        return
+    for warning in evaluation.warnings:
+        print(f"warning: {warning}")
+    _print_results(results)
 
 
-def _embedder(model: str, pooling: str | None, device: str) -> Embedder:
-    from train.embed import Embedder
+def _tasks_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Names of tasks, and the values of ``--name value`` and ``--name=value`` between them."""
+    names: list[str] = []
+    settings: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            names.append(word)
+            continue
+        option, equals, value = word.partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("-"):
+                raise typer.BadParameter(f"{option} has no value")
+            value = rest.pop(0)
+        settings[option] = value
+    return names, settings
 
-    return Embedder.load(model, pooling, device=device)  # pyright: ignore[reportArgumentType]
+
+def _evaluation(names: Sequence[str], settings: Mapping[str, str]) -> Evaluation:
+    """The tasks with their data, which is read before any model is loaded."""
+    from train.evaluate.score import Evaluation
+    from train.evaluate.tasks import task_class
+
+    classes = {name: task_class(name) for name in names}
+    given: dict[str, dict[str, str]] = {name: {} for name in names}
+    options: list[str] = ["--model", "--pooling", "--device", "--out", "--json"]
+    for name, task in classes.items():
+        for key in task.Settings.model_fields:
+            of_all, of_one = f"--{key.replace('_', '-')}", f"--{name}.{key.replace('_', '-')}"
+            options += [of_all, of_one]
+            for option in (of_all, of_one):
+                if option in settings:
+                    given[name][key] = settings[option]
+    for option in settings:
+        if option not in options:
+            raise typer.BadParameter(unknown(option, dict.fromkeys(options), "option"))
+    for name, task in classes.items():
+        for key, field in task.Settings.model_fields.items():
+            if field.is_required() and key not in given[name]:
+                needs = task.needs if key == "data" else field.description
+                raise typer.BadParameter(f"{name} needs --{key.replace('_', '-')}: {needs}")
+    return Evaluation.load(given)
+
+
+def _list_tasks(settings: Mapping[str, str], as_json: bool) -> None:
+    """What there is, and whether the data that params.yaml or --data names is here."""
+    from pipeline.params import FILE_NAME, load_params
+    from train.evaluate.task_registry import TASKS
+    from train.evaluate.tasks import task_class
+
+    configured: dict[str, dict[str, dict[str, Any]]] = {}
+    if Path(FILE_NAME).is_file():
+        for name, entry in load_params().evaluation.tasks.items():
+            rest = {key: value for key, value in entry.settings.items() if key != "task"}
+            configured.setdefault(entry.task or name, {})[f"{FILE_NAME}, {name}"] = rest
+    found = {}
+    for name in TASKS:
+        task = task_class(name)
+        places = dict(configured.get(name, {}))
+        if "--data" in settings:
+            places["--data"] = {"data": settings["--data"]}
+        found[name] = {
+            "about": task.about,
+            "needs": task.needs,
+            "settings": {
+                f"--{key.replace('_', '-')}": field.description
+                + ("" if field.is_required() else f" (default: {field.default})")
+                for key, field in task.Settings.model_fields.items()
+                if key != "data" and field.description
+            },
+            "data": {where: _state(name, given) for where, given in places.items()},
+        }
+    if as_json:
+        print_json(found)
+        return
+    for name, about in found.items():
+        print(f"{name}: {about['about']}")
+        print(f"    --data: {about['needs']}")
+        for option, what in about["settings"].items():
+            print(f"    {option}: {what}")
+        for where, state in about["data"].items():
+            print(f"    {where}: {state}")
+
+
+def _state(name: str, settings: Mapping[str, Any]) -> str:
+    from train.evaluate.tasks import make_task
+
+    try:
+        task = make_task(name, settings)
+    except SightlineError as error:
+        return f"missing: {error}"
+    return f"here, {max(metric.data.examples for metric in task.metrics):,} examples"
+
+
+def _print_results(results: Sequence[RunResult]) -> None:
+    from rich.console import Console
+
+    from train.report.grids import printable
+    from train.report.render import to_terminal
+    from train.report.table import make_table
+
+    table = make_table(results)
+    console = Console()
+    for heading, part in table.parts:
+        console.print(to_terminal(part, heading or None))
+    for row in table.rows:
+        for metric, cell in row.cells.items():
+            if cell.reason:
+                print(printable(f"{row.name}, {metric}: not defined: {cell.reason}"))
+    for note in table.notes:
+        print(printable(f"note: {note}"))
+
+
+def _save(results: Sequence[RunResult], out: Path) -> None:
+    """One file for each result, where `sightline compare` finds them."""
+    from train.evaluate.score_run import NOT_TRAINED
+    from train.report.results import FILE_NAME, save_result
+
+    for result in results:
+        folder = out / result.run.strip("/.").replace("/", "--")
+        trained = result.objective != NOT_TRAINED
+        file = folder / (f"seed-{result.seed}.json" if trained else FILE_NAME)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_result(result, file)
+        print(f"{file}: written", file=sys.stderr)

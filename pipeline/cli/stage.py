@@ -175,9 +175,23 @@ def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
         print(summary)
 
 
+@app.command("evaluation-data")
+def evaluation_data(
+    task: Annotated[str, typer.Argument(help="A name under evaluation.tasks in params.yaml.")],
+    params: PARAMS = _FILE,
+) -> None:
+    """Check the data of an evaluation task and record its digests.
+
+    Example: sightline stage evaluation-data sts
+    """
+    from pipeline import stages
+
+    print(stages.evaluation_data(load_here(params), task))
+
+
 @app.command()
 def evaluate(params: PARAMS = _FILE) -> None:
-    """Score every run with every seed; keep results that are still current.
+    """Score every run with every seed on every task; keep scores that are still current.
 
     Example: sightline stage evaluate
     """

@@ -1,109 +1,134 @@
-"""Every score of one finished encoder: similarity on the test set, geometry on the dev set."""
+"""Every score of one model on a list of tasks."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from train.evaluate.geometry import GEOMETRY, evaluate_geometry
-from train.evaluate.similarity import Encode, GradedPairs, evaluate_pairs, load_pairs
-from train.evaluate.sts import StsData, evaluate_sts, load_sts, load_sts_benchmark
-from train.report.results import EvaluationSet
+from sightline.errors import SightlineError
+from train.evaluate.evaluated_model import EvaluatedModel
+from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.task import Metric, Task, TaskScores
+from train.evaluate.tasks import make_task
+from train.report.results import TaskRecord
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Task → score (None if undefined; `reasons` says why), and `warnings` about the data.
+    """A model's scores, with the names of metrics that a result has (see `TaskScores`)."""
 
-    `subsets` holds the scores of the parts of a task (STS12–16), whose keys in `reasons` are
-    "task/subset".
-    """
-
-    scores: dict[str, float | None]
+    scores: dict[str, float | None] = field(default_factory=dict)
     subsets: dict[str, dict[str, float | None]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
 
 
-def load_graded(path: Path, split: str) -> GradedPairs:
-    """A similarity TSV, or a split of STS-B in a folder with SentEval's layout.
-
-    Raises:
-        SightlineError: missing or malformed (names the file and the line).
-    """
-    return load_sts_benchmark(path, split) if path.is_dir() else load_pairs(path, split)
-
-
-@dataclass(frozen=True)
 class Evaluation:
-    """What encoders are scored on, read once for all of them.
+    """Tasks with their data, read once for all models.
 
     Attributes:
-        test: the STS tasks, or one set of graded pairs.
-        dev: graded pairs for alignment and uniformity.
-        evaluated_on: task → its pairs.
+        tasks: name → task.
     """
 
-    test: StsData | GradedPairs
-    dev: GradedPairs
-    evaluated_on: dict[str, EvaluationSet]
-
-    @classmethod
-    def load(cls, test: Path, dev: Path) -> Evaluation:
-        """Read both sets.
-
+    def __init__(self, tasks: Mapping[str, Task[Any]]) -> None:
+        """
         Args:
-            test: a similarity TSV (one score, ``similarity``), or a folder with SentEval's layout
-                (the seven STS tasks and their average, METHODS §8).
-            dev: a similarity TSV or a folder with STS-B, for alignment and uniformity, in both
-                definitions of `train.evaluate.geometry`.
+            tasks: name → task. If the name is not that of the task, as when a task appears twice,
+                its metrics are called "name: metric".
 
         Raises:
-            SightlineError: a file is missing or malformed.
+            SightlineError: two tasks have a metric of the same name.
         """
-        graded = load_graded(dev, "dev")
-        of_dev = {task: _evaluation_set([graded]) for task in GEOMETRY}
-        if test.is_dir():
-            data = load_sts(test)
-            of_test = {task: _evaluation_set(parts) for task, parts in data.tasks.items()}
-            return cls(data, graded, {**of_test, **of_dev})
-        pairs = load_pairs(test, "test")
-        return cls(pairs, graded, {"similarity": _evaluation_set([pairs]), **of_dev})
+        self.tasks = dict(tasks)
+        self._metrics: dict[str, dict[str, Metric]] = {}
+        owners: dict[str, str] = {}
+        for name, task in self.tasks.items():
+            self._metrics[name] = {_titled(name, task, each.name): each for each in task.metrics}
+            for metric in self._metrics[name]:
+                if metric in owners:
+                    raise SightlineError(
+                        f"the evaluation tasks {owners[metric]!r} and {name!r} both have a metric "
+                        f"{metric!r}; give one of them another name, with its `task`"
+                    )
+                owners[metric] = name
 
-    def score(self, encode: Encode) -> Scores:
-        """Score an encoder (sentences → float [n, d])."""
-        scores: dict[str, float | None] = {}
-        subsets: dict[str, dict[str, float | None]] = {}
-        reasons: dict[str, str] = {}
-        warnings: tuple[str, ...] = ()
-        if isinstance(self.test, GradedPairs):
-            correlation = evaluate_pairs(encode, self.test)
-            scores["similarity"] = correlation.spearman
-            if correlation.reason:
-                reasons["similarity"] = correlation.reason
-        else:
-            found = evaluate_sts(encode, self.test)
-            scores.update(found.scores)
-            scores["Avg"] = found.average
-            warnings = found.warnings
-            for task, each in found.tasks.items():
-                if each.overall.reason:
-                    reasons[task] = reasons["Avg"] = each.overall.reason
-                if each.subsets:
-                    subsets[task] = {name: part.spearman for name, part in each.subsets.items()}
-                for name, part in each.subsets.items():
-                    if part.reason:
-                        reasons[f"{task}/{name}"] = part.reason
-        geometry = evaluate_geometry(encode, self.dev)
-        scores |= {task: getattr(geometry, task) for task in GEOMETRY}
-        for task in GEOMETRY:
-            if scores[task] is None:
-                reasons[task] = "; ".join(geometry.reasons)
-        return Scores(scores, subsets, reasons, warnings)
+    @classmethod
+    def load(cls, given: Mapping[str, Mapping[str, Any]], where: str = "") -> Evaluation:
+        """The tasks of a mapping name → settings.
+
+        Args:
+            given: settings of each task; `task` names it if it is not the name itself.
+            where: what precedes the name in errors, such as "evaluation.tasks.".
+
+        Raises:
+            SightlineError: an unknown task or setting, or data that is missing or malformed.
+        """
+        tasks = {}
+        for name, settings in given.items():
+            rest = {key: value for key, value in settings.items() if key != "task"}
+            tasks[name] = make_task(settings.get("task", name), rest, f"{where}{name}.")
+        return cls(tasks)
+
+    @property
+    def evaluated_on(self) -> dict[str, EvaluationSet]:
+        """Metric → what it is measured on."""
+        return {
+            name: metric.data
+            for metrics in self._metrics.values()
+            for name, metric in metrics.items()
+        }
+
+    @property
+    def records(self) -> dict[str, TaskRecord]:
+        """Task → what a result says about it."""
+        return {name: self._record(name) for name in self.tasks}
+
+    @property
+    def warnings(self) -> list[str]:
+        """About the data of all tasks."""
+        return list(dict.fromkeys(each for task in self.tasks.values() for each in task.warnings))
+
+    def score(self, model: EvaluatedModel, names: Sequence[str] | None = None) -> Scores:
+        """Score a model on some tasks (None: all); each distinct sentence is encoded once."""
+        chosen = {name: self.tasks[name] for name in (self.tasks if names is None else names)}
+        model.encode_once(_sentences(chosen.values()))
+        found = Scores()
+        for name, task in chosen.items():
+            each = task.score(model)
+            _check(name, task, each)
+            titles = {metric.name: title for title, metric in self._metrics[name].items()}
+            found.scores.update((titles[metric], value) for metric, value in each.scores.items())
+            found.subsets.update((titles[metric], part) for metric, part in each.subsets.items())
+            for where, why in each.reasons.items():
+                metric, slash, part = where.partition("/")
+                found.reasons[f"{titles[metric]}{slash}{part}"] = why
+        return found
+
+    def _record(self, name: str) -> TaskRecord:
+        task, metrics = self.tasks[name], self._metrics[name]
+        return TaskRecord(
+            task=task.name,
+            title=task.title if name == task.name else f"{name}: {task.title or task.name}",
+            settings=task.settings_of_result(),
+            metrics=tuple(metrics),
+            lower_is_better=tuple(m for m, each in metrics.items() if not each.higher_is_better),
+            hidden=tuple(m for m, each in metrics.items() if not each.shown),
+        )
 
 
-def _evaluation_set(parts: Sequence[GradedPairs]) -> EvaluationSet:
-    digest = hashlib.sha256("".join(pairs.sha256 for pairs in parts).encode())
-    return EvaluationSet(pairs=sum(map(len, parts)), sha256=digest.hexdigest())
+def _titled(name: str, task: Task[Any], metric: str) -> str:
+    return metric if name == task.name else f"{name}: {metric}"
+
+
+def _sentences(tasks: Iterable[Task[Any]]) -> Iterable[str]:
+    return (sentence for task in tasks for sentence in task.sentences())
+
+
+def _check(name: str, task: Task[Any], found: TaskScores) -> None:
+    """A task of another package may forget a metric; that is its error, not the reader's."""
+    expected = [metric.name for metric in task.metrics]
+    if list(found.scores) != expected:
+        raise SightlineError(
+            f"the evaluation task {name!r} returned {', '.join(found.scores) or 'nothing'}, but "
+            f"its metrics are {', '.join(expected)}; fix {type(task).__module__}"
+        )

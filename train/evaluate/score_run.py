@@ -6,52 +6,86 @@ from pathlib import Path
 
 from pipeline.cache.keys import key_of_file
 from sightline.errors import SightlineError
-from train.embed import Embedder
-from train.evaluate.score import Evaluation
-from train.export import LAST_FILE, MODEL_FOLDER, load_last
-from train.report.results import (
-    RunResult,
-    TrainingSummary,
-    load_result,
-    save_result,
-)
+from train.evaluate.evaluated_model import EvaluatedModel
+from train.evaluate.score import Evaluation, Scores
+from train.report.results import RunResult, TrainingSummary, load_result, save_result
 from train.run_summary import FILE_NAME, RunSummary
 
+NOT_TRAINED = "not trained by Sightline"
+"""The objective of a model that is not a training run."""
 
-def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult | None:
-    """The result in ``out``, if it is of the current run in ``folder`` and of these sets."""
-    if not out.is_file():
-        return None
-    try:
-        found = load_result(out)
-    except SightlineError:
-        return None  # damaged or from an earlier version: it is replaced
-    same = found.run_sha256 == _sha256(folder) and found.evaluated_on == evaluation.evaluated_on
-    return found if same else None
+
+def evaluate_model(model: EvaluatedModel, evaluation: Evaluation) -> RunResult:
+    """The result of any model: the weights it was exported with, and those of its last step."""
+    return _result(model, evaluation, *_scores(model, evaluation, list(evaluation.tasks)))
 
 
 def evaluate_run(
     folder: Path, evaluation: Evaluation, out: Path, device: str = "auto"
-) -> RunResult:
+) -> tuple[RunResult, list[str]]:
     """Score the model that a run exported and write its result.
+
+    Tasks that the result in ``out`` already has, of the same run, data and settings, are kept.
 
     Args:
         folder: the run, as `train.train_run.train_run` left it.
         out: file of the result (JSON).
 
+    Returns:
+        The result, and the names of the tasks that were scored now.
+
     Raises:
         SightlineError: the run is not finished.
     """
-    summary = RunSummary.read(folder)
-    embedder = Embedder.load(folder / MODEL_FOLDER, device=device)
-    found = evaluation.score(embedder.encode)
-    last = found
-    if LAST_FILE in summary.files:
-        load_last(folder / LAST_FILE, embedder.model)
-        last = evaluation.score(embedder.encode)
-    at_the_end = last is not found or summary.best_step in (None, summary.steps)
-    history = dict(summary.dev_history)
-    result = RunResult(
+    RunSummary.read(folder)
+    old = _previous(out, _sha256(folder))
+    kept = _current(old, evaluation)
+    missing = [name for name in evaluation.tasks if name not in kept]
+    if old is not None and not missing and list(old.tasks) == list(evaluation.tasks):
+        return old, []
+    model = EvaluatedModel.load(str(folder), device=device)
+    found, last = _scores(model, evaluation, missing)
+    if old is not None:
+        found = Scores(
+            {**old.scores, **found.scores},
+            {**old.subsets, **found.subsets},
+            {**old.reasons, **found.reasons},
+        )
+        last = Scores({**old.last_scores, **last.scores})
+    result = _result(model, evaluation, found, last)
+    save_result(result, out)
+    return result, missing
+
+
+def _scores(
+    model: EvaluatedModel, evaluation: Evaluation, names: list[str]
+) -> tuple[Scores, Scores]:
+    """Scores of the exported weights and of the last step's (none if those were not kept)."""
+    found = evaluation.score(model, names)
+    last = model.at_last_step()
+    if last is None:
+        return found, Scores()
+    return found, found if last is model else evaluation.score(last, names)
+
+
+def _result(
+    model: EvaluatedModel, evaluation: Evaluation, found: Scores, last: Scores
+) -> RunResult:
+    metrics = list(evaluation.evaluated_on)
+    scored = {
+        "scores": {metric: found.scores[metric] for metric in metrics},
+        "last_scores": {metric: last.scores[metric] for metric in metrics if metric in last.scores},
+        "subsets": {metric: found.subsets[metric] for metric in metrics if metric in found.subsets},
+        "reasons": {
+            where: why for where, why in found.reasons.items() if where.partition("/")[0] in metrics
+        },
+        "evaluated_on": evaluation.evaluated_on,
+        "tasks": evaluation.records,
+    }
+    summary, folder = model.summary, model.folder
+    if summary is None or folder is None:
+        return RunResult(run=model.name, objective=NOT_TRAINED, seed=0, **scored)
+    return RunResult(
         run=summary.run,
         objective=summary.objective,
         seed=summary.seed,
@@ -60,31 +94,56 @@ def evaluate_run(
             "student": summary.student,
             "train": summary.train,
         },
-        scores=found.scores,
-        last_scores=last.scores if at_the_end else {},
-        subsets=found.subsets,
-        reasons=found.reasons,
-        evaluated_on=evaluation.evaluated_on,
         run_sha256=_sha256(folder),
         code_accepted=bool(summary.accepted_code),
         features=tuple(summary.features.values()),
-        training=TrainingSummary(
-            steps=summary.steps,
-            seconds=summary.seconds,
-            sentences_per_second=summary.sentences_per_second,
-            peak_memory_bytes=summary.peak_memory.get("device", summary.peak_memory.get("host")),
-            device=summary.device,
-            precision=summary.precision,
-            dev_metric=summary.dev or "",
-            best_step=summary.best_step,
-            best_dev=history.get(summary.best_step) if summary.best_step is not None else None,
-            log=tuple(summary.log),
-        ),
+        training=_training(summary),
+        **scored,
     )
-    save_result(result, out)
-    return result
 
 
 def _sha256(folder: Path) -> str:
     """SHA-256 (hex) of run.json, which every training rewrites."""
     return key_of_file(folder / FILE_NAME).hex()
+
+
+def _previous(out: Path, run_sha256: str) -> RunResult | None:
+    """The result in ``out`` if it is of the run with that digest; a damaged one is replaced."""
+    if not out.is_file():
+        return None
+    try:
+        found = load_result(out)
+    except SightlineError:
+        return None
+    return found if found.run_sha256 == run_sha256 else None
+
+
+def _current(old: RunResult | None, evaluation: Evaluation) -> list[str]:
+    """The tasks of ``old`` that need not be scored again."""
+    if old is None:
+        return []
+    return [
+        name
+        for name, record in evaluation.records.items()
+        if old.tasks.get(name) == record
+        and all(
+            old.evaluated_on.get(metric) == evaluation.evaluated_on[metric]
+            for metric in record.metrics
+        )
+    ]
+
+
+def _training(summary: RunSummary) -> TrainingSummary:
+    history = dict(summary.dev_history)
+    return TrainingSummary(
+        steps=summary.steps,
+        seconds=summary.seconds,
+        sentences_per_second=summary.sentences_per_second,
+        peak_memory_bytes=summary.peak_memory.get("device", summary.peak_memory.get("host")),
+        device=summary.device,
+        precision=summary.precision,
+        dev_metric=summary.dev or "",
+        best_step=summary.best_step,
+        best_dev=history.get(summary.best_step) if summary.best_step is not None else None,
+        log=tuple(summary.log),
+    )

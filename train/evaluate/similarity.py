@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -117,12 +117,16 @@ def encode_distinct(
     encode: Encode, sets: Sequence[GradedPairs]
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Embeddings float [m, d] of the m distinct sentences of `sets`, and each sentence's row."""
-    sentences = (text for pairs in sets for side in (pairs.first, pairs.second) for text in side)
-    row_of = {text: row for row, text in enumerate(dict.fromkeys(sentences))}
+    row_of = {text: row for row, text in enumerate(dict.fromkeys(sentences_of(sets)))}
     embeddings = np.asarray(encode(list(row_of)))
     if embeddings.ndim != 2 or len(embeddings) != len(row_of):
         raise ValueError(f"encode gave {embeddings.shape} for {len(row_of)} sentences")
     return embeddings, row_of
+
+
+def sentences_of(sets: Sequence[GradedPairs]) -> Iterator[str]:
+    """Both sides of every pair of every set."""
+    return (text for pairs in sets for side in (pairs.first, pairs.second) for text in side)
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from train.evaluate.similarity import (
     Encode,
     GradedPairs,
     correlate,
+    load_pairs,
     pair_cosines,
     parse_score,
     read_lines,
@@ -156,6 +157,22 @@ def load_sts_benchmark(folder: str | Path, split: str) -> GradedPairs:
             )
         rows.append((parse_score(columns[4], file, number), columns[5], columns[6]))
     return _graded(f"STS-B {split}", rows)
+
+
+def load_dev_set(path: Path) -> GradedPairs:
+    """STS-B's dev split from SentEval's `downstream` folder, or a similarity TSV.
+
+    Raises:
+        SightlineError: neither exists.
+    """
+    if path.is_dir():
+        return load_sts_benchmark(path, "dev")
+    if not path.is_file():
+        raise SightlineError(
+            f"{path}: no such dev set; give a TSV file with the columns score, sentence1, "
+            "sentence2, or SentEval's `downstream` folder, which holds STS/STSBenchmark"
+        )
+    return load_pairs(path)
 
 
 def load_sick(folder: str | Path, split: str) -> GradedPairs:

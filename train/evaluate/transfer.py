@@ -9,7 +9,7 @@ training set for TREC and MRPC, with the dev set for SST-2. A pair's features ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
@@ -155,17 +155,21 @@ def task_features(task: TransferTask, embeddings: np.ndarray, row_of: dict[str, 
     return np.concatenate(parts)
 
 
-def _encode_distinct(
-    encode: Encode, tasks: Sequence[TransferTask]
-) -> tuple[np.ndarray, dict[str, int]]:
-    sentences = (
+def sentences_of_tasks(tasks: Iterable[TransferTask]) -> Iterator[str]:
+    """Every sentence of every split of every task."""
+    return (
         sentence
         for task in tasks
         for examples in task.splits.values()
         for side in (examples.first, examples.second)
         for sentence in side
     )
-    row_of = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
+
+
+def _encode_distinct(
+    encode: Encode, tasks: Sequence[TransferTask]
+) -> tuple[np.ndarray, dict[str, int]]:
+    row_of = {text: row for row, text in enumerate(dict.fromkeys(sentences_of_tasks(tasks)))}
     embeddings = np.asarray(encode(list(row_of)), dtype=np.float32)
     if embeddings.ndim != 2 or len(embeddings) != len(row_of):
         raise ValueError(f"encode gave {embeddings.shape} for {len(row_of)} sentences")

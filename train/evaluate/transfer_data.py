@@ -83,6 +83,10 @@ class TransferTask:
     classes: int
     splits: dict[str, Examples]
 
+    def __len__(self) -> int:
+        """Examples of all splits."""
+        return sum(map(len, self.splits.values()))
+
     @property
     def sha256(self) -> str:
         """Digest of labels and sentences of all splits, in SentEval's order."""

@@ -112,8 +112,8 @@ def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
             expected = other.evaluated_on[task]
             if found != expected:
                 raise SightlineError(
-                    f"{task} was scored on different test sets: {found.pairs} pairs (SHA-256 "
-                    f"{found.sha256[:12]}) in {file}, {expected.pairs} pairs "
+                    f"{task} was scored on different test sets: {found.examples} examples (SHA-256 "
+                    f"{found.sha256[:12]}) in {file}, {expected.examples} examples "
                     f"({expected.sha256[:12]}) in {other_file}; run the evaluate stage of one again"
                 )
 

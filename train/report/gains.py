@@ -12,7 +12,7 @@ from typing import Any
 
 from sightline.errors import SightlineError
 from train.report.significance import t_test
-from train.report.table import LOWER_IS_BETTER, Cell, Row, Table
+from train.report.table import Cell, Row, Table
 
 AVERAGE = "Avg"
 """Name of the task that is a mean over others; `StsScores.average` fills it."""
@@ -38,6 +38,7 @@ class Gain:
         share: control_gain / gain: 0 when the control recovers nothing, 1 when it recovers all.
         p_value: independent two-sided t-test of treatment against baseline; needs two seeds each.
         reason: why a figure is None.
+        headline: whether reports state it in a sentence.
         untrained: which of the three runs used features from encoders with random weights.
     """
 
@@ -49,6 +50,7 @@ class Gain:
     p_value: float | None = None
     reason: str = ""
     untrained: tuple[str, ...] = ()
+    headline: bool = True
 
     @property
     def sentence(self) -> str:
@@ -74,6 +76,7 @@ class Gain:
     def to_json(self) -> dict[str, Any]:
         """As a flat JSON object."""
         body = asdict(self)
+        del body["headline"]
         return {"task": body.pop("task"), **body.pop("comparison"), **body}
 
 
@@ -92,7 +95,7 @@ def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> list[Gain]
                     f"there are {', '.join(rows)}"
                 )
     return [
-        _gain(task, comparison, rows)
+        _gain(task, comparison, rows, table)
         for comparison in comparisons
         for task in table.tasks
         if task in rows[comparison.baseline].cells and task in rows[comparison.treatment].cells
@@ -102,26 +105,29 @@ def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> list[Gain]
 def headline(gains: Sequence[Gain]) -> list[Gain]:
     """The gains to state in sentences: those of the average if there is one, else of every score.
 
-    Alignment and uniformity explain an embedding's score; they do not say how good it is.
+    Only scores of the table's first part count, and of these not alignment and uniformity, which
+    explain an embedding's score and do not say how good it is.
     """
-    scores = [gain for gain in gains if gain.task not in LOWER_IS_BETTER]
+    scores = [gain for gain in gains if gain.headline]
     return [gain for gain in scores if gain.task == AVERAGE] or scores or list(gains)
 
 
-def _gain(task: str, comparison: Comparison, rows: dict[str, Row]) -> Gain:
+def _gain(task: str, comparison: Comparison, rows: dict[str, Row], table: Table) -> Gain:
+    lower = task in table.lower_is_better
+    stated = not lower and not table.titles.get(task)
     names = (comparison.baseline, comparison.treatment, comparison.control)
     untrained = tuple(name for name in names if name is not None and rows[name].untrained)
     baseline = rows[comparison.baseline].cells[task]
     treatment = rows[comparison.treatment].cells[task]
-    gain = _difference(task, treatment, baseline)
+    gain = _difference(treatment, baseline, lower)
     if gain is None:
         unscored = comparison.baseline if baseline.mean is None else comparison.treatment
         reason = f"{unscored} has no score"
-        return Gain(task, comparison, None, reason=reason, untrained=untrained)
+        return Gain(task, comparison, None, None, None, None, reason, untrained, stated)
     control_gain, share, reason = None, None, ""
     if comparison.control is not None:
         control = rows[comparison.control].cells.get(task)
-        control_gain = None if control is None else _difference(task, control, baseline)
+        control_gain = None if control is None else _difference(control, baseline, lower)
         if control_gain is None:
             reason = f"{comparison.control} has no score"
         elif gain <= 0:
@@ -129,11 +135,11 @@ def _gain(task: str, comparison: Comparison, rows: dict[str, Row]) -> Gain:
         else:
             share = control_gain / gain
     p_value, _ = t_test(treatment, baseline)
-    return Gain(task, comparison, gain, control_gain, share, p_value, reason, untrained)
+    return Gain(task, comparison, gain, control_gain, share, p_value, reason, untrained, stated)
 
 
-def _difference(task: str, one: Cell, other: Cell) -> float | None:
+def _difference(one: Cell, other: Cell, lower_is_better: bool) -> float | None:
     if one.mean is None or other.mean is None:
         return None
     difference = one.mean - other.mean
-    return -difference if task in LOWER_IS_BETTER else difference
+    return -difference if lower_is_better else difference

@@ -44,7 +44,7 @@ class Grid:
 
 def grids_of(comparison: RunComparison) -> list[Grid]:
     """Scores, differences on each task, and differences on each subset, if there are any."""
-    grids = [_scores(comparison)]
+    grids = [_scores(comparison, *part) for part in comparison.table.parts]
     if comparison.differences:
         grids.append(_differences(comparison, "task", comparison.table, comparison.differences))
     if comparison.subsets is not None:
@@ -70,8 +70,7 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
-def _scores(comparison: RunComparison) -> Grid:
-    table = comparison.table
+def _scores(comparison: RunComparison, title: str, table: Table) -> Grid:
     significant = _significant(comparison.differences)
     rows = []
     for row in table.rows:
@@ -83,7 +82,7 @@ def _scores(comparison: RunComparison) -> Grid:
             cells.append(GridCell(_mean_parts(cell), best and not row.published, marked))
         rows.append(GridRow(_label(row, comparison), tuple(cells), bool(row.published)))
     header = ("run", "seeds", *map(printable, table.tasks))
-    return Grid("Scores", header, tuple(rows), left=2)
+    return Grid(printable(title) or "Scores", header, tuple(rows), left=2)
 
 
 def _differences(

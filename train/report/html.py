@@ -48,9 +48,16 @@ def to_html(
     return environment.get_template("report.html.j2").render(
         title=title,
         table=table,
-        rows=[
-            (row, seeds_text(row), [cell_text(table, row, task) for task in table.tasks])
-            for row in table.rows
+        parts=[
+            (
+                heading,
+                part.tasks,
+                [
+                    (row, seeds_text(row), [cell_text(part, row, task) for task in part.tasks])
+                    for row in part.rows
+                ],
+            )
+            for heading, part in table.parts
         ],
         headline=[gain.sentence for gain in headline(gains)],
         gains=gains,

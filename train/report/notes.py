@@ -9,7 +9,7 @@ from train.report.differences import Difference
 from train.report.gains import AVERAGE
 from train.report.published import PublishedRow
 from train.report.results import RunResult
-from train.report.table import LOWER_IS_BETTER, Table
+from train.report.table import Table
 
 
 def notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]:
@@ -41,8 +41,8 @@ def notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]
 def notes_on_data(results: Sequence[RunResult]) -> list[str]:
     """What the results lack, and for which of their scores lower is better."""
     notes = []
-    lower = [task for task in results[0].scores if task in LOWER_IS_BETTER]
-    if lower:
+    records = results[0].tasks.values()
+    if lower := [metric for record in records for metric in record.lower_is_better]:
         notes.append(f"lower is better: {', '.join(lower)}")
     silent = _runs(each for each in results if not each.evaluated_on)
     if silent:
@@ -72,7 +72,9 @@ def notes_on_published(
         notes.append(
             f"{AVERAGE} of published rows is left out: it is over {', '.join(missing)} too"
         )
-    measured = {task: found.pairs for each in results for task, found in each.evaluated_on.items()}
+    measured = {
+        task: found.examples for each in results for task, found in each.evaluated_on.items()
+    }
     notes += [
         f"{task}: scored on {measured[task]} pairs, the published results on {expected}: not "
         "comparable"

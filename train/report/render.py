@@ -39,14 +39,25 @@ def to_text(title: str, table: Table, gains: Sequence[Gain], width: int = 100) -
     """The table and its gains as plain text, for a terminal of ``width`` columns."""
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None)
-    console.print(to_terminal(table, title))
+    for heading, part in table.parts:
+        console.print(to_terminal(part, heading or title))
     for gain in headline(gains):
         console.print(gain.sentence, highlight=False)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:
-    """A GitHub table, then one line per stated gain and per note."""
+    """A GitHub table for each part, then one line per stated gain and per note."""
+    lines = []
+    for heading, part in table.parts:
+        lines += [*(["", f"**{escape_markdown(heading)}**", ""] if heading else []), *_grid(part)]
+    lines += ["", "Mean ± sample standard deviation over seeds."]
+    lines += [*_bullets([gain.sentence for gain in headline(gains)])]
+    lines += [*_bullets([f"Note: {note}." for note in table.notes])]
+    return "\n".join(lines) + "\n"
+
+
+def _grid(table: Table) -> list[str]:
     lines = [
         _markdown_row(["run", "seeds", *map(escape_markdown, table.tasks)]),
         _markdown_row(["---", "---", *["---:"] * len(table.tasks)]),
@@ -60,10 +71,7 @@ def to_markdown(table: Table, gains: Sequence[Gain] = ()) -> str:
         lines.append(
             _markdown_row([f"*{label}*" if row.published else label, seeds_text(row), *cells])
         )
-    lines += ["", "Mean ± sample standard deviation over seeds."]
-    lines += [*_bullets([gain.sentence for gain in headline(gains)])]
-    lines += [*_bullets([f"Note: {note}." for note in table.notes])]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def to_json(table: Table, gains: Sequence[Gain] = ()) -> dict[str, Any]:

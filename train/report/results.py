@@ -11,11 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sightline.errors import SightlineError
 from sightline.output_file import write_file
+from train.evaluate.evaluation_set import EvaluationSet
 from train.feature_use import FeatureUse
 from train.log_names import DEV
 
 FILE_NAME = "result.json"
-SCHEMA = "sightline.run_result/1"
+SCHEMA = "sightline.run_result/2"
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -49,11 +50,24 @@ class TrainingSummary(_Strict):
         return sorted((int(entry["step"]), entry[DEV]) for entry in self.log if DEV in entry)
 
 
-class EvaluationSet(_Strict):
-    """What a score was measured on: how many graded pairs, and the SHA-256 of their content."""
+class TaskRecord(_Strict):
+    """An evaluation task as a result records it.
 
-    pairs: Annotated[int, Field(ge=0)]
-    sha256: str
+    Attributes:
+        task: the name that it is registered under.
+        title: heading of its table; tasks with an empty one share the main table.
+        settings: what its scores depend on besides model and data.
+        metrics: its scores, by name.
+        lower_is_better: those of them that are better when lower.
+        hidden: those of them without a column in reports.
+    """
+
+    task: str
+    title: str = ""
+    settings: dict[str, Any] = {}
+    metrics: tuple[str, ...]
+    lower_is_better: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
 
 class RunResult(_Strict):
@@ -62,18 +76,19 @@ class RunResult(_Strict):
     Attributes:
         run: name of the system, the same for all its seeds.
         parameters: every parameter of the run, nested as in params.yaml.
-        scores: task → score (Spearman ×100, or what the task's name says); None = not defined.
+        scores: metric → score, such as Spearman ×100; None = not defined.
         last_scores: the same for the weights after the last step; empty if they were not kept.
-        subsets: task → subset → score, for tasks with several; older files have none.
-        reasons: task, or "task/subset", → why its score is not defined.
-        evaluated_on: task → what it was scored on; older files have none.
-        run_sha256: of the run.json that the scores belong to; older files have none.
+        subsets: metric → subset → score, for metrics with several.
+        reasons: metric, or "metric/subset", → why its score is not defined.
+        evaluated_on: metric → what it was scored on.
+        tasks: name of an evaluation task → what it is.
+        run_sha256: of the run.json that the scores belong to.
         code_accepted: whether code was edited after the training and accepted as not changing
             results.
         features: every feature set that the run learned from; empty for a text-only run.
     """
 
-    schema_: Annotated[Literal["sightline.run_result/1"], Field(alias="schema")] = SCHEMA
+    schema_: Annotated[Literal["sightline.run_result/2"], Field(alias="schema")] = SCHEMA
     run: Annotated[str, Field(min_length=1)]
     objective: Annotated[str, Field(min_length=1)]
     seed: int
@@ -83,6 +98,7 @@ class RunResult(_Strict):
     subsets: dict[str, dict[str, _Finite | None]] = {}
     reasons: dict[str, str] = {}
     evaluated_on: dict[str, EvaluationSet] = {}
+    tasks: dict[str, TaskRecord] = {}
     run_sha256: str = ""
     code_accepted: bool = False
     features: tuple[FeatureUse, ...] = ()

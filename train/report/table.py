@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sightline.errors import SightlineError
-from train.evaluate.geometry import GEOMETRY
 from train.report.published import PublishedRow
 from train.report.results import RunResult
-
-# For these lower is better; for every other task higher is.
-LOWER_IS_BETTER = frozenset(GEOMETRY)
-
-UNSHOWN = frozenset({"alignment_released", "uniformity_released"})
-"""In every result, beside the papers' definitions, but left out of tables to keep them narrow."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +64,32 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of the runs' first results; `notes` are warnings about rows."""
+    """Rows in the order of the runs' first results.
+
+    Attributes:
+        tasks: its columns.
+        notes: warnings about rows.
+        lower_is_better: columns whose best value is the lowest.
+        titles: column → heading of its part; columns without one are in the first, untitled part.
+    """
 
     tasks: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = field(default=())
+    lower_is_better: frozenset[str] = frozenset()
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> list[tuple[str, Table]]:
+        """The table in parts that fit a page, each with its heading; notes go with none."""
+        tasks: dict[str, list[str]] = {}
+        for task in self.tasks:
+            tasks.setdefault(self.titles.get(task, ""), []).append(task)
+        parts = []
+        for title, own in tasks.items():
+            rows = [row for row in self.rows if row.cells.keys() & set(own)]
+            parts.append((title, replace(self, tasks=tuple(own), rows=tuple(rows), notes=())))
+        return parts
 
     def best(self, task: str) -> float | None:
         """The best mean among the measured rows, or None if there is nothing to compare."""
@@ -86,7 +100,7 @@ class Table:
         ]
         if len(means) < 2:
             return None
-        return min(means) if task in LOWER_IS_BETTER else max(means)
+        return min(means) if task in self.lower_is_better else max(means)
 
 
 def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] = ()) -> Table:
@@ -98,14 +112,18 @@ def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] =
     if not results:
         raise SightlineError("no results to report; run the train and evaluate stages first")
     every = dict.fromkeys(task for result in results for task in result.scores)
-    tasks = tuple(task for task in every if task not in UNSHOWN)
+    records = [record for result in results for record in result.tasks.values()]
+    hidden = {metric for record in records for metric in record.hidden}
+    tasks = tuple(task for task in every if task not in hidden)
+    lower = frozenset(metric for record in records for metric in record.lower_is_better)
+    titles = {metric: record.title for record in records for metric in record.metrics}
     runs: dict[str, list[RunResult]] = {}
     for result in results:
         runs.setdefault(result.run, []).append(result)
     rows = [_measured(name, members, tasks) for name, members in runs.items()]
     rows += [_published(row, tasks) for row in published]
     notes = [note for name, members in runs.items() for note in _doubts(name, members)]
-    return Table(tasks, tuple(rows), tuple(notes))
+    return Table(tasks, tuple(rows), tuple(notes), lower, titles)
 
 
 def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

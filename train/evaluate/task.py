@@ -1,0 +1,108 @@
+"""The interface of an evaluation task: data that is read once and scores any number of models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from train.evaluate.evaluation_set import EvaluationSet
+
+if TYPE_CHECKING:
+    from train.evaluate.evaluated_model import EvaluatedModel
+
+
+class TaskSettings(BaseModel):
+    """Settings of a task; each field is an option of `sightline evaluate`.
+
+    Attributes:
+        data: the file or folder that the task reads.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: Path = Field(description="file or folder with the task's data")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a task.
+
+    Attributes:
+        name: as tables show it, unique among all tasks: "STS12".
+        data: what it is measured on.
+        higher_is_better: False for distances.
+        shown: whether tables of reports have a column for it; results always hold it.
+    """
+
+    name: str
+    data: EvaluationSet
+    higher_is_better: bool = True
+    shown: bool = True
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """A model's scores on one task.
+
+    Attributes:
+        scores: metric → value; None = not defined, and `reasons` says why.
+        subsets: metric → part of its data → value.
+        reasons: metric, or "metric/part" → why its value is None.
+    """
+
+    scores: dict[str, float | None]
+    subsets: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+S = TypeVar("S", bound=TaskSettings)
+
+
+class Task(ABC, Generic[S]):
+    """A task with its data. A new one is a file and a line in `train.evaluate.task_registry`.
+
+    Attributes:
+        name: the one it is registered under, set by `make_task`.
+        about: what it measures, in one line.
+        needs: what its data is and where to get it, in one line.
+        title: heading of its table in a report; tasks with an empty one share the main table.
+        Settings: the type of its settings.
+        warnings: about the data, set by the constructor.
+    """
+
+    name: str = ""
+    about: ClassVar[str]
+    needs: ClassVar[str]
+    title: ClassVar[str] = ""
+    Settings: ClassVar[type[TaskSettings]]
+    warnings: tuple[str, ...] = ()
+
+    @abstractmethod
+    def __init__(self, settings: S) -> None:
+        """Read the data.
+
+        Raises:
+            SightlineError: it is missing or malformed.
+        """
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[Metric, ...]:
+        """Its figures, in the order of the columns."""
+
+    @abstractmethod
+    def sentences(self) -> Iterable[str]:
+        """Every sentence that `score` will encode; repeats are allowed."""
+
+    @abstractmethod
+    def score(self, model: EvaluatedModel) -> TaskScores:
+        """Scores of every metric of one model; its `encode` has all `sentences` at hand."""
+
+    def settings_of_result(self) -> dict[str, object]:
+        """What else, besides the data, a score depends on; results record it."""
+        return {}

@@ -1,0 +1,17 @@
+"""Where to find each evaluation task by name. Imports no torch."""
+
+from __future__ import annotations
+
+from sightline.registry import Registry
+
+TASKS = Registry(
+    "evaluation task",
+    "sightline.tasks",
+    {
+        "sts": "train.evaluate.tasks.sts:Sts",
+        "similarity": "train.evaluate.tasks.similarity:Similarity",
+        "geometry": "train.evaluate.tasks.geometry:Geometry",
+        "transfer": "train.evaluate.tasks.transfer:Transfer",
+    },
+)
+"""Name → `train.evaluate.task.Task`."""
