@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Settings:
     thresholds: tuple[float, ...] = ()
     sample: int | None = None
     near: float = NEAR
-    configured: Terms = Terms(0.9, 0.9)
+    configured: Terms = field(default_factory=Terms)
     run: str | None = None
 
 
@@ -134,9 +134,7 @@ def diagnose(
     if text is not None and captions is not None and images is not None:
         # before the slow checks, so that manifests of other data fail fast
         pairs = find_pairs(captions, images, image, text, "all", 0)
-        drawn = find_pairs(
-            captions, images, image, text, settings.caption, settings.data_seed
-        )
+        drawn = find_pairs(captions, images, image, text, settings.caption, settings.data_seed)
     checks = tuple(
         check_set(
             each.features,
@@ -188,9 +186,7 @@ def _with_pairs(
         settings.configured,
         tell,
     )
-    counts = PairCounts(
-        len(pairs), _images(pairs), pairs.without_image, pairs.without_text
-    )
+    counts = PairCounts(len(pairs), _images(pairs), pairs.without_image, pairs.without_text)
     return Diagnosis(
         settings,
         of_sets.sets,
@@ -210,9 +206,7 @@ def _is_text(features: FeatureSet) -> bool:
     return features.record.spec.kind in _TEXTS
 
 
-def _check_kinds(
-    opened: Sequence[FeatureSet], captions: Path | None, images: Path | None
-) -> None:
+def _check_kinds(opened: Sequence[FeatureSet], captions: Path | None, images: Path | None) -> None:
     if len(opened) == 1:
         return
     expected = "expected one set of kind image and one of kind text, or one set alone"
@@ -220,9 +214,7 @@ def _check_kinds(
         raise SightlineError(f"found {len(opened)} feature sets, {expected}")
     kinds = [each.record.spec.kind for each in opened]
     if kinds != ["image", "text"]:
-        found = ", ".join(
-            f"{each.path} ({kind})" for each, kind in zip(opened, kinds, strict=True)
-        )
+        found = ", ".join(f"{each.path} ({kind})" for each, kind in zip(opened, kinds, strict=True))
         raise SightlineError(
             f"found {found}, {expected}; `sightline cache list` shows the kind of every set"
         )
@@ -245,7 +237,7 @@ def _named(features: FeatureSet, captions: Path | None, images: Path | None) -> 
     if _is_text(features) and captions is not None:
         texts = read_manifest(captions, CAPTIONS)["text"].to_pylist()
         found = features.find(keys_of_texts(texts))
-        names = {row: text for row, text in zip(found.tolist(), texts, strict=True)}
+        names = dict(zip(found.tolist(), texts, strict=True))
     elif features.record.spec.kind == "image" and images is not None:
         table = read_manifest(images, IMAGES)
         places = places_of(images, table)

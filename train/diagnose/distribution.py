@@ -63,9 +63,7 @@ class Distribution:
             count=flat.size,
             mean=float(flat.mean()),
             sd=float(flat.std(ddof=1)) if flat.size > 1 else 0.0,
-            quantiles={
-                str(at): float(value) for at, value in zip(QUANTILES, found, strict=True)
-            },
+            quantiles={str(at): float(value) for at, value in zip(QUANTILES, found, strict=True)},
             edges=edges.tolist(),
             counts=counts.tolist(),
         )

@@ -93,10 +93,14 @@ class Draws:
 
 @dataclass(frozen=True)
 class Terms:
-    """Term → the configured threshold; None where it has none."""
+    """The configured threshold of each term; None where it has none.
 
-    image: float | None
-    teacher_text: float | None
+    Attributes:
+        released: both are compared with products, as in `variant: released`.
+    """
+
+    image: float | None = None
+    teacher_text: float | None = None
     released: bool = False
 
     def of(self, term: str) -> list[float]:

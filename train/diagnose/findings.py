@@ -49,10 +49,11 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
         found += _of_captions(diagnosis.captions)
     for each in diagnosis.filters:
         found += _of_filter(each, diagnosis)
-    if not any(each.level == "problem" for each in found):
-        found.append(Finding("fine", "all", "No check failed."))
     order = ("problem", "notice", "fine")
-    return sorted(found, key=lambda each: order.index(each.level))
+    found.sort(key=lambda each: order.index(each.level))
+    if not any(each.level == "problem" for each in found):
+        found.insert(0, Finding("fine", "all", "No problem found."))
+    return found
 
 
 def percent(share: float) -> str:
@@ -64,7 +65,7 @@ def percent(share: float) -> str:
         return "< 0.001 %"
     if value < 1:
         return f"{float(f'{value:.2g}'):g} %"
-    return f"{value:.1f} %" if value < 99.95 else f"{value:.4g} %"
+    return f"{round(value, 1):g} %" if value < 99.95 else f"{value:.4g} %"
 
 
 def _of_set(checks: SetChecks) -> Iterator[Finding]:

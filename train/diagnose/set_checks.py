@@ -273,9 +273,7 @@ def _closest(
         if len(pairs) == SHOWN:
             break
     names = named([row for pair in pairs for row in pair])
-    return [
-        Near(cosine, names[2 * i], names[2 * i + 1]) for i, cosine in enumerate(pairs.values())
-    ]
+    return [Near(cosine, names[2 * i], names[2 * i + 1]) for i, cosine in enumerate(pairs.values())]
 
 
 def _of(values: NDArray) -> Distribution:
@@ -284,9 +282,7 @@ def _of(values: NDArray) -> Distribution:
     return found
 
 
-def _spectrum(
-    features: FeatureSet, usable: NDArray[np.int64], seed: int, tell: Tell
-) -> Spectrum:
+def _spectrum(features: FeatureSet, usable: NDArray[np.int64], seed: int, tell: Tell) -> Spectrum:
     dim = features.dim
     most = _SPECTRUM_ROWS if dim <= _WIDEST_GRAM else _WIDEST_GRAM
     rows = usable[drawn(len(usable), most, seed, 1)]
