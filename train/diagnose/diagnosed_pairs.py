@@ -39,6 +39,7 @@ class DiagnosedPairs:
         pictures: int64 [n], a number for each distinct image: captions of one image share it.
         image_rows: int64 [n], row in the image set; None without one.
         text_rows: int64 [n], row in the text set.
+        failed: pairs whose image could not be extracted; a training leaves them out too.
         without_image, without_text: pairs left out because a set lacks the row, or because it has
             no direction.
     """
@@ -46,6 +47,7 @@ class DiagnosedPairs:
     pictures: NDArray[np.int64]
     image_rows: NDArray[np.int64] | None
     text_rows: NDArray[np.int64]
+    failed: int
     without_image: int
     without_text: int
 
@@ -83,6 +85,14 @@ def find_pairs(
             its pairs.
     """
     pairs = read_pairs(captions, images, policy, data_seed)
+    every_pair = len(pairs)
+    if image_set is not None:
+        pairs = pairs.without_images(set(image_set.features.failed))
+        if not len(pairs):
+            raise SightlineError(
+                f"{image_set.features.path}: the images of all {every_pair:,} training captions of "
+                f"{captions} failed; see the failures file beside the set"
+            )
     text_rows = text_set.rows_of(pairs.caption_keys)
     lost_text = text_rows < 0
     if lost_text.all():
@@ -105,6 +115,7 @@ def find_pairs(
         _numbered(pairs.image_keys),
         image_rows,
         text_rows,
+        pairs.dropped,
         int(lost_image.sum()),
         int((lost_text & ~lost_image).sum()),
     )

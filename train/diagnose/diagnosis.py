@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.cache import CAPTIONS, IMAGES, FeatureSet, key_column, keys_of_texts, read_manifest
 from pipeline.cache.caption_choice import CaptionPolicy
+from pipeline.cache.keys import Keys
 from pipeline.cache.place import places_of
 from sightline.errors import SightlineError
 from train.diagnose.diagnosed_pairs import DiagnosedPairs, OpenSet, find_pairs
@@ -69,14 +72,20 @@ class PairCounts:
     Attributes:
         compared: pairs whose rows both sets hold.
         images: distinct images of these.
+        failed: pairs whose image could not be extracted; a training leaves them out too.
         without_image, without_text: pairs left out because that set lacks the row, or because it
             is not finite or zero.
+        repeated_images: entries of the images manifest whose file has the bytes of another.
+        shared_captions: distinct captions that belong to more than one image.
     """
 
     compared: int
     images: int
+    failed: int
     without_image: int
     without_text: int
+    repeated_images: int
+    shared_captions: int
 
 
 @dataclass(frozen=True)
@@ -151,11 +160,13 @@ def diagnose(
     said = {name: path.as_posix() for name, path in manifests.items() if path is not None}
     if pairs is None or drawn is None or text is None:
         return Diagnosis(settings, checks, said)
-    return _with_pairs(Diagnosis(settings, checks, said), image, text, pairs, drawn, tell)
+    assert images is not None
+    return _with_pairs(Diagnosis(settings, checks, said), images, image, text, pairs, drawn, tell)
 
 
 def _with_pairs(
     of_sets: Diagnosis,
+    images: Path,
     image: OpenSet | None,
     text: OpenSet,
     pairs: DiagnosedPairs,
@@ -186,7 +197,15 @@ def _with_pairs(
         settings.configured,
         tell,
     )
-    counts = PairCounts(len(pairs), _images(pairs), pairs.without_image, pairs.without_text)
+    counts = PairCounts(
+        len(pairs),
+        len(np.unique(pairs.pictures)),
+        pairs.failed,
+        pairs.without_image,
+        pairs.without_text,
+        _repeated(key_column(read_manifest(images, IMAGES)["key"])),
+        int((np.unique(pairs.distinct().text_rows, return_counts=True)[1] > 1).sum()),
+    )
     return Diagnosis(
         settings,
         of_sets.sets,
@@ -198,8 +217,10 @@ def _with_pairs(
     )
 
 
-def _images(pairs: DiagnosedPairs) -> int:
-    return len(set(pairs.pictures.tolist()))
+def _repeated(keys: Keys) -> int:
+    """How many of ``keys`` equal another."""
+    _, counts = np.unique(keys, axis=0, return_counts=True)
+    return int(counts[counts > 1].sum())
 
 
 def _is_text(features: FeatureSet) -> bool:

@@ -23,6 +23,7 @@ MUCH_REMOVED = 0.1
 LITTLE_APART = 0.75
 """Separation below which matched and mismatched pairs are reported as hard to tell apart."""
 
+_NAMED = 4  # rows that a sentence names; the JSON has more
 _TERM = {"image": "image term", "teacher_text": "teacher-text term", "released": "both terms"}
 
 
@@ -119,8 +120,9 @@ def _of_set(checks: SetChecks) -> Iterator[Finding]:
         yield Finding(
             "problem" if checks.constant.count == checks.dim else "notice",
             about,
-            f"{checks.constant.count:,} of {checks.dim:,} columns are constant ({columns}{more}): "
-            "they hold nothing. Check the encoder's last layer, or the file that was imported.",
+            f"{checks.constant.count:,} of {checks.dim:,} columns are constant ({columns}{more}) "
+            "and hold nothing. A few are harmless; many point to the encoder's last layer, or to "
+            "the file that the rows were imported from.",
         )
     yield from _of_directions(checks)
 
@@ -171,9 +173,16 @@ def _of_pairs(diagnosis: Diagnosis) -> Iterator[Finding]:
                 "pairs",
                 f"{count:,} of {every:,} training pairs ({percent(count / every)}) are left out "
                 f"here: the {kind} set lacks their row, or it is not finite or zero. A training "
-                "stops at a missing row that is not a recorded failure; rerun the stage of the "
-                "set over this data set.",
+                "stops at a missing row; rerun the stage of the set over this data set.",
             )
+
+    for count, what in (
+        (counts.repeated_images, "images in the manifest have the bytes of another"),
+        (counts.shared_captions, "captions belong to more than one image"),
+    ):
+        if count:
+            text = f"{count:,} {what}: in one batch they are negatives of their own copies."
+            yield Finding("notice", "pairs", text)
 
 
 def _of_ranks(cross: CrossChecks) -> Iterator[Finding]:
@@ -264,5 +273,6 @@ def _of_threshold(found: Filter, removal: Removal, term: str) -> Finding:
 
 
 def _rows(rows: Rows, of: int) -> str:
-    more = ", …" if rows.count > len(rows.examples) else ""
-    return f"{rows.count:,} of {of:,} rows ({', '.join(rows.examples)}{more})"
+    named = [f"“{name}”" for name in rows.examples[:_NAMED]]
+    more = ", …" if rows.count > len(named) else ""
+    return f"{rows.count:,} of {of:,} rows ({', '.join(named)}{more})"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sightline.output_file import write_file
 from train.diagnose.diagnosis import Diagnosis
@@ -32,6 +33,12 @@ def write_page(diagnosis: Diagnosis, out: Path, inputs: Sequence[Path] = ()) -> 
     write_file(out, to_html(diagnosis).encode(), MARK, inputs)
 
 
+def _sentence(text: str) -> Markup:
+    """A finding as HTML: commands as code, and no line break before %."""
+    kept = str(escape(text)).replace(" %", "\u00a0%")
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", kept))
+
+
 def to_html(diagnosis: Diagnosis) -> str:
     """The page as one HTML document."""
     environment = Environment(
@@ -41,7 +48,7 @@ def to_html(diagnosis: Diagnosis) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["percent"] = percent
+    environment.filters |= {"percent": percent, "sentence": _sentence}
     cosines, removals = cosine_figure(diagnosis), removal_figure(diagnosis.filters)
     return environment.get_template("page.html.j2").render(
         title="Features: " + " and ".join(each.path for each in diagnosis.sets),

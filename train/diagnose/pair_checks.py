@@ -21,7 +21,8 @@ SAMPLED_IMAGES = 2000
 RECALLED = (1, 5, 10, 100, 200)
 """Ranks within which a share is given; KDMCSE's text names the last two for its figure 5."""
 
-_SAME = 1e-6  # cosines this close are equal: a product's last bits depend on its shape
+_SAME_DIGITS = 6  # cosines that agree to so many are equal: last bits depend on the shape
+_SAME = 10.0**-_SAME_DIGITS
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def cosines_of(scores: Scores, pairs: DiagnosedPairs) -> Cosines:
     return Cosines(
         matched,
         mismatched,
-        separation(scores.matched, scores.mismatched),
+        separation(*(np.round(each, _SAME_DIGITS) for each in (scores.matched, scores.mismatched))),
         min(images, SAMPLED_IMAGES),
         images,
     )
@@ -155,8 +156,8 @@ def rank_captions(
     tell: Tell,
 ) -> tuple[Ranks, Ranks]:
     """Ranks of each image's best-placed and worst-placed caption among all captions."""
-    assert pairs.image_rows is not None
     pairs = pairs.distinct()
+    assert pairs.image_rows is not None
     pictures, first, sizes = np.unique(pairs.pictures, return_index=True, return_counts=True)
     size = sample_size(sample, len(pictures), len(pairs), images.dim)
     chosen = drawn(len(pictures), size, seed, 2)
@@ -185,8 +186,8 @@ def rank_images(
     tell: Tell,
 ) -> Ranks:
     """Rank of the image of each caption among all images."""
-    assert pairs.image_rows is not None
     pairs = pairs.distinct()
+    assert pairs.image_rows is not None
     pool_rows = np.unique(pairs.image_rows)
     size = sample_size(sample, len(pairs), len(pool_rows), images.dim)
     some = pairs.only(drawn(len(pairs), size, seed, 3))

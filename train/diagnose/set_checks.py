@@ -28,6 +28,7 @@ SHOWN = 10
 
 _SPECTRUM_ROWS = 50_000
 _WIDEST_GRAM = 4096  # a wider set is measured on this many rows
+_CONSTANT = 1e-6  # of the median column's range
 _ROUNDING = 1e-7  # singular values below this share of the largest are 0
 
 Named = Callable[[Sequence[int]], list[str]]
@@ -105,7 +106,8 @@ class SetChecks:
         zero: rows of length 0, which have no direction; cosines leave them out.
         norms: lengths of the finite rows as stored.
         outlying: rows longer than `OUTLYING` medians.
-        constant: columns with one value in all finite rows, and the first few by number.
+        constant: columns whose range over all finite rows is below a millionth of the median
+            column's, so that one value and rounding is all they hold; the first few by number.
         copies: rows that equal another row, of different images or texts.
         mean_cosine: mean over all pairs of different rows: 0 for directions spread evenly, 1 if
             all rows point one way.
@@ -169,7 +171,8 @@ def check_set(
 
     lengths = found.norms[finite]
     middle = float(np.median(lengths)) if len(lengths) else 0.0
-    same = np.flatnonzero(found.low == found.high)
+    ranges = (found.high.astype(np.float64) - found.low) if len(lengths) else np.ones(features.dim)
+    same = np.flatnonzero(ranges <= _CONSTANT * np.median(ranges))
     directed = np.zeros(len(finite), dtype=bool)
     directed[usable] = True
     enough = len(usable) > 1

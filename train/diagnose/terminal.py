@@ -8,7 +8,7 @@ from rich.text import Text
 
 from train.diagnose.diagnosis import Diagnosis
 from train.diagnose.filter_checks import Filter
-from train.diagnose.findings import findings, percent
+from train.diagnose.findings import MUCH_REMOVED, findings, percent
 from train.diagnose.set_checks import SetChecks
 
 _NAMES = {"image": "image term", "teacher_text": "teacher-text term", "released": "both (released)"}
@@ -83,9 +83,8 @@ def _cosines(diagnosis: Diagnosis) -> Table:
     }
     for name, found in drawn.items():
         if found is not None:
-            cells = (
-                f"{each.mean:.3f} ± {each.sd:.3f}" for each in (found.matched, found.mismatched)
-            )
+            both = found.matched, found.mismatched
+            cells = (f"{each.mean:.3f} ± {each.sd:.3f}" for each in both)
             table.add_row(name, *cells, f"{found.separation:.3f}")
     return table
 
@@ -105,14 +104,11 @@ def _ranks(diagnosis: Diagnosis) -> Table:
 
 
 def _removals(found: Filter) -> Table:
-    table = _table(
-        f"threshold, {_NAMES[found.term]}", "negatives removed", "in a batch", "true pairs"
-    )
+    columns = "negatives removed", "in a batch", "true pairs"
+    table = _table(f"threshold, {_NAMES[found.term]}", *columns)
     for each in found.removals:
-        # from the last that removes more than half to the first that removes none
-        trivial = each.share > 0.5 or each.share == 0
-        if trivial and not each.configured:
-            continue
+        if not (0 < each.share <= MUCH_REMOVED or each.configured):
+            continue  # the page and the JSON have all
         name = f"{each.threshold:g}" + (" (configured)" if each.configured else "")
         between = f"{percent(each.least)} to {percent(each.greatest)}"
         matched = "–" if each.matched is None else percent(each.matched)
