@@ -184,7 +184,9 @@ def test_missing_rows_are_counted_and_left_out(world):
     assert "2 of 87 training pairs" in problems
     assert "3 of 87 training pairs" in problems
     assert "“005.jpg”) contain NaN or infinity" in problems
-    assert any("1 inputs have no row (not_finite 1)" in each.text for each in findings(diagnosis))
+    assert any(
+        "Inputs without a row: 1 (not_finite 1)" in each.text for each in findings(diagnosis)
+    )
 
 
 def test_shared_captions_and_repeated_images_are_counted(world):

@@ -90,8 +90,8 @@ def _of_set(checks: SetChecks) -> Iterator[Finding]:
         yield Finding(
             "notice",
             about,
-            f"{sum(checks.failed.values()):,} inputs have no row ({codes}); a training leaves out "
-            "their pairs. failures.jsonl beside the set names them.",
+            f"Inputs without a row: {sum(checks.failed.values()):,} ({codes}). A training leaves "
+            "out pairs with such an image; failures.jsonl beside the set names them.",
         )
     if checks.not_finite.count:
         yield Finding(
@@ -177,11 +177,11 @@ def _of_pairs(diagnosis: Diagnosis) -> Iterator[Finding]:
             )
 
     for count, what in (
-        (counts.repeated_images, "images in the manifest have the bytes of another"),
-        (counts.shared_captions, "captions belong to more than one image"),
+        (counts.repeated_images, "Images of the manifest with the bytes of another"),
+        (counts.shared_captions, "Captions that belong to more than one image"),
     ):
         if count:
-            text = f"{count:,} {what}: in one batch they are negatives of their own copies."
+            text = f"{what}: {count:,}. In one batch they are negatives of their own copies."
             yield Finding("notice", "pairs", text)
 
 
