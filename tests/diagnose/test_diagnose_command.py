@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from diagnosed_world import DiagnosedWorld
 
+from pipeline.cache import key_of_text
 from pipeline.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -19,10 +20,7 @@ SETS = "data/features/scenes/image/clip", "data/features/scenes/text/clip"
 @pytest.fixture
 def world(tmp_path, monkeypatch) -> DiagnosedWorld:
     monkeypatch.chdir(tmp_path)
-    world = DiagnosedWorld.make(Path("world"))
-    world.captions[0] = (0, "<script>alert(1)</script> & more")
-    world.text_rows = DiagnosedWorld.make(Path("world")).text_rows
-    return world
+    return DiagnosedWorld.make(Path("world"))
 
 
 def diagnose(monkeypatch, *words: object) -> int:
@@ -39,8 +37,7 @@ def inputs(world: DiagnosedWorld) -> list[object]:
 
 def with_hostile_text(world: DiagnosedWorld) -> DiagnosedWorld:
     """The first caption is markup; its row is the nearest to another one's."""
-    from pipeline.cache import key_of_text
-
+    world.captions[0] = (0, "<script>alert(1)</script> & more")
     first, second = (key_of_text(text) for _, text in world.captions[:2])
     world.text_rows[first] = world.text_rows[second].copy()
     return world.write()

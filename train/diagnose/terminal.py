@@ -27,7 +27,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     for each in diagnosis.filters:
         if each.removals:
             console.print()
-            console.print(_removals(each))
+            console.print(_removals(each, asked=bool(diagnosis.settings.thresholds)))
     console.print()
     for found in findings(diagnosis):
         line = Text(f"{found.level}: ", style=_STYLES[found.level])
@@ -103,11 +103,11 @@ def _ranks(diagnosis: Diagnosis) -> Table:
     return table
 
 
-def _removals(found: Filter) -> Table:
+def _removals(found: Filter, *, asked: bool) -> Table:
     columns = "negatives removed", "in a batch", "true pairs"
     table = _table(f"threshold, {_NAMES[found.term]}", *columns)
     for each in found.removals:
-        if not (0 < each.share <= MUCH_REMOVED or each.configured):
+        if not (asked or each.configured or 0 < each.share <= MUCH_REMOVED):
             continue  # the page and the JSON have all
         name = f"{each.threshold:g}" + (" (configured)" if each.configured else "")
         between = f"{percent(each.least)} to {percent(each.greatest)}"
