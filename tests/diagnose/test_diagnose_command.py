@@ -80,7 +80,7 @@ def test_the_summary_says_what_was_found(world, monkeypatch, capsys):
     for part in ("rows × width", "30 × 12", "median rank", "No problem found", "threshold, image"):
         assert part in said
     assert re.search(r"^0\.3 ", said, re.M)
-    assert re.search(r"^0\.9 \(configured\)", said, re.M)
+    assert re.search(r"^0\.9 \(default\)", said, re.M)
 
 
 def test_one_set_alone(world, monkeypatch, capsys):

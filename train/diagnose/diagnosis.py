@@ -64,6 +64,11 @@ class Settings:
     configured: Terms = field(default_factory=Terms)
     run: str | None = None
 
+    @property
+    def whose(self) -> str:
+        """Of the thresholds in `configured`: a run's, or KDMCSE's own."""
+        return "default" if self.run is None else "configured"
+
 
 @dataclass(frozen=True)
 class PairCounts:

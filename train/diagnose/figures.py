@@ -42,7 +42,7 @@ def cosine_figure(diagnosis: Diagnosis) -> Figure | None:
         ):
             _outline(axis, cosines.mismatched, _MISMATCHED, names[1])
             _outline(axis, cosines.matched, _MATCHED, names[0])
-            _mark_thresholds(axis, diagnosis.filters, term)
+            _mark_thresholds(axis, diagnosis.filters, term, diagnosis.settings.whose)
             axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
             axis.set_xlabel("cosine")
             axis.set_yticks([])
@@ -96,8 +96,12 @@ def rank_figure(cross: CrossChecks) -> Figure:
     return figure
 
 
-def removal_figure(filters: Sequence[Filter]) -> Figure | None:
-    """Share of the negatives that a threshold removes, and of matched pairs it recognises."""
+def removal_figure(filters: Sequence[Filter], whose: str) -> Figure | None:
+    """Share of the negatives that a threshold removes, and of matched pairs it recognises.
+
+    Args:
+        whose: configured or default, for the legend.
+    """
     titles = {"image": "image term", "teacher_text": "teacher-text term"}
     drawn = [each for each in filters if each.term in titles]
     if not drawn:
@@ -108,7 +112,7 @@ def removal_figure(filters: Sequence[Filter]) -> Figure | None:
         for axis, each in zip(axes, drawn, strict=True):
             _removal_panel(axis, each)
             axis.set_title(titles[each.term], loc="left", fontsize=10, fontweight="bold")
-            _mark_thresholds(axis, filters, each.term)
+            _mark_thresholds(axis, filters, each.term, whose)
             _legend_below(axis)
         axes = figure.axes
         axes[0].set_ylabel("share (logarithmic)")
@@ -187,12 +191,12 @@ def _bars(axis: Axes, values: Distribution) -> None:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def _mark_thresholds(axis: Axes, filters: Sequence[Filter], term: str) -> None:
+def _mark_thresholds(axis: Axes, filters: Sequence[Filter], term: str, whose: str) -> None:
     for each in filters:
         if each.term == term:
             for removal in each.removals:
                 if removal.configured:
-                    label = f"configured threshold {removal.threshold:g}"
+                    label = f"{whose} threshold {removal.threshold:g}"
                     axis.axvline(
                         removal.threshold, color=INK, linewidth=1, linestyle="--", label=label
                     )

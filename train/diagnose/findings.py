@@ -232,7 +232,7 @@ def _of_filter(found: Filter, diagnosis: Diagnosis) -> Iterator[Finding]:
     term = _TERM[found.term]
     for removal in found.removals:
         if removal.configured:
-            yield _of_threshold(found, removal, term)
+            yield _of_threshold(found, removal, term, diagnosis.settings.whose)
     if found.term == "released":
         return
     matched = (
@@ -250,8 +250,8 @@ def _of_filter(found: Filter, diagnosis: Diagnosis) -> Iterator[Finding]:
     )
 
 
-def _of_threshold(found: Filter, removal: Removal, term: str) -> Finding:
-    said = f"{term.capitalize()}: the configured threshold {removal.threshold:g}"
+def _of_threshold(found: Filter, removal: Removal, term: str, whose: str) -> Finding:
+    said = f"{term.capitalize()}: the {whose} threshold {removal.threshold:g}"
     if removal.share == 0:
         return Finding(
             "notice",

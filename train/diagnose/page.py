@@ -49,7 +49,10 @@ def to_html(diagnosis: Diagnosis) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "sentence": _sentence}
-    cosines, removals = cosine_figure(diagnosis), removal_figure(diagnosis.filters)
+    cosines, removals = (
+        cosine_figure(diagnosis),
+        removal_figure(diagnosis.filters, diagnosis.settings.whose),
+    )
     return environment.get_template("page.html.j2").render(
         title="Features: " + " and ".join(each.path for each in diagnosis.sets),
         diagnosis=diagnosis,

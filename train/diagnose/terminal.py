@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from train.diagnose.diagnosis import Diagnosis
+from train.diagnose.diagnosis import Diagnosis, Settings
 from train.diagnose.filter_checks import Filter
 from train.diagnose.findings import MUCH_REMOVED, findings, percent
 from train.diagnose.set_checks import SetChecks
@@ -27,7 +27,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     for each in diagnosis.filters:
         if each.removals:
             console.print()
-            console.print(_removals(each, asked=bool(diagnosis.settings.thresholds)))
+            console.print(_removals(each, diagnosis.settings))
     console.print()
     for found in findings(diagnosis):
         line = Text(f"{found.level}: ", style=_STYLES[found.level])
@@ -103,13 +103,13 @@ def _ranks(diagnosis: Diagnosis) -> Table:
     return table
 
 
-def _removals(found: Filter, *, asked: bool) -> Table:
+def _removals(found: Filter, settings: Settings) -> Table:
     columns = "negatives removed", "in a batch", "true pairs"
     table = _table(f"threshold, {_NAMES[found.term]}", *columns)
     for each in found.removals:
-        if not (asked or each.configured or 0 < each.share <= MUCH_REMOVED):
+        if not (settings.thresholds or each.configured or 0 < each.share <= MUCH_REMOVED):
             continue  # the page and the JSON have all
-        name = f"{each.threshold:g}" + (" (configured)" if each.configured else "")
+        name = f"{each.threshold:g}" + (f" ({settings.whose})" if each.configured else "")
         between = f"{percent(each.least)} to {percent(each.greatest)}"
         matched = "–" if each.matched is None else percent(each.matched)
         table.add_row(name, percent(each.share), between, matched)
