@@ -53,7 +53,7 @@ def diagnose(
     sample: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Rows compared with all others; default: as many as take some seconds."
+            min=2, help="Rows compared with all others; default: what 5e11 multiplications allow."
         ),
     ] = None,
     seed: Annotated[
