@@ -2,10 +2,12 @@
 
     python bench/filter_truth.py
 
-Run in a repository after `make demo`. The scenes are drawn again (same seed, no pixels), so the
-graded similarity of any two captions is known, 0 to 5. For each threshold, over the negatives of
-the first 100 paired batches of a run with seed 0: the share removed, how many of these mean nearly
-the same (a grade of 4 or more) and how many of all negatives that do are removed.
+Run in the folder of the demo, after `make demo`. The scenes are drawn again (same seed, no
+pixels), so the graded similarity of any two captions is known, 0 to 5. For each threshold, over
+the negatives of the first 100 paired batches of a run with seed 0: the share removed, how many of
+these mean nearly the same (a grade of 4 or more) and how many of all negatives that do are
+removed. Then, for pairs of captions from 0.9 on and below 0.5, how many agree in all their
+colours, shapes, sizes and textures.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pipeline.cache import CAPTIONS, FeatureSet, keys_of_texts, read_manifest
 from pipeline.datasets.scenes.captions import Description, describe, write
 from pipeline.datasets.scenes.scene import random_scene, stream
 from pipeline.datasets.scenes.similarity import similarity
+from pipeline.datasets.scenes.vocabulary import ATTRIBUTES
 from pipeline.params import load_params
 from train.objectives.similarity import cosine_matrix
 from train.pairs import read_pairs
@@ -45,6 +48,15 @@ def descriptions(seed: int, count: int) -> dict[str, Description]:
     return found
 
 
+def agreements(one: Description, other: Description) -> list[bool]:
+    """Whether the things of two captions have the same values, for each attribute."""
+
+    def values(of: Description, name: str) -> list[str]:
+        return sorted(getattr(mention.thing, name) for mention in of.mentions)
+
+    return [values(one, name) == values(other, name) for name in ATTRIBUTES]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, default=100)
@@ -59,12 +71,13 @@ def main() -> None:
     pairs = read_pairs(captions, images, "all", 0)
     schedule = Schedule(len(pairs), 0, 64, 0)
     scores: dict[str, list[np.ndarray]] = {"image": [], "teacher_text": []}
-    grades = []
+    grades, agreed = [], []
     for k in range(options.batches):
         rows = schedule.rows(schedule.draw(k))
         said = [known[pairs.texts[row]] for row in rows]
         off = ~np.eye(len(rows), dtype=bool)
         grades.append(np.array([[similarity(a, b) for b in said] for a in said])[off])
+        agreed.append(np.array([[agreements(a, b) for b in said] for a in said])[off])
         text = torch.from_numpy(
             text_set.take(keys_of_texts([pairs.texts[row] for row in rows])).astype(np.float32)
         )
@@ -83,6 +96,10 @@ def main() -> None:
                 f"{term:13} {threshold:9.2f} {gone.mean():8.2%} {grade[gone].mean():11.2f} "
                 f"{same[gone].mean():16.1%} {gone[same].mean():17.1%}"
             )
+    cosines, agree = np.concatenate(scores["teacher_text"]), np.concatenate(agreed)
+    for name, chosen in (("0.9 or more", cosines >= 0.9), ("below 0.5", cosines < 0.5)):
+        shares = zip(ATTRIBUTES, agree[chosen].mean(axis=0), strict=True)
+        print(f"captions at {name}: " + ", ".join(f"same {a} {s:.1%}" for a, s in shares))
 
 
 if __name__ == "__main__":
