@@ -16,9 +16,10 @@ from scipy.stats import ttest_ind
 from pipeline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
 from train.feature_use import FeatureUse
+from train.report.drawing import to_png, to_svg
 from train.report.gains import Comparison, compute_gains, headline
 from train.report.html import feature_uses, parameter_rows
-from train.report.plots import dev_chart, score_chart, to_png, to_svg
+from train.report.plots import dev_chart, score_chart
 from train.report.published import PublishedRow, load_published
 from train.report.render import to_json, to_markdown, to_terminal
 from train.report.results import (
