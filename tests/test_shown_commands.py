@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from shown_commands import ROOT, shown_commands
-from small_senteval import write_senteval
+from small_senteval import write_senteval, write_transfer
 from tiny_encoder import make_encoder
 
 from pipeline.cli import main
@@ -36,7 +36,7 @@ def place(tmp_path, monkeypatch) -> Path:
     Path("captions.csv").write_text("\n".join(rows) + "\n")
     for part in make_encoder():
         part.save_pretrained("student")
-    write_senteval(Path("senteval/downstream"))
+    write_transfer(write_senteval(Path("senteval/downstream")))
     shutil.copytree(ROOT / "configs", "configs")
     shutil.copy(ROOT / "dvc.yaml", ".")
     Path(".dvc").mkdir()
