@@ -215,7 +215,7 @@ def test_a_mistake_is_one_clear_error(sightline, folder, prepare, words, message
 def test_a_damaged_file_is_named(sightline, folder):
     file = folder / "results/mcse/seed-1.json"
     file.write_text(file.read_text()[:200])
-    assert "seed-1.json: cut short or not JSON" in sightline("mcse")[2]
+    assert "seed-1.json: truncated or not JSON" in sightline("mcse")[2]
 
 
 @pytest.mark.parametrize(

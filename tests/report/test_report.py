@@ -114,7 +114,7 @@ def test_features_are_taken_from_a_feature_sets_own_record():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": "sightline.run_result/2"', "cut short or not JSON"),
+        ('{"schema": "sightline.run_result/2"', "truncated or not JSON"),
         ('{"schema": "sightline.run_result/9"}', "schema 'sightline.run_result/9', expected"),
         ("[]", "schema 'list', expected"),
         ('{"schema": "sightline.run_result/2", "run": "a"}', "objective: Field required"),
