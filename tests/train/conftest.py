@@ -152,7 +152,7 @@ def _write_student(folder: Path, texts: list[str]) -> Path:
     folder.mkdir()
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
-    tokenizer = BertTokenizerFast(vocab=str(vocabulary), model_max_length=24)
+    tokenizer = BertTokenizerFast(vocab=str(vocabulary), do_lower_case=True, model_max_length=24)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
