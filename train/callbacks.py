@@ -1,13 +1,11 @@
-"""What a run shows and logs while it trains: progress, and dvclive's curves."""
+"""What a run shows while it trains: a progress bar, or lines."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,46 +15,6 @@ from train.loop import Callback, LoopState
 from train.model import GroundedModel
 
 Say = Callable[[str], None]
-
-
-class DVCLiveCallback(Callback):
-    """Writes every log entry to ``<folder>/plots/metrics/**.tsv`` and ``<folder>/metrics.json``.
-
-    On resume the curves are rewritten from the log in the checkpoint, so a step that was trained
-    twice appears once.
-    """
-
-    def __init__(self, folder: Path, claim: Callable[[Path], None] = lambda _: None) -> None:
-        self.folder = folder
-        self._claim = claim  # called with each file before it is first written
-        self._live: Any = None
-
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
-        from dvclive.live import Live  # imports DVC, which takes about a second
-
-        self._claim(self.folder / "metrics.json")
-        # without `resume` it would empty the folder, whatever is in it
-        self._live = Live(dir=str(self.folder), resume=True, save_dvc_exp=False, dvcyaml=False)
-        for entry in state.log:
-            self._write(int(entry["step"]), entry)
-
-    def log(self, state: LoopState, entry: dict[str, float]) -> None:
-        if self._live is not None:
-            self._write(state.step, entry)
-
-    def close(self) -> None:
-        """Finish the files; safe to call more than once."""
-        if self._live is not None:
-            self._live.end()
-            self._live = None
-
-    def _write(self, step: int, entry: Mapping[str, float]) -> None:
-        self._live.step = step
-        for name, value in entry.items():
-            if name != "step":
-                self._claim(self.folder / "plots" / "metrics" / f"{name}.tsv")
-                self._live.log_metric(name, value)
-        self._live.make_summary()
 
 
 class ProgressReport(Callback):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
+import copy
+import json
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
-from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -57,18 +56,48 @@ def export_model(
     """
     check_exportable(pooling)
     max_length = own_max_length(tokenizer, encoder.config)
-    with tempfile.TemporaryDirectory() as scratch:
-        encoder.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        # built from the saved files, so that the modules are what a user of the folder gets
-        transformer = Transformer(scratch, max_seq_length=max_length)
-        _drop_pooler(transformer.model, encoder)
-        vectors = PoolingModule(
-            int(encoder.config.hidden_size), pooling_mode="cls" if pooling == "cls" else "mean"
-        )
-        exported = SentenceTransformer(modules=[transformer, vectors], device="cpu")
-        exported.save(str(folder), create_model_card=False)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder.save_pretrained(folder)
+    limited = copy.deepcopy(tokenizer)  # for readers that know nothing of sentence-transformers
+    limited.model_max_length = max_length
+    limited.save_pretrained(folder)
+    for name, content in _settings(int(encoder.config.hidden_size), pooling, max_length).items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _settings(width: int, pooling: Pooling, max_length: int) -> dict[str, Any]:
+    """The JSON files of a sentence-transformers folder, in the form that every version reads.
+
+    Its own writer names classes of the installed version, which earlier versions do not have.
+    """
+    modules = ((0, "Transformer", ""), (1, "Pooling", "1_Pooling"))
+    return {
+        "modules.json": [
+            {
+                "idx": index,
+                "name": str(index),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for index, kind, path in modules
+        ],
+        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": width,
+            "pooling_mode_cls_token": pooling == "cls",
+            "pooling_mode_mean_tokens": pooling == "mean",
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+        },
+        "config_sentence_transformers.json": {
+            "prompts": {},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+    }
 
 
 def export_heads(path: Path, heads: nn.ModuleDict) -> None:
@@ -104,9 +133,3 @@ def load_last(path: Path, encoder: nn.Module) -> None:
 
 def _on_the_host(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-
-
-def _drop_pooler(exported: nn.Module, trained: PreTrainedModel) -> None:
-    """Drop the random pooler that transformers adds if the weights have none."""
-    if getattr(trained, "pooler", None) is None and getattr(exported, "pooler", None) is not None:
-        exported.pooler = None  # pyright: ignore[reportArgumentType]

@@ -14,7 +14,6 @@ from train.checkpoints import CHECKPOINTS_FOLDER, FAILURE_FILE, Best, Checkpoint
 from train.export import EXPORTED_FILES, HEADS_FILE, LAST_FILE, MODEL_FOLDER
 from train.run_summary import FILE_NAME, SCHEMA, RunSummary
 
-LIVE_FOLDER = "dvclive"
 _BEST_FILE = "best.safetensors"
 _OF_AN_EXPORT = ("modules.json", "config.json", "model.safetensors", "tokenizer_config.json")
 _WHILE_IT_RUNS = (_BEST_FILE, FAILURE_FILE)
@@ -110,18 +109,9 @@ class RunFolder:
         self.checkpoints.begin()
         return replaced
 
-    def claim(self, path: Path) -> None:
-        """Make a file of the folder ours before it is written."""
-        self.output.claim([path.relative_to(self.path).as_posix()])
-
-    def drop_curves(self) -> None:
-        """Remove what dvclive wrote before; a resumed run writes its curves again."""
-        self.output.remove(self._below(LIVE_FOLDER))
-
     def finish(self, summary: RunSummary, made: Path) -> RunSummary:
         """Publish the files of ``made`` and ``run.json``, and remove what is no longer needed."""
-        names = [*self.output.move_in(made), *self._below(LIVE_FOLDER)]
-        names = sorted(name for name in set(names) if (self.path / name).is_file())
+        names = sorted(self.output.move_in(made))
         summary = summary.model_copy(update={"files": tuple(names)})
         self.output.replace_record(summary.to_bytes(), names)
         return summary
@@ -130,14 +120,10 @@ class RunFolder:
         """Remove what a run that was killed while it finished left beside its results."""
         self.output.drop_stale(summary.files)
 
-    def _below(self, folder: str) -> list[str]:
-        return [name for name in self.output.owned if name.startswith(f"{folder}/")]
-
     def _require_ours(self) -> None:
         names = (
             MODEL_FOLDER,
             CHECKPOINTS_FOLDER,
-            LIVE_FOLDER,
             HEADS_FILE,
             LAST_FILE,
             *_WHILE_IT_RUNS,

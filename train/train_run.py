@@ -16,7 +16,7 @@ from sightline.digest import digest
 from sightline.encoder_folder import files_of
 from sightline.errors import BusyError, SaidElsewhere, SightlineError
 from sightline.silenced_libraries import quiet
-from train.callbacks import DVCLiveCallback, ProgressReport, Say, to_stderr
+from train.callbacks import ProgressReport, Say, to_stderr
 from train.card import model_card
 from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.code_digest import code_of
@@ -39,7 +39,7 @@ from train.model import GroundedModel, check_tokenizer, load_student
 from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
 from train.processes import ARRIVAL_LIMIT, LostProcess, Processes
-from train.run_folder import LIVE_FOLDER, RunFolder
+from train.run_folder import RunFolder
 from train.run_spec import RunSpec
 from train.run_summary import RunSummary
 from train.selection import dev_score
@@ -51,9 +51,9 @@ def train_run(
 ) -> RunSummary:
     """Train one objective with one seed and export the best weights.
 
-    ``spec.out`` then holds ``model/`` (a sentence-transformers folder), ``heads.safetensors``,
-    ``run.json`` and ``dvclive/``. While it trains, ``checkpoints/`` holds the newest checkpoint and
-    ``best.safetensors`` the best weights; both go when the run is done.
+    ``spec.out`` then holds ``model/`` (a sentence-transformers folder), ``heads.safetensors`` and
+    ``run.json``, which has the whole log. While it trains, ``checkpoints/`` holds the newest
+    checkpoint and ``best.safetensors`` the best weights; both go when the run is done.
 
     On SIGINT or SIGTERM the step is finished and a checkpoint saved before the signal takes effect.
     A stopped run resumes from its checkpoint, with the weights that an uninterrupted run would have
@@ -189,10 +189,7 @@ def _run(
     embedder = Embedder(encoder, tokenizer, spec.student.pooling)
     processes.from_main(lambda: _begin(spec, inputs, folder, resume, tell))
     size = spec.train.eval_batch_size
-    shown: list[ProgressReport | DVCLiveCallback] = []
-    if processes.main:
-        live = DVCLiveCallback(spec.out / LIVE_FOLDER, folder.claim)
-        shown = [live, ProgressReport(spec.run, say)]
+    shown = [ProgressReport(spec.run, say)] if processes.main else []
     loop = Loop(
         model,
         data,
@@ -266,7 +263,6 @@ def _begin(
         if before is not None:
             why = folder.outdated(before, inputs.digest, inputs.code)
         tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
-    folder.drop_curves()
     return ""
 
 

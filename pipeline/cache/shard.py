@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from sightline.output import Output
 
 FEATURES, KEYS = "features", "keys"
 TARGET_BYTES = 64 << 20
-_VERSIONS = ("v108", "v110")
+_VERSIONS = (h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V110)
+_ALIGNMENT = 8
+"""Bytes; a memory map needs rows aligned to their numbers."""
 _REMEDY = "do not use it; pull the set again, or rerun its stage"
 
 
@@ -55,12 +58,24 @@ def write_shard(
 
 
 def _image(keys: Keys, features: NDArray) -> bytes:
-    """The bytes of a shard; built in memory, so that HDF5 never sees a disk failure."""
-    with h5py.File("shard", "w", driver="core", backing_store=False, libver=_VERSIONS) as file:
+    """The bytes of a shard, the same for every version of HDF5.
+
+    It is built in memory, so that HDF5 never sees a disk failure, and read when the file is closed:
+    the image of an open one has a wrong checksum before HDF5 2.0.
+    """
+    image = io.BytesIO()
+    creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)  # of the root group, which has them before HDF5 2.0
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(*_VERSIONS)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    access.set_alignment(1, _ALIGNMENT)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, image)
+    opened = h5py.h5f.create(b"shard", h5py.h5f.ACC_TRUNC, fcpl=creation, fapl=access)
+    with h5py.File(opened) as file:
         file.create_dataset(FEATURES, data=features, track_times=False)
         file.create_dataset(KEYS, data=keys, track_times=False)
-        file.flush()
-        return file.id.get_file_image()
+    return image.getvalue()
 
 
 def map_features(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> np.memmap:

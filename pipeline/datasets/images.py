@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.cache.keys import KEY_BYTES, Keys, key_of_text
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
-from sightline.errors import SightlineError
+from sightline.extras import require
 
 SUFFIXES = frozenset(
     f".{name}"
@@ -166,12 +166,9 @@ def _orientation(image: Any) -> int:
 @contextmanager
 def _no_pixel_limit() -> Iterator[None]:
     """Allow headers of any image size: nothing is decoded here."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise SightlineError(
-            "reading images needs Pillow; install it with `pip install 'sightline[extract]'`"
-        ) from error
+    require("PIL", "reading images")
+    from PIL import Image
+
     limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = None
     try:

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeline.encoders.libraries import require
 from pipeline.encoders.own_families import OpenClipConfig
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import (
@@ -23,6 +22,7 @@ from pipeline.encoders.weights import (
 )
 from sightline.digest import digest
 from sightline.errors import SightlineError
+from sightline.extras import require
 from sightline.hub import reaching, use_cache_where_silent
 from sightline.silenced_libraries import quiet
 
@@ -60,7 +60,7 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
         SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
             unavailable, or a model and weights that disagree about QuickGELU.
     """
-    open_clip: Any = require("open_clip")
+    open_clip: Any = require("open_clip", "this encoder")
     spec = config.weights_spec
     seed = spec.seed if spec.kind == "random" else 0
     path = Path(config.model) if config.model.endswith(".json") else None

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from pipeline.encoders.clip_model import ClipModel, load_clip
-from pipeline.encoders.libraries import require
 from pipeline.encoders.own_families import OpenClipConfig
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision, computing
 from sightline.digest import digest
 from sightline.errors import SightlineError
+from sightline.extras import require
 from sightline.hub import reaching, use_cache_where_silent
 from sightline.silenced_libraries import quiet
 
@@ -75,7 +75,7 @@ def _tokenizer(clip: ClipModel, context_length: int) -> Any:
     Raises:
         SightlineError: it is on an unreachable hub, or has more tokens than the tower.
     """
-    open_clip: Any = require("open_clip")
+    open_clip: Any = require("open_clip", "this encoder")
     text = clip.architecture["text_cfg"]
     options = dict(text.get("tokenizer_kwargs", {}))
     name = text.get("hf_tokenizer_name")

@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from pipeline.encoders.encoder_config import EncoderConfig
-from pipeline.encoders.libraries import require
 from sightline.errors import SightlineError
+from sightline.extras import require
 from sightline.parameter_errors import explain
 
 EncoderKind = Literal["image", "text", "teacher"]
@@ -68,7 +68,7 @@ def _family_of(name: str, kind: EncoderKind) -> str:
         if not Path(name).is_file():
             raise SightlineError(f"{name}: no such file; expected the JSON of an open_clip model")
         return "open_clip"
-    models: list[str] = require("open_clip").list_models()
+    models: list[str] = require("open_clip", "this encoder").list_models()
     if name.replace("/", "-") in models:
         return "open_clip"
     known = [*(RESNETS if kind == "image" else ()), *models]

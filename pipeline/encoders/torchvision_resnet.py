@@ -11,7 +11,6 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.libraries import require
 from pipeline.encoders.own_families import TorchvisionConfig
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
@@ -24,6 +23,7 @@ from pipeline.encoders.weights import (
 )
 from sightline.devices import check_precision, computing
 from sightline.errors import SightlineError
+from sightline.extras import require
 from sightline.hub import reaching
 from sightline.silenced_libraries import quiet
 
@@ -73,7 +73,7 @@ def build_image(config: TorchvisionConfig, device: torch.device, precision: str)
         raise SightlineError(
             f"unknown torchvision model {config.model!r}; available: {', '.join(DIMS)}"
         )
-    models = require("torchvision").models
+    models = require("torchvision", "this encoder").models
     spec = config.weights_spec
     with seeded(spec.seed if spec.kind == "random" else 0), quiet():
         model: nn.Module = getattr(models, config.model)(weights=None)

@@ -166,7 +166,7 @@ def test_mistakes_are_one_error_each(folder: Path, tmp_path: Path) -> None:
     cases = [
         (evil, {}, "its weights are a pickle that would run code"),
         (widths[-4], {}, "negative dimension"),
-        (widths["wide"], {}, "'hidden_size' expected int"),
+        (widths["wide"], {}, "'hidden_size' expected int|must be tuple of ints"),
         (tmp_path / "empty", {}, "empty: not a model: no config.json here; expected"),
         (tmp_path / "gone", {}, "gone: there is no such folder"),
         ("nobody/no-model", {}, "nobody/no-model .*: its configuration cannot be fetched"),

@@ -29,7 +29,7 @@ def bert_folder(folder: Path, *, pooler: bool = True, positions: int = 40) -> Pa
 
     folder.mkdir(parents=True)
     (folder / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True).save_pretrained(folder)
     config = BertConfig(
         vocab_size=len(WORDS),
         hidden_size=32,

@@ -114,7 +114,9 @@ def test_prepare_leaves_existing_files(
 def test_tokens_leave_existing_files(real: StageServer, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nboat\n")
     student = tmp_path / "student"
-    BertTokenizerFast(vocab=str(tmp_path / "vocab.txt")).save_pretrained(student)
+    BertTokenizerFast(vocab=str(tmp_path / "vocab.txt"), do_lower_case=True).save_pretrained(
+        student
+    )
     (student / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "a.txt").write_text("a boat\n")
     words = ["tokens", "--texts", str(tmp_path / "a.txt"), "--student", str(student), "--out"]

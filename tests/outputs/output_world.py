@@ -22,7 +22,7 @@ from pipeline.datasets.kinds import prepare
 from pipeline.datasets.scenes import ScenesSource
 
 LIBRARIES = [
-    *("open_clip", "torchvision.io", "train.train_run", "train.report.write", "dvclive.live"),
+    *("open_clip", "torchvision.io", "train.train_run", "train.report.write"),
     *("pipeline.encoders.clip_image", "pipeline.encoders.teacher", "pipeline.grounding.stage"),
     *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),

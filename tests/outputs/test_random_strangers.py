@@ -28,7 +28,7 @@ STRANGE = [
     *("images.parquet", "captions.parquet", "dataset.json", "report.json", "run.json"),
     *("set.json", "set.claims", "shard-" + "0" * 32 + ".h5", "grounding.json"),
     *("index-" + "0" * 32 + ".parquet", "phrases-" + "0" * 16 + ".parquet", "blocks/notes"),
-    *("tokens.parquet", "student.json", "stats.json", "scores.png", "dvclive/metrics.json"),
+    *("tokens.parquet", "student.json", "stats.json", "scores.png", "best.safetensors"),
     *("scratch-0123456789abcdef/notes", "failures.jsonl", "journal.bin", "heads.safetensors"),
 ]
 """Names that foreign files may have, including ours."""

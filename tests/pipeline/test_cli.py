@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -81,31 +80,6 @@ def test_cache_commands_on_nothing(monkeypatch, capsys, tmp_path):
         assert "no cache set here or below" in capsys.readouterr().err
     assert sightline(monkeypatch, "cache", "info", tmp_path) == 1
     assert "no set here" in capsys.readouterr().err
-
-
-def test_doctor_reports_the_environment(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert sightline(monkeypatch, "doctor", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["packages"]["torch"] != "not installed"
-    assert "cpu" in report["devices"]
-    assert report["free disk"].endswith(" GB")
-    assert "HF_HUB_OFFLINE" in report["model hub"]
-    assert report["dvc remotes"] == "none"
-
-
-def test_doctor_names_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, capsys, tmp_path):
-    from huggingface_hub import constants
-
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / ".dvc" / "config").write_text("['remote \"team\"']\n    url = /shared/sightline\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the port that discards
-    assert sightline(monkeypatch, "doctor") == 0
-    said = capsys.readouterr().out
-    assert "team (/shared/sightline)" in said
-    assert "http://127.0.0.1:9 does not answer" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -39,7 +39,7 @@ def bert(tmp_path_factory) -> Path:
     pieces = ["a", "brown", "dog", "##s", "runs", "with", "red", "ba", "##ll", "two", ",", "ein"]
     pieces += ["mad", "##chen", "mit", "gr", "##unem", "eis"]
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *pieces]))
-    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    BertTokenizerFast(vocab=str(folder / "vocab.txt"), do_lower_case=True).save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "bert"}')
     return folder
 

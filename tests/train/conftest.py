@@ -27,6 +27,7 @@ from pipeline.cache import (
     write_tokens,
 )
 from train.run_spec import RunSpec
+from train.run_summary import RunSummary
 
 COLOURS = ("red", "blue", "green", "white")
 SHAPES = ("circle", "square", "star", "ring", "cross")
@@ -82,6 +83,15 @@ class World:
 
 def silent(line: str) -> None:
     """Swallows progress lines."""
+
+
+def curves_of(summary: RunSummary) -> dict[str, list[tuple[int, float]]]:
+    """The log of a run by metric, as (step, value) pairs; without the rate, which is a timing."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for entry in summary.log:
+        for name in entry.keys() - {"step", "sentences_per_second"}:
+            curves.setdefault(name, []).append((int(entry["step"]), entry[name]))
+    return curves
 
 
 @pytest.fixture(scope="session")
@@ -142,7 +152,7 @@ def _write_student(folder: Path, texts: list[str]) -> Path:
     folder.mkdir()
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
-    tokenizer = BertTokenizerFast(vocab=str(vocabulary), model_max_length=24)
+    tokenizer = BertTokenizerFast(vocab=str(vocabulary), do_lower_case=True, model_max_length=24)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(

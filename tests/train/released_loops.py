@@ -160,12 +160,13 @@ class KDMCSELoss(ReleasedLoss):
 
     def _moved(self, cosines: Tensor, margin: float, alike: Tensor | None = None) -> Tensor:
         """Negatives beyond the margin move nearer by it, times 1 − the teacher's similarity."""
-        angles = torch.acos(cosines.clamp(-1, 1))
         moved = ~one_hot(torch.arange(len(cosines))).bool()
         if self.gated:
-            moved = moved & (angles > margin)
+            moved = moved & (torch.acos(cosines.detach().clamp(-1, 1)) > margin)
         shift = margin if alike is None else margin * (1 - alike)
-        return torch.cos(torch.where(moved, angles - shift, angles))
+        # cos(acos(x)) is x, but at x = 1, as of two equal views, its gradient is not a number
+        angles = torch.acos(torch.where(moved, cosines, 0.0))
+        return torch.where(moved, torch.cos(angles - shift), cosines)
 
 
 @dataclass

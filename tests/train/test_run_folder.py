@@ -58,7 +58,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     "name",
-    ["model/weights.bin", "dvclive/a.tsv", "checkpoints/checkpoint-7/model.pt", "run.json"],
+    ["model/weights.bin", "checkpoints/checkpoint-7/model.pt", "run.json"],
 )
 def test_a_folder_of_something_else_is_not_touched(world: World, tmp_path: Path, name: str) -> None:
     file = tmp_path / "theirs" / name

@@ -8,6 +8,7 @@ from typing import Literal
 from rich.console import Console
 
 from sightline.errors import SightlineError
+from sightline.extras import require
 from train.report.compare import SCHEMA, RunComparison
 from train.report.grids import grids_of, legend, printable
 from train.report.latex import to_latex
@@ -48,15 +49,16 @@ def draw_subsets(comparison: RunComparison, suffix: str) -> bytes:
     Raises:
         SightlineError: there is no run besides the baseline, or none with scores of subsets.
     """
-    from train.report.drawing import to_png, to_svg
-    from train.report.plots import subset_chart
-
     differences = comparison.subset_differences
     if comparison.subsets is None or not differences:
         raise SightlineError(
             "no differences on subsets to plot: expected two runs with scores of STS12-16's "
             "subsets; evaluate the runs on the STS sets, or remove --plot"
         )
+    require("matplotlib", "a chart")
+    from train.report.drawing import to_png, to_svg
+    from train.report.plots import subset_chart
+
     labels = {row.name: printable(row.label) for row in comparison.subsets.rows}
     figure = subset_chart(comparison.baseline, differences, labels)
     return to_png(figure) if suffix == ".png" else to_svg(figure).encode()

@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from sightline.extras import require
 from sightline.output import Output, json_record
 from train.log_names import DEV
-from train.report.drawing import to_png, to_svg
 from train.report.gains import Comparison, compute_gains
 from train.report.html import Drawing, feature_uses, to_html
-from train.report.plots import dev_chart, score_chart
 from train.report.published import PublishedRow
 from train.report.render import escape_markdown, to_json, to_markdown, to_text
 from train.report.results import RunResult
@@ -54,9 +53,14 @@ def write_report(
         The files written.
 
     Raises:
-        SightlineError: no result, one seed of a run twice, a comparison of a run without a result,
-            or files in ``out`` that are not Sightline's (`sightline.output`).
+        SightlineError: matplotlib is not installed, there is no result, a run has one seed twice,
+            a comparison names a run without a result, or ``out`` has files that are not
+            Sightline's (`sightline.output`).
     """
+    require("matplotlib", "a report with charts")
+    from train.report.drawing import to_png, to_svg
+    from train.report.plots import dev_chart, score_chart
+
     table = make_table(results, published)
     gains = compute_gains(table, comparisons)
     charts = {"scores.png": score_chart(table)}

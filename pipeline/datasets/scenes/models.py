@@ -13,7 +13,8 @@ from pipeline.datasets.scenes.draw import draw
 from pipeline.datasets.scenes.scene import Scene
 from pipeline.datasets.scenes.similarity import GradedPair
 from pipeline.datasets.scenes.source import ScenesSource
-from pipeline.datasets.source import DatasetError, Progress
+from pipeline.datasets.source import Progress
+from sightline.extras import require
 from sightline.threads import using_threads
 
 THREADS = 2  # as many as the demo's machine has; a fixed number keeps the weights' bytes
@@ -34,16 +35,10 @@ def write_models(
     and ``student/`` below ``folder``.
 
     Raises:
-        DatasetError: torchvision or open_clip are not installed.
+        SightlineError: torchvision or open_clip are not installed.
     """
-    try:
-        import open_clip  # noqa: F401
-        import torchvision  # noqa: F401
-    except ImportError as error:
-        raise DatasetError(
-            f"scenes trains its own encoders and needs {error.name}; install it with "
-            f"`pip install 'sightline[extract]'`"
-        ) from error
+    for library in ("open_clip", "torchvision"):
+        require(library, "the data set scenes, which trains its own encoders,")
     from safetensors.torch import save_file
 
     from pipeline.datasets.scenes.clip import clip_config, train_clip

@@ -31,7 +31,8 @@ def new_tokenizer() -> BertTokenizer:
     """A lower-casing BERT tokenizer over `wordpieces`."""
     from transformers import BertTokenizer
 
-    return BertTokenizer(vocab=wordpieces(), model_max_length=MAX_POSITIONS)
+    # the default of do_lower_case is False before transformers 5.3
+    return BertTokenizer(vocab=wordpieces(), do_lower_case=True, model_max_length=MAX_POSITIONS)
 
 
 def new_bert(*, layers: int, hidden: int, seed: int) -> BertModel:

@@ -1,0 +1,35 @@
+"""Libraries that an extra of the package installs."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from sightline.errors import SightlineError
+
+_EXTRA = {
+    "torchvision": "extract",
+    "open_clip": "extract",
+    "PIL": "extract",
+    "matplotlib": "report",
+}
+
+
+def require(module: str, what: str) -> ModuleType:
+    """Import `module`.
+
+    Args:
+        what: needs it, as the subject of a sentence, such as ``this encoder``.
+
+    Raises:
+        SightlineError: it is not installed; the message names the extra that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise SightlineError(
+            f"{module} is not installed, but {what} needs it; "
+            f"run: pip install 'sightline[{_EXTRA[module]}]'"
+        ) from error

@@ -1,0 +1,225 @@
+"""`sightline doctor`: the facts that it reads, the precision that it names, and the problems."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.cli import doctor, main
+from sightline import hardware
+from sightline.hardware import Gpu
+
+GIB = 1 << 30
+CPUINFO = """\
+processor	: 0
+model name	: Some Processor 9000
+flags		: fpu sse avx2 avx512f avx512_bf16 amx_tile amx_bf16
+
+processor	: 1
+model name	: Some Processor 9000
+"""
+MEMINFO = f"MemTotal: {64 * GIB >> 10} kB\nMemFree: 1 kB\nMemAvailable: {32 * GIB >> 10} kB\n"
+
+
+def run_doctor(monkeypatch, capsys, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["sightline", "doctor", *words])
+    monkeypatch.setattr(hardware, "bf16_gain", lambda: 0.5)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code in (None, 0)
+    return capsys.readouterr().out
+
+
+def report_of(monkeypatch, capsys) -> dict:
+    return json.loads(run_doctor(monkeypatch, capsys, "--json"))
+
+
+def system(folder: Path, groups: str = "", **files: str) -> Path:
+    """A root with /proc and the files of control groups, by their paths with __ for /."""
+    (folder / "proc/self").mkdir(parents=True)
+    (folder / "proc/cpuinfo").write_text(CPUINFO)
+    (folder / "proc/meminfo").write_text(MEMINFO)
+    (folder / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        path = folder / "sys/fs/cgroup" / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def gpu(capability: tuple[int, int], bf16: bool = False) -> Gpu:
+    return Gpu("Some GPU", 80 * GIB, 70 * GIB, capability, bf16)
+
+
+def test_the_processor_and_memory_of_a_machine_without_limits(tmp_path):
+    root = system(tmp_path, "0::/\n")
+    found = hardware.processor(root)
+    assert found.model == "Some Processor 9000"
+    assert found.features == ("AVX2", "AVX-512", "AVX-512 BF16", "AMX", "AMX BF16")
+    assert found.quota is None
+    assert hardware.memory(root) == hardware.Memory(64 * GIB, 32 * GIB, None)
+
+
+def test_limits_of_a_group_and_its_parents_of_version_2(tmp_path):
+    files = {
+        "job__task__cpu_DOT_max": "max 100000\n",
+        "job__cpu_DOT_max": "250000 100000\n",
+        "cpu_DOT_max": "800000 100000\n",
+        "job__memory_DOT_max": f"{8 * GIB}\n",
+        "job__memory_DOT_current": f"{3 * GIB}\n",
+        "job__task__memory_DOT_max": "max\n",
+    }
+    root = system(tmp_path, "0::/job/task\n", **files)
+    assert hardware.processor(root).quota == 2.5
+    assert hardware.memory(root) == hardware.Memory(64 * GIB, 5 * GIB, 8 * GIB)
+
+
+def test_limits_of_a_group_of_version_1(tmp_path):
+    files = {
+        "cpu__box__cpu_DOT_cfs_quota_us": "400000\n",
+        "cpu__box__cpu_DOT_cfs_period_us": "100000\n",
+        "cpu__cpu_DOT_cfs_quota_us": "-1\n",
+        "cpu__cpu_DOT_cfs_period_us": "100000\n",
+        "memory__box__memory_DOT_limit_in_bytes": f"{16 * GIB}\n",
+        "memory__box__memory_DOT_usage_in_bytes": f"{GIB}\n",
+        "memory__memory_DOT_limit_in_bytes": "9223372036854771712\n",
+    }
+    root = system(tmp_path, "4:memory:/box\n1:cpu:/box\n", **files)
+    assert hardware.processor(root).quota == 4
+    assert hardware.memory(root) == hardware.Memory(64 * GIB, 15 * GIB, 16 * GIB)
+
+
+def test_a_system_without_these_files(tmp_path):
+    assert hardware.processor(tmp_path).usable >= 1
+    assert hardware.memory(tmp_path) == hardware.Memory(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("device", "of", "gain", "precision", "said"),
+    [
+        ("cuda", gpu((9, 0), bf16=True), 0.0, "bf16", "tensor cores for bf16"),
+        ("cuda", gpu((7, 5)), 0.0, "fp16", "7.5 has tensor cores for fp16"),
+        ("cuda", gpu((6, 1)), 0.0, "fp32", "6.1 has no tensor cores"),
+        ("mps", None, 0.0, "fp32", "MPS"),
+        ("cpu", None, 4.8, "bf16", "at 4.80 times the speed of fp32"),
+        ("cpu", None, 1.1, "fp32", "at 1.10 times the speed of fp32"),
+    ],
+)
+def test_the_precision_that_suits_a_device(device, of, gain, precision, said):
+    choice = hardware.choose_precision(device, of, probe=lambda: gain)
+    assert choice.precision == precision
+    assert said in choice.reason
+
+
+def test_the_probe_measures_both_precisions():
+    assert 0 < hardware.bf16_gain(seconds=0) < math.inf
+
+
+def test_gpus_that_the_driver_lists_and_pytorch_does_not_use(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert hardware.why_unused(2, 2) == ""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    said = hardware.why_unused(1, 0)
+    assert said.startswith("the driver lists 1 GPUs, PyTorch can use 0: ")
+    assert "is built without CUDA" in said
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert "CUDA_VISIBLE_DEVICES is '0'" in hardware.why_unused(2, 1)
+
+    def refuse() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found 11040).\nUpdate it")
+
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    assert hardware.why_unused(2, 0).endswith("system is too old (found 11040).")
+
+
+def test_the_driver_is_asked_what_it_lists(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '570.1, Some GPU, 80GB'\necho '570.1, Another'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert hardware.driver_gpus() == ("570.1", ["Some GPU, 80GB", "Another"])
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert hardware.driver_gpus() == ("", [])
+    tool.unlink()
+    assert hardware.driver_gpus() == ("", [])
+
+
+def test_a_gpu_without_kernels_in_this_build_is_a_problem(monkeypatch, capsys, tmp_path):
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available\nmore")
+
+    about = SimpleNamespace(name="Old GPU", total_memory=8 * GIB, major=3, minor=5)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: about)
+    monkeypatch.setattr(torch, "ones", refuse)
+    report = report_of(monkeypatch, capsys)
+    assert report["problems"] == ["GPU 0, Old GPU: CUDA error: no kernel image is available"]
+    assert report["device"] == "cpu"
+    said = run_doctor(monkeypatch, capsys)
+    assert "Old GPU, 8.6 GB, compute capability 3.5, no bf16, cannot be used, see problems" in said
+
+
+def test_a_machine_without_problems(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    report = report_of(monkeypatch, capsys)
+    assert report["problems"] == []
+    assert report["packages"]["torch"]["installed"] == torch.__version__.split("+")[0]
+    assert report["disk"]["folder"] == str(tmp_path / "data")
+    assert 0 < report["disk"]["free"] <= report["disk"]["total"]
+    assert report["cpu"]["threads"] == torch.get_num_threads()
+    assert "HF_HUB_OFFLINE" in report["model hub"]
+    assert report["dvc remotes"] == "none"
+    said = run_doctor(monkeypatch, capsys)
+    assert said.splitlines()[-1].split() == ["problems", "none"]
+    assert "fp32 suits it: a layer of BERT trains in bf16 at 0.50 times" in said
+
+
+def test_missing_and_outdated_packages_are_problems(monkeypatch, capsys, tmp_path):
+    declared = [
+        "torch>=99",
+        "no-such-package>=1",
+        "also-missing>=1; extra == 'report'",
+        "ruff>=99; extra == 'dev'",
+    ]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: declared)
+    report = report_of(monkeypatch, capsys)
+    version = importlib.metadata.version("torch")
+    assert report["problems"] == [
+        f"torch {version} is not supported; run: pip install 'torch>=99'",
+        "no-such-package is not installed; run: pip install 'no-such-package>=1'",
+    ]
+    assert report["packages"]["also-missing"]["extra"] == "report"
+    assert "ruff" not in report["packages"]
+
+
+def test_more_threads_than_cpus_and_a_full_disk_are_problems():
+    limited = hardware.Processor("", (), usable=64, quota=3.5)
+    (said,) = doctor._of_the_processor(limited, threads=64)
+    assert said.endswith("set OMP_NUM_THREADS=4")
+    assert list(doctor._of_the_processor(limited, threads=4)) == []
+    (said,) = doctor._of_disk(Path("/cache"), free=500_000_000)
+    assert said.startswith("/cache: only 0.5 GB free")
+
+
+def test_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, capsys, tmp_path):
+    from huggingface_hub import constants
+
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc" / "config").write_text("['remote \"team\"']\n    url = /shared/sightline\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the port that discards
+    said = run_doctor(monkeypatch, capsys)
+    assert "team (/shared/sightline)" in said
+    assert "http://127.0.0.1:9 does not answer" in said
