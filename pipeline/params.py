@@ -164,13 +164,14 @@ class System(_Strict):
         parameters: the objective's parameters, including the names of its encoders; validated by
             the objective.
         train: parameters of `train` that this system overrides.
-        runs: name → run. Names are folder names, so they are unique across systems.
+        runs: name → run. Names are folder names, so they are unique across systems; letters,
+            digits, _ and - (DVC reads a dot as the next key).
     """
 
     objective: str | None = None
     parameters: dict[str, Any] = {}
     train: dict[str, Any] = {}
-    runs: dict[str, Run] = {}
+    runs: dict[Annotated[str, Field(pattern=r"^[\w-]+$")], Run] = {}
 
 
 @dataclass(frozen=True)

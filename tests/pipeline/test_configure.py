@@ -55,6 +55,63 @@ def test_later_layers_win_and_null_removes_a_key(folder: Path) -> None:
     assert configurations()["mine"] == "Mine"
 
 
+def test_null_is_a_value_of_a_parameter(folder: Path) -> None:
+    (folder / "mine.yaml").write_text(
+        "extends: [scenes]\n"
+        "systems: {kdmcse: {parameters: {image_threshold: null}, runs: {open: {parameters: "
+        "{teacher_text_threshold: null}}}}}\n"
+    )
+    system = configuration("mine")["systems"]["kdmcse"]
+    assert system["parameters"]["image_threshold"] is None
+    assert system["runs"]["open"]["parameters"] == {"teacher_text_threshold": None}
+
+
+def test_a_configuration_in_a_folder_has_its_path_as_name_and_parts_have_none(folder: Path) -> None:
+    found = configurations()
+    assert found["studies/margin"].startswith("Study on scenes: KDMCSE against its margin")
+    assert not any(name.startswith("parts") for name in found)
+    assert run("studies/margin") == (0, "params.yaml: studies/margin\n")
+    assert "studies/margin" in run()[1]
+    assert "did you mean 'studies/margin'" in run("studies/margn")[1]
+
+
+def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder: Path) -> None:
+    expected = {
+        "pairs": ("pairs", [100, 500, 1000, 5000, 10000, None]),  # MCSE figure 3
+        "weight": ("weight", [0.001, 0.01, 0.05, 0.1, 0.5]),  # MCSE table 4
+        "margin": ("margin", [n / 1000 for n in range(25, 250, 25)]),  # KDMCSE figure 7
+        "temperature": ("student_temperature", [0.0225, 0.05, 0.1, 0.2, 0.45, 1.0]),
+        "teachers": ("teachers", None),  # DALR table 9: other names on other data
+    }
+    varied = [name for name in configurations() if name.startswith("studies/")]
+    assert len(varied) == 14
+    for name in varied:
+        study = name.removeprefix("studies/").split("-")[0]
+        if study == "terms":
+            continue
+        parameter, values = expected[study]
+        for system in configuration(name)["systems"].values():
+            runs = [each.get("parameters", {}) for each in system["runs"].values()]
+            if len(runs) < 2:
+                continue
+            assert set().union(*runs) == {parameter}
+            found = [each.get(parameter) for each in runs]
+            if values is None:
+                assert len(runs) == 3
+            else:
+                assert [*values, *([2.0] if name == "studies/weight" else [])] == found
+
+
+def test_a_study_on_the_papers_data_trains_the_runs_of_the_one_on_scenes(folder: Path) -> None:
+    for study in ("pairs", "weight", "margin", "temperature", "terms"):
+        drawn = configuration(f"studies/{study}")["systems"]
+        flickr = configuration(f"studies/{study}-flickr30k")["systems"]
+        drawn["mcse-resnet"]["runs"].pop("weight-2", None)  # the demo's λ
+        for name, system in flickr.items():
+            if name != "simcse" or study == "pairs":
+                assert system["runs"] == drawn[name]["runs"]
+
+
 def test_a_system_of_the_graph_that_a_file_does_not_name_has_no_runs(folder: Path) -> None:
     graph = yaml.safe_load(Path("dvc.yaml").read_text())
     graph["stages"]["train-mine"] = graph["stages"]["train-simcse"]

@@ -14,14 +14,14 @@ import yaml
 from dvc.repo import Repo
 
 from pipeline import graph
-from pipeline.configure import configuration, origin, to_yaml
+from pipeline.configure import configuration, configurations, origin, to_yaml
 from pipeline.params import Params, ParamsError, validate_params
 from train.report.results import RunResult, TrainingSummary
 from train.report.write import write_report
 
 ROOT = Path(__file__).parents[2]
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-CONFIGURATIONS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+CONFIGURATIONS = sorted(configurations(ROOT / "configs"))
 
 
 def filled(text: str, given: dict, run: str = "", seed: int = 0) -> str:
