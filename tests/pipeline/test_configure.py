@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,20 @@ def test_a_configuration_in_a_folder_has_its_path_as_name_and_parts_have_none(fo
     assert run("studies/margin") == (0, "params.yaml: studies/margin\n")
     assert "studies/margin" in run()[1]
     assert "did you mean 'studies/margin'" in run("studies/margn")[1]
+
+
+def test_make_runs_a_study_in_a_folder_of_its_own() -> None:
+    shown = subprocess.run(
+        ["make", "-n", "study", "STUDY=margin"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "cd study-margin && sightline configure studies/margin\n" in shown
+    assert "cd study-margin && dvc repro report\n" in shown
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert "/study-*/" in ignored
 
 
 def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder: Path) -> None:
@@ -181,3 +196,11 @@ def test_diff_shows_what_would_change_and_writes_nothing(folder: Path) -> None:
 def test_differences_list_added_removed_and_changed_keys() -> None:
     old, new = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4, "e": 5}}
     assert differences(old, new) == ["- a: 1", "~ b.c: 2 → 4", "- b.d: 3", "+ b.e: 5"]
+
+
+def test_a_run_has_a_name_that_dvc_can_follow(folder: Path) -> None:
+    (folder / "mine.yaml").write_text(
+        "extends: [scenes]\nsystems: {kdmcse: {runs: {margin-0.1: {parameters: {margin: 0.1}}}}}\n"
+    )
+    with pytest.raises(ParamsError, match=r"systems\.kdmcse\.runs\.margin-0\.1.*"):
+        configuration("mine")
