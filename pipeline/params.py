@@ -282,8 +282,8 @@ class Params(_Strict):
             for name in given.runs:
                 if not re.fullmatch(r"[\w-]+", name):
                     raise ValueError(
-                        f"systems.{system}.runs: found the name {name!r}, expected letters, digits, "
-                        "_ and - (DVC reads a dot as the next key); rename the run"
+                        f"systems.{system}.runs: found the name {name!r}, expected letters, "
+                        "digits, _ and - (DVC reads a dot as the next key); rename the run"
                     )
                 if name in owners:
                     raise ValueError(

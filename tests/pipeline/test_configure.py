@@ -202,5 +202,5 @@ def test_a_run_has_a_name_that_dvc_can_follow(folder: Path) -> None:
     (folder / "mine.yaml").write_text(
         "extends: [scenes]\nsystems: {kdmcse: {runs: {margin-0.1: {parameters: {margin: 0.1}}}}}\n"
     )
-    with pytest.raises(ParamsError, match=r"systems\.kdmcse\.runs\.margin-0\.1.*"):
+    with pytest.raises(ParamsError, match="the name 'margin-0.1', expected letters, digits"):
         configuration("mine")
