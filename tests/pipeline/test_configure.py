@@ -202,5 +202,12 @@ def test_a_run_has_a_name_that_dvc_can_follow(folder: Path) -> None:
     (folder / "mine.yaml").write_text(
         "extends: [scenes]\nsystems: {kdmcse: {runs: {margin-0.1: {parameters: {margin: 0.1}}}}}\n"
     )
-    with pytest.raises(ParamsError, match="the name 'margin-0.1', expected letters, digits"):
+    with pytest.raises(ParamsError, match=r"the name 'margin-0\.1', expected letters, digits"):
         configuration("mine")
+
+
+def test_the_page_on_studies_names_every_study() -> None:
+    page = (ROOT / "docs/studies.md").read_text()
+    for name in configurations(ROOT / "configs"):
+        if name.startswith("studies/"):
+            assert f"`{name.removeprefix('studies/')}`" in page, name
