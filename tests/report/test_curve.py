@@ -104,6 +104,16 @@ def test_without_a_parameter_every_run_is_a_row_as_given():
     assert [point.run for point in curve.points] == ["third", "first", "second"]
 
 
+def test_a_run_may_be_given_file_by_file():
+    parts = [
+        FoundRun(run.given, run.name, run.files[n : n + 1], run.results[n : n + 1])
+        for run in WEIGHTS
+        for n in range(2)
+    ]
+    assert curve_of(parts, "weight") == curve_of(WEIGHTS, "weight")
+    assert curve_of(parts, RUN) == curve_of(WEIGHTS, RUN)
+
+
 @pytest.mark.parametrize(
     ("runs", "parameter", "message"),
     [
@@ -127,6 +137,7 @@ def test_without_a_parameter_every_run_is_a_row_as_given():
             "no two runs differ in objective.weight alone, .* objective.weight, objective.image$",
         ),
         (WEIGHTS[:1], "weight", r"objective\.weight is 2 in every run; .* have equal parameters"),
+        (WEIGHTS, "zzz", r"unknown parameter 'zzz'\. The runs differ in objective\.weight$"),
         ([*WEIGHTS, WEIGHTS[0]], "weight", "'third' has two results of seed 0"),
     ],
 )

@@ -125,7 +125,8 @@ def curve_of(
     reference = None if baseline is None else rows[baseline]
     notes = tuple(_notes(table, chosen))
     if parameter == RUN:
-        points = tuple(_point(rows[run.name], run.name, chosen) for run in drawn)
+        names = dict.fromkeys(run.name for run in drawn)
+        points = tuple(_point(rows[name], name, chosen) for name in names)
         return Curve(RUN, chosen, (Line("", points),), reference, notes)
     settings = {run.name: _settings(run.results[0]) for run in drawn}
     name = _full_name(parameter, settings)
@@ -142,7 +143,7 @@ def value_text(value: Any) -> str:
     if value is None:
         return "not set"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:.12g}"
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
 
@@ -175,7 +176,7 @@ def _full_name(wanted: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
     near = difflib.get_close_matches(wanted, sorted(short), n=1)
     raise SightlineError(
         f"unknown parameter {wanted!r}"
-        + (f"; did you mean {near[0]!r}?" if near else "")
+        + (f"; did you mean {near[0]!r}?" if near else ".")
         + f" {_what_differs(settings.values())}"
     )
 
