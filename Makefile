@@ -38,8 +38,13 @@ $(READY): pyproject.toml requirements.lock requirements-sam2.txt
 demo/params.yaml: $(wildcard configs/*.yaml configs/parts/*.yaml) | demo/.dvc/config
 	@cd demo && sightline configure scenes
 
-study/params.yaml: $(wildcard configs/*.yaml configs/parts/*.yaml) | study/.dvc/config
-	@cd study && sightline configure study
+# `make study STUDY=margin` runs configs/studies/margin.yaml in study-margin/
+STUDY ?=
+STUDY_FOLDER := study$(addprefix -,$(STUDY))
+STUDY_FILES := $(wildcard configs/*.yaml configs/*/*.yaml configs/parts/studies/*.yaml)
+
+$(STUDY_FOLDER)/params.yaml: $(STUDY_FILES) | $(STUDY_FOLDER)/.dvc/config
+	@cd $(STUDY_FOLDER) && sightline configure $(if $(STUDY),studies/$(STUDY),study)
 
 demo: demo/params.yaml ## Draw scenes, fill a cache, train on it, print how much grounding helped
 	@echo "The demo draws pictures, caches features of frozen models, trains seven systems and compares"
@@ -49,10 +54,10 @@ demo: demo/params.yaml ## Draw scenes, fill a cache, train on it, print how much
 	@echo "Plots, parameters and where every feature came from: demo/report/report.html"
 	@echo "Next: docs/real-data.md, for your own images or the papers' data."
 
-study: study/params.yaml ## Run the demo with three seeds and all controls, in study/ (resumable)
-	@cd study && dvc repro report
-	@cat study/report/report.txt
-	@echo "Plots, parameters and where every feature came from: study/report/report.html"
+study: $(STUDY_FOLDER)/params.yaml ## Run the demo with three seeds and all controls, or STUDY=NAME (docs/studies.md)
+	@cd $(STUDY_FOLDER) && dvc repro report
+	@cat $(STUDY_FOLDER)/report/report.txt
+	@echo "Plots, parameters and where every feature came from: $(STUDY_FOLDER)/report/report.html"
 
 # one process per core, each with one thread and whole test files: takes half the time
 PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(ENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile

@@ -1,7 +1,8 @@
 """configs/: files with parameter differences, and the complete params.yaml made from one.
 
 DVC reads every section of params.yaml that dvc.yaml references, so that file is always complete.
-A configuration states what it `extends` and its differences; null removes a key.
+A configuration states what it `extends` and its differences; null removes a key, except in the
+`parameters` of an objective, where it is a value.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ CONFIGS = Path("configs")
 GRAPH_FILE = Path("dvc.yaml")
 
 _EXTENDS = "extends"
+_PARAMETERS = "parameters"  # of an objective
+_STUDIES = "studies"  # folder of the configurations that draw a curve (docs/studies.md)
 _STAGE = "train-"  # prefix of the systems' stages
 
 _SECTIONS = {
@@ -45,9 +48,9 @@ def configurations(folder: Path = CONFIGS) -> dict[str, str]:
     """
     if not folder.is_dir():
         raise ParamsError(f"{folder}: no such folder; run this in the root of a clone of Sightline")
+    files = [*sorted(folder.glob("*.yaml")), *sorted((folder / _STUDIES).glob("*.yaml"))]
     first_lines = {
-        path.stem: path.read_text(encoding="utf-8").partition("\n")[0]
-        for path in sorted(folder.glob("*.yaml"))
+        path.relative_to(folder).with_suffix("").as_posix(): _first_line(path) for path in files
     }
     return {name: line.removeprefix("#").strip() for name, line in first_lines.items()}
 
@@ -116,6 +119,10 @@ def origin(params: Mapping[str, Any], folder: Path = CONFIGS) -> str | None:
     )
 
 
+def _first_line(path: Path) -> str:
+    return path.read_text(encoding="utf-8").partition("\n")[0]
+
+
 def _layers(name: str, folder: Path, above: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
     """File → its content, in the order in which they are merged; each once."""
     path = folder / f"{name}.yaml"
@@ -134,15 +141,21 @@ def _layers(name: str, folder: Path, above: tuple[str, ...] = ()) -> dict[str, d
     return {**layers, name: own}
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` updated with ``over``: mappings key by key, null removes a key."""
+def _merged(
+    base: Mapping[str, Any], over: Mapping[str, Any], null_removes: bool = True
+) -> dict[str, Any]:
+    """``base`` updated with ``over``, mappings key by key.
+
+    Null removes a key, but inside `parameters` it is a value, such as a threshold that is off.
+    """
     result = dict(base)
     for key, value in over.items():
-        if value is None:
+        if value is None and null_removes:
             result.pop(key, None)
         elif isinstance(value, Mapping):
             below = result.get(key)
-            result[key] = _merged(below if isinstance(below, Mapping) else {}, value)
+            inside = below if isinstance(below, Mapping) else {}
+            result[key] = _merged(inside, value, null_removes and key != _PARAMETERS)
         else:
             result[key] = value
     return result

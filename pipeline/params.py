@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -164,7 +165,8 @@ class System(_Strict):
         parameters: the objective's parameters, including the names of its encoders; validated by
             the objective.
         train: parameters of `train` that this system overrides.
-        runs: name → run. Names are folder names, so they are unique across systems.
+        runs: name → run. Names are folder names, so they are unique across systems, of
+            letters, digits, _ and -.
     """
 
     objective: str | None = None
@@ -278,6 +280,11 @@ class Params(_Strict):
                     wrong = unknown(key, TrainConfig.model_fields, "key")
                     raise ValueError(f"systems.{system}{where}.train: {wrong}")
             for name in given.runs:
+                if not re.fullmatch(r"[\w-]+", name):
+                    raise ValueError(
+                        f"systems.{system}.runs: found the name {name!r}, expected letters, "
+                        "digits, _ and - (DVC reads a dot as the next key); rename the run"
+                    )
                 if name in owners:
                     raise ValueError(
                         f"systems.{system}.runs.{name}: {owners[name]} has a run of this name, and "

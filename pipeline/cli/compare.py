@@ -23,6 +23,13 @@ def compare(
     published: Annotated[
         list[str], typer.Option(help="SYSTEM or SYSTEM:SETTING from the papers; repeatable.")
     ] = [],  # noqa: B006
+    curve: Annotated[
+        str | None,
+        typer.Option(metavar="PARAMETER", help="Score against it; `run`: a dot for every run."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Score of --curve; default: the average or the first.")
+    ] = None,
     format_: Annotated[
         Literal["terminal", "markdown", "latex", "json"],
         typer.Option("--format", help="terminal, markdown, latex or json."),
@@ -32,7 +39,9 @@ def compare(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="PNG or SVG of the differences per subset of STS12-16."),
+        typer.Option(
+            dir_okay=False, help="PNG or SVG: the curve, or differences per subset of STS12-16."
+        ),
     ] = None,
 ) -> None:
     """Compare runs: mean and standard deviation over seeds, t-tests, per-subset differences.
@@ -44,24 +53,32 @@ def compare(
     from pipeline import graph
     from sightline.output_file import write_file
     from train.report.compare import compare_runs
+    from train.report.curve import curve_of
     from train.report.find_runs import find_runs
     from train.report.published import published_rows, select_published
-    from train.report.side_by_side import MARK, draw_subsets, print_comparison, to_file, to_text
+    from train.report.side_by_side import draw, mark_of, print_comparison, to_file, to_text
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise typer.BadParameter(
             f"found {plot}, expected FILE.png or FILE.svg", param_hint="--plot"
         )
+    if curve is None and metric is not None:
+        raise typer.BadParameter("give it with --curve", param_hint="--metric")
+    if curve is not None and published:
+        raise typer.BadParameter("a curve has no published rows", param_hint="--published")
     rows = select_published(published, published_rows())
     found, reference = find_runs(runs, graph.results_folder(), baseline)
-    comparison = compare_runs(found, reference, rows)
-    drawn = None if plot is None else draw_subsets(comparison, plot.suffix)
-    if out is not None:
-        write_file(out, to_file(comparison, format_), MARK)
-    elif format_ == "terminal":
-        print_comparison(comparison, Console(width=None if sys.stdout.isatty() else 100))
+    if curve is None:
+        shown = compare_runs(found, reference, rows)
     else:
-        print(to_text(comparison, format_), end="")
+        shown = curve_of(found, curve, metric, reference if baseline else None)
+    drawn = None if plot is None else draw(shown, plot.suffix)
+    if out is not None:
+        write_file(out, to_file(shown, format_), mark_of(shown))
+    elif format_ == "terminal":
+        print_comparison(shown, Console(width=None if sys.stdout.isatty() else 100))
+    else:
+        print(to_text(shown, format_), end="")
     if plot is not None and drawn is not None:
         from train.report.drawing import MARK as FIGURE_MARK
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,77 @@ def test_later_layers_win_and_null_removes_a_key(folder: Path) -> None:
     assert "grounding" not in found
     assert found["encoders"] == scenes["encoders"]
     assert configurations()["mine"] == "Mine"
+
+
+def test_null_is_a_value_of_a_parameter(folder: Path) -> None:
+    (folder / "mine.yaml").write_text(
+        "extends: [scenes]\n"
+        "systems: {kdmcse: {parameters: {image_threshold: null}, runs: {open: {parameters: "
+        "{teacher_text_threshold: null}}}}}\n"
+    )
+    system = configuration("mine")["systems"]["kdmcse"]
+    assert system["parameters"]["image_threshold"] is None
+    assert system["runs"]["open"]["parameters"] == {"teacher_text_threshold": None}
+
+
+def test_a_configuration_in_a_folder_has_its_path_as_name_and_parts_have_none(folder: Path) -> None:
+    found = configurations()
+    assert found["studies/margin"].startswith("Study on scenes: KDMCSE against its margin")
+    assert not any(name.startswith("parts") for name in found)
+    assert run("studies/margin") == (0, "params.yaml: studies/margin\n")
+    assert "studies/margin" in run()[1]
+    assert "did you mean 'studies/margin'" in run("studies/margn")[1]
+
+
+def test_make_runs_a_study_in_a_folder_of_its_own() -> None:
+    shown = subprocess.run(
+        ["make", "-n", "study", "STUDY=margin"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "cd study-margin && sightline configure studies/margin\n" in shown
+    assert "cd study-margin && dvc repro report\n" in shown
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert "/study-*/" in ignored
+
+
+def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder: Path) -> None:
+    expected = {
+        "pairs": ("pairs", [100, 500, 1000, 5000, 10000, None]),  # MCSE figure 3
+        "weight": ("weight", [0.001, 0.01, 0.05, 0.1, 0.5]),  # MCSE table 4
+        "margin": ("margin", [n / 1000 for n in range(25, 250, 25)]),  # KDMCSE figure 7
+        "temperature": ("student_temperature", [0.0225, 0.05, 0.1, 0.2, 0.45, 1.0]),
+        "teachers": ("teachers", None),  # DALR table 9: other names on other data
+    }
+    varied = [name for name in configurations() if name.startswith("studies/")]
+    assert len(varied) == 14
+    for name in varied:
+        study = name.removeprefix("studies/").split("-")[0]
+        if study == "terms":
+            continue
+        parameter, values = expected[study]
+        for system in configuration(name)["systems"].values():
+            runs = [each.get("parameters", {}) for each in system["runs"].values()]
+            if len(runs) < 2:
+                continue
+            assert set().union(*runs) == {parameter}
+            found = [each.get(parameter) for each in runs]
+            if values is None:
+                assert len(runs) == 3
+            else:
+                assert [*values, *([2.0] if name == "studies/weight" else [])] == found
+
+
+def test_a_study_on_the_papers_data_trains_the_runs_of_the_one_on_scenes(folder: Path) -> None:
+    for study in ("pairs", "weight", "margin", "temperature", "terms"):
+        drawn = configuration(f"studies/{study}")["systems"]
+        flickr = configuration(f"studies/{study}-flickr30k")["systems"]
+        drawn["mcse-resnet"]["runs"].pop("weight-2", None)  # the demo's λ
+        for name, system in flickr.items():
+            if name != "simcse" or study == "pairs":
+                assert system["runs"] == drawn[name]["runs"]
 
 
 def test_a_system_of_the_graph_that_a_file_does_not_name_has_no_runs(folder: Path) -> None:
@@ -124,3 +196,18 @@ def test_diff_shows_what_would_change_and_writes_nothing(folder: Path) -> None:
 def test_differences_list_added_removed_and_changed_keys() -> None:
     old, new = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4, "e": 5}}
     assert differences(old, new) == ["- a: 1", "~ b.c: 2 → 4", "- b.d: 3", "+ b.e: 5"]
+
+
+def test_a_run_has_a_name_that_dvc_can_follow(folder: Path) -> None:
+    (folder / "mine.yaml").write_text(
+        "extends: [scenes]\nsystems: {kdmcse: {runs: {margin-0.1: {parameters: {margin: 0.1}}}}}\n"
+    )
+    with pytest.raises(ParamsError, match=r"the name 'margin-0\.1', expected letters, digits"):
+        configuration("mine")
+
+
+def test_the_page_on_studies_names_every_study() -> None:
+    page = (ROOT / "docs/studies.md").read_text()
+    for name in configurations(ROOT / "configs"):
+        if name.startswith("studies/"):
+            assert f"`{name.removeprefix('studies/')}`" in page, name

@@ -14,6 +14,7 @@ from sightline.errors import SightlineError
 from train.batch import Batch
 from train.data import TrainingData
 from train.objectives import make_objective
+from train.train_run import spec_digest
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,32 @@ def test_fewer_pairs_repeat_more_often_in_as_many_steps(world, features):
     assert len(found) == 12
     more = rows_by_key(batches(world, features, pairs=20), "image")
     assert found.keys() < more.keys()  # a larger draw contains a smaller one
+
+
+def test_the_pairs_drawn_depend_only_on_the_data_seed_and_are_part_of_the_digest(world, features):
+    slots = {"image": "clip", "text": "clip-text"}
+
+    def of(seed: int, **parameters: Any) -> tuple[set[bytes], str]:
+        case = Case(
+            world, features, "kdmcse", {"image": "clip", "text": "clip", **parameters}, slots
+        )
+        spec = case.spec(features.root / "unused").model_copy(update={"seed": seed})
+        objective = make_objective(spec.objective, spec.parameters)
+        data = TrainingData(spec, objective)
+        keys = {key.tobytes() for k in range(40) for key in _keys_of_pairs(data[k])}
+        return keys, spec_digest(spec, objective, data, None)
+
+    first, first_digest = of(0, pairs=12)
+    assert of(0, pairs=12) == (first, first_digest)
+    assert of(1, pairs=12)[0] == first
+    other, other_digest = of(0, pairs=12, data_seed=1)
+    assert other != first
+    digests = {of(0)[1], first_digest, other_digest, of(0, pairs=13)[1]}
+    assert len(digests) == 4
+
+
+def _keys_of_pairs(batch: Batch) -> np.ndarray:
+    return batch.keys if batch.stream == "pairs" else batch.keys[:0]
 
 
 def test_more_pairs_than_available(world, features):

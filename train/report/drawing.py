@@ -35,6 +35,11 @@ def clean(axis: Axes, keep: Sequence[str] = ("left", "bottom")) -> None:
         axis.spines[side].set_visible(side in keep)
 
 
+def colour_of(index: int) -> str:
+    """Colour of the line or dots number ``index``."""
+    return COLOURS[index % len(COLOURS)]
+
+
 def to_svg(figure: Figure) -> str:
     """The figure as SVG text without a date."""
     buffer = io.StringIO()

@@ -1,4 +1,4 @@
-"""A comparison as grids of text, which each format renders in its own way."""
+"""A comparison or a curve as grids of text, which each format renders in its own way."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from train.report.compare import RunComparison
+from train.report.curve import RUN, Curve, value_text
 from train.report.differences import Difference
 from train.report.significance import ALPHA, p_text
 from train.report.table import Cell, Row, Table
@@ -65,6 +66,32 @@ def legend(comparison: RunComparison) -> list[str]:
     return [*lines, *(f"Note: {printable(note)}." for note in comparison.notes)]
 
 
+def grid_of_curve(curve: Curve) -> Grid:
+    """A row for each run, and one for the baseline."""
+    several, metric = len(curve.lines) > 1, printable(curve.metric)
+    rows = []
+    for line in curve.lines:
+        for point in line.points:
+            named = [point.run] if curve.parameter == RUN else [value_text(point.value), point.run]
+            texts = [*named[:1], *([line.label] if several else []), *named[1:]]
+            rows.append(_curve_row(texts, point.seeds, point.cell))
+    if curve.baseline is not None:
+        row, named = curve.baseline, f"{curve.baseline.name} (baseline)"
+        columns = 1 + several + (curve.parameter != RUN)
+        texts = ["–"] * (columns - 1) + [named]
+        rows.append(_curve_row(texts, row.seeds, row.cells[curve.metric]))
+    names = [RUN] if curve.parameter == RUN else [printable(curve.parameter), RUN]
+    header = (*names[:1], *(["line"] if several else []), *names[1:], "seeds", metric)
+    title = metric if curve.parameter == RUN else f"{metric} against {printable(curve.parameter)}"
+    return Grid(title, header, tuple(rows), left=len(header) - 1)
+
+
+def legend_of_curve(curve: Curve) -> list[str]:
+    """The meaning of figures, then the curve's notes."""
+    notes = (f"Note: {printable(note)}." for note in curve.notes)
+    return ["Mean ± sample standard deviation over seeds.", *notes]
+
+
 def printable(text: str) -> str:
     """`text` on one line; control characters, which may control a terminal, become U+FFFD."""
     text = " ".join(text.split())
@@ -111,6 +138,13 @@ def _differences(
     title = f"Score of {printable(comparison.baseline)}"
     title += f", and difference from it, by {what}" if others else f" by {what}"
     return Grid(title, header, tuple(rows))
+
+
+def _curve_row(texts: Sequence[str], seeds: Sequence[int], cell: Cell) -> GridRow:
+    label, *others = map(printable, texts)
+    of_seeds = ", ".join(map(str, seeds))
+    cells = [GridCell((text,)) for text in (*others, of_seeds)]
+    return GridRow(label, (*cells, GridCell(_mean_parts(cell))))
 
 
 def _label(row: Row, baseline: str) -> str:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from train.report.differences import Difference
-from train.report.drawing import COLOURS, FAINT, INK, PLAIN, STYLE, clean
+from train.report.drawing import FAINT, INK, PLAIN, STYLE, clean, colour_of
 from train.report.results import RunResult
 from train.report.significance import ALPHA
 from train.report.table import Row, Table
@@ -58,7 +58,7 @@ def dev_chart(results: Sequence[RunResult]) -> Figure | None:
             assert result.training is not None
             points = result.training.dev_curve
             steps, scores = [step for step, _ in points], [score for _, score in points]
-            colour = _colour(runs.index(result.run))
+            colour = colour_of(runs.index(result.run))
             axis.plot(steps, scores, color=colour, linewidth=1.6, alpha=0.9)
             best = [point for point in points if point[0] == result.training.best_step]
             axis.plot(*zip(*best, strict=True), "o", color=colour, ms=4.5) if best else None
@@ -95,7 +95,7 @@ def subset_chart(
         axis = figure.subplots()
         axis.axvline(0, color=INK, linewidth=1)
         for number, run in enumerate(runs):
-            colour = _colour(number)
+            colour = colour_of(number)
             axis.plot([], [], "o", ms=5, color=colour, label=labels[run])
             for each in differences:
                 if each.run != run or each.difference is None:
@@ -129,7 +129,7 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
                 0, position, " –" if cell is None else " not defined", va="center", color=FAINT
             )
             continue
-        colour = PUBLISHED if row.published else _colour(position)
+        colour = PUBLISHED if row.published else colour_of(position)
         axis.barh(position, cell.mean, height=0.56, color=colour, alpha=0.9)
         spread = cell.sd or 0.0
         if cell.sd is not None:
@@ -175,15 +175,11 @@ def _label_ends(
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
-            color=_colour(runs.index(run)),
+            color=colour_of(runs.index(run)),
             fontweight="bold",
             fontsize=9,
             annotation_clip=False,
         )
-
-
-def _colour(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
 
 
 def _wrapped(row: Row) -> str:

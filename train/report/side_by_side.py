@@ -1,64 +1,94 @@
-"""A comparison of runs in each format, and its figure."""
+"""A comparison of runs, or a curve through them, in each format, and its figure."""
 
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
 from sightline.errors import SightlineError
 from sightline.extras import require
 from train.report.compare import SCHEMA, RunComparison
-from train.report.grids import grids_of, legend, printable
+from train.report.curve import SCHEMA as CURVE_SCHEMA
+from train.report.curve import Curve
+from train.report.grids import (
+    Grid,
+    grid_of_curve,
+    grids_of,
+    legend,
+    legend_of_curve,
+    printable,
+)
 from train.report.latex import to_latex
 from train.report.markdown import to_markdown
 from train.report.terminal import print_grids, terminal_text
 
-MARK = SCHEMA.encode()
-"""Begins every file of a comparison, so that a later command may replace it."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Format = Literal["terminal", "markdown", "latex", "json"]
 
 
-def print_comparison(comparison: RunComparison, console: Console) -> None:
-    """Print the comparison on a terminal, at its full width."""
-    print_grids(console, grids_of(comparison), legend(comparison))
+def mark_of(shown: RunComparison | Curve) -> bytes:
+    """Begins every file of a comparison or a curve, so that a later command may replace it."""
+    return _schema(shown).encode()
 
 
-def to_text(
-    comparison: RunComparison, format_: Literal["terminal", "markdown", "latex", "json"]
-) -> str:
-    """The comparison as text for a file; `terminal` is 100 characters wide and has no colours."""
+def print_comparison(shown: RunComparison | Curve, console: Console) -> None:
+    """Print a comparison or a curve on a terminal, at its full width."""
+    print_grids(console, *_texts(shown))
+
+
+def to_text(shown: RunComparison | Curve, format_: Format) -> str:
+    """It as text for a file; `terminal` is 100 characters wide and has no colours."""
     if format_ == "json":
-        return json.dumps(comparison.to_json(), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(shown.to_json(), indent=2, ensure_ascii=False) + "\n"
     draw = {"terminal": terminal_text, "markdown": to_markdown, "latex": to_latex}[format_]
-    return draw(grids_of(comparison), legend(comparison))
+    return draw(*_texts(shown))
 
 
-def to_file(
-    comparison: RunComparison, format_: Literal["terminal", "markdown", "latex", "json"]
-) -> bytes:
-    """`to_text`, with `MARK` at its beginning as a comment of the format."""
-    comment = {"terminal": f"({SCHEMA})\n\n", "markdown": f"<!-- {SCHEMA} -->\n\n"}
-    comment |= {"latex": f"% {SCHEMA}\n", "json": ""}
-    return (comment[format_] + to_text(comparison, format_)).encode()
+def to_file(shown: RunComparison | Curve, format_: Format) -> bytes:
+    """`to_text`, with `mark_of` at its beginning as a comment of the format."""
+    schema = _schema(shown)
+    comment = {"terminal": f"({schema})\n\n", "markdown": f"<!-- {schema} -->\n\n"}
+    comment |= {"latex": f"% {schema}\n", "json": ""}
+    return (comment[format_] + to_text(shown, format_)).encode()
 
 
-def draw_subsets(comparison: RunComparison, suffix: str) -> bytes:
-    """The differences on each subset as an image; `suffix` is .png or .svg.
+def draw(shown: RunComparison | Curve, suffix: str) -> bytes:
+    """Its figure; `suffix` is .png or .svg.
 
     Raises:
-        SightlineError: there is no run besides the baseline, or none with scores of subsets.
+        SightlineError: a comparison without a run besides the baseline, or without scores of
+            subsets.
     """
+    require("matplotlib", "a chart")
+    from train.report.curve_plot import curve_chart
+    from train.report.drawing import to_png, to_svg
+
+    figure = curve_chart(shown) if isinstance(shown, Curve) else _subsets(shown)
+    return to_png(figure) if suffix == ".png" else to_svg(figure).encode()
+
+
+def _subsets(comparison: RunComparison) -> Figure:
     differences = comparison.subset_differences
     if comparison.subsets is None or not differences:
         raise SightlineError(
             "no differences on subsets to plot: expected two runs with scores of STS12-16's "
             "subsets; evaluate the runs on the STS sets, or remove --plot"
         )
-    require("matplotlib", "a chart")
-    from train.report.drawing import to_png, to_svg
     from train.report.plots import subset_chart
 
     labels = {row.name: printable(row.label) for row in comparison.subsets.rows}
-    figure = subset_chart(comparison.baseline, differences, labels)
-    return to_png(figure) if suffix == ".png" else to_svg(figure).encode()
+    return subset_chart(comparison.baseline, differences, labels)
+
+
+def _texts(shown: RunComparison | Curve) -> tuple[list[Grid], list[str]]:
+    if isinstance(shown, Curve):
+        return [grid_of_curve(shown)], legend_of_curve(shown)
+    return grids_of(shown), legend(shown)
+
+
+def _schema(shown: RunComparison | Curve) -> str:
+    return CURVE_SCHEMA if isinstance(shown, Curve) else SCHEMA
