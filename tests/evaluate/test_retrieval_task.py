@@ -191,13 +191,13 @@ def make_world(root: Path, count: int = 23, failed: tuple[str, ...] = ()) -> Wor
     images = {f"{i:02d}": [f"{i} says {n}" for n in range(2 + i % 5)] for i in range(count)}
     folder = Folder(root, {**images, "seen!": ["a training caption"]})
     pixels = {name: rng.normal(size=DIM).astype(np.float32) for name in images}
-    heads = nn.Linear(4, 5), nn.Linear(DIM, 5)
     torch.manual_seed(3)
+    heads = nn.Linear(4, 5), nn.Linear(DIM, 5)
     for head in heads:
         nn.init.normal_(head.weight)
     leaning = torch.linalg.pinv(heads[0].weight.detach()).numpy() @ heads[1].weight.detach().numpy()
     embeddings = {
-        text: (leaning @ pixels[name] + rng.normal(size=4)).astype(np.float32)
+        text: (leaning @ pixels[name] + 2 * rng.normal(size=4)).astype(np.float32)
         for name, texts in images.items()
         for text in texts
     }
