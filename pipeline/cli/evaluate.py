@@ -187,10 +187,9 @@ def _print_results(results: Sequence[RunResult]) -> None:
 
     table = make_table(results)
     lines = [
-        f"{row.name}, {metric}: not defined: {cell.reason}"
+        f"{row.name}, {', '.join(metrics)}: not defined: {reason}"
         for row in table.rows
-        for metric, cell in row.cells.items()
-        if cell.reason
+        for reason, metrics in row.undefined.items()
     ]
     lines += [f"Note: {note}." for note in table.notes]
     grids = [grid_of_scores(*part) for part in table.parts]

@@ -310,7 +310,7 @@ def test_an_undefined_score_is_reported_and_not_averaged():
     ]
     comparison = compare_runs(found, "simcse")
     assert comparison.differences[0].difference is None
-    assert "simcse, STS12: not defined: seed 1: constant" in comparison.notes
+    assert "simcse, STS12, Avg: not defined: seed 1: constant" in comparison.notes
     assert "mcse, STS13: no test: neither varies over its seeds" in " ".join(comparison.notes)
     assert "not defined" in to_text(comparison, "terminal")
 

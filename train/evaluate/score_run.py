@@ -50,6 +50,8 @@ def evaluate_run(
             {**old.scores, **found.scores},
             {**old.subsets, **found.subsets},
             {**old.reasons, **found.reasons},
+            _merged_references(old, found, {m for name in kept for m in old.tasks[name].metrics}),
+            {**{name: old.notes[name] for name in kept if name in old.notes}, **found.notes},
         )
         last = Scores({**old.last_scores, **last.scores})
     result = _result(model, evaluation, found, last)
@@ -79,6 +81,8 @@ def _result(
         "reasons": {
             where: why for where, why in found.reasons.items() if where.partition("/")[0] in metrics
         },
+        "references": found.references,
+        "notes": found.notes,
         "evaluated_on": evaluation.evaluated_on,
         "tasks": evaluation.records,
     }
@@ -131,6 +135,19 @@ def _current(old: RunResult | None, evaluation: Evaluation) -> list[str]:
             for metric in record.metrics
         )
     ]
+
+
+def _merged_references(
+    old: RunResult, found: Scores, kept: set[str]
+) -> dict[str, dict[str, float]]:
+    """References of what was scored now, and of the ``kept`` metrics of an old result."""
+    merged: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys((*found.references, *old.references)):
+        values = {m: v for m, v in old.references.get(name, {}).items() if m in kept}
+        values.update(found.references.get(name, {}))
+        if values:
+            merged[name] = values
+    return merged
 
 
 def _training(summary: RunSummary) -> TrainingSummary:

@@ -26,6 +26,9 @@ from train.objectives.objective import FeatureNeed, Heads, Objective, ObjectiveP
 _OF_A_PART = "temperature"
 """The one common parameter that each part sets for itself."""
 
+_SHARED = ObjectiveParams.model_fields.keys() - {_OF_A_PART}
+"""The parameters that all parts share."""
+
 
 class Part(BaseModel):
     """One objective of a combination.
@@ -73,11 +76,10 @@ class CombinedParams(ObjectiveParams):
         """
         from train.objectives.known_objectives import make_objective
 
-        shared = set(ObjectiveParams.model_fields) - {_OF_A_PART}
-        common = {name: getattr(self, name) for name in shared}
+        common = {name: getattr(self, name) for name in _SHARED}
         made = {}
         for name, part in self.parts.items():
-            if misplaced := sorted(shared & part.parameters.keys()):
+            if misplaced := sorted(_SHARED & part.parameters.keys()):
                 raise SightlineError(
                     f"objective combined: parts.{name}: {', '.join(misplaced)} belongs to the "
                     "combination, beside `parts`: all parts see the same pairs"
@@ -144,6 +146,25 @@ class Combined(Objective[CombinedParams]):
         return heads
 
     @property
+    def projected_slots(self) -> dict[str, tuple[str, ...]]:
+        """As of the heads that `heads` made last; {} before."""
+        slots: dict[str, dict[str, None]] = {}
+        for name, part in self.parts.items():
+            needs = part.features(part.params)
+            for head, own in part.projected_slots.items():
+                if head in self._heads.get(name, {}):
+                    found = slots.setdefault(self._heads[name][head], {})
+                    found.update((_slot(needs[slot]), None) for slot in own if slot in needs)
+        return {head: tuple(found) for head, found in slots.items()}
+
+    def sentence_head(self, head: str) -> str:
+        for name, part in self.parts.items():
+            for own, key in self._heads[name].items():
+                if key == head and own in part.projected_slots:
+                    return self._heads[name][part.sentence_head(own)]
+        raise KeyError(head)
+
+    @property
     def weights(self) -> dict[str, float]:
         return {
             f"{name}.{term}": self.params.parts[name].weight * weight
@@ -184,8 +205,10 @@ class Combined(Objective[CombinedParams]):
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
+        del described[_OF_A_PART]
         for name, part in self.parts.items():
-            described["parts"][name]["parameters"] = part.describe()
+            own = part.describe().items()
+            described["parts"][name]["parameters"] = {k: v for k, v in own if k not in _SHARED}
         return described
 
     def _seen_by(self, part: Objective[Any], batch: Batch) -> Batch:

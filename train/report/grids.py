@@ -26,11 +26,11 @@ class GridCell:
 
 @dataclass(frozen=True)
 class GridRow:
-    """A label and the cells behind it; `published` rows look different in every format."""
+    """A label and the cells behind it; rows without a run look different in every format."""
 
     label: str
     cells: tuple[GridCell, ...]
-    published: bool = False
+    measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ def grid_of_scores(
         for task in table.tasks:
             cell = row.cells.get(task)
             best = cell is not None and cell.mean is not None and cell.mean == table.best(task)
-            marked = not row.published and (row.name, task) in significant
-            cells.append(GridCell(_mean_parts(cell), best and not row.published, marked))
-        rows.append(GridRow(_label(row, baseline), tuple(cells), bool(row.published)))
+            marked = row.measured and (row.name, task) in significant
+            cells.append(GridCell(_mean_parts(cell), best and row.measured, marked))
+        rows.append(GridRow(_label(row, baseline), tuple(cells), row.measured))
     header = ("run", "seeds", *map(printable, table.tasks))
     return Grid(printable(title) or "Scores", header, tuple(rows), left=2)
 
@@ -128,7 +128,7 @@ def _differences(
 ) -> Grid:
     by_cell = {(each.run, each.task): each for each in differences}
     baseline = next(row for row in table.rows if row.name == comparison.baseline)
-    others = [row for row in table.rows if not row.published and row is not baseline]
+    others = [row for row in table.rows if row.measured and row is not baseline]
     rows = []
     for task in table.tasks:
         cells = [GridCell(_mean_parts(baseline.cells.get(task)))]
@@ -148,7 +148,7 @@ def _curve_row(texts: Sequence[str], seeds: Sequence[int], cell: Cell) -> GridRo
 
 
 def _label(row: Row, baseline: str) -> str:
-    is_baseline = not row.published and row.name == baseline
+    is_baseline = row.measured and row.name == baseline
     marks = (*(("baseline",) if is_baseline else ()), *row.marks)
     return printable(f"{row.name} ({'; '.join(marks)})" if marks else row.name)
 
@@ -157,7 +157,7 @@ def _mean_parts(cell: Cell | None) -> tuple[str, ...]:
     if cell is None:
         return ("–",)
     if cell.mean is None:
-        return ("not defined",)
+        return ("not", "defined")
     return (f"{cell.mean:.2f}",) if cell.sd is None else (f"{cell.mean:.2f}", f"± {cell.sd:.2f}")
 
 
@@ -165,7 +165,7 @@ def _cell(found: Difference | None) -> GridCell:
     if found is None:
         return GridCell(("–",))
     if found.difference is None:
-        return GridCell(("not defined",))
+        return GridCell(("not", "defined"))
     value = f"{found.difference:+.2f}"
     if found.p_value is None:
         return GridCell((value,))
