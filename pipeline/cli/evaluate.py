@@ -189,9 +189,8 @@ def _print_results(results: Sequence[RunResult]) -> None:
     for heading, part in table.parts:
         console.print(to_terminal(part, heading or None))
     for row in table.rows:
-        for metric, cell in row.cells.items():
-            if cell.reason:
-                print(printable(f"{row.name}, {metric}: not defined: {cell.reason}"))
+        for reason, metrics in row.undefined.items():
+            print(printable(f"{row.name}, {', '.join(metrics)}: not defined: {reason}"))
     for note in table.notes:
         print(printable(f"note: {note}"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -9,7 +10,14 @@ import numpy as np
 
 from sightline.errors import SightlineError
 
+KS = (1, 5, 10)
+"""The K of published tables."""
+
 _CHUNK = 1024  # queries whose similarities are held at once
+
+
+class UndefinedRecall(SightlineError):
+    """An embedding is zero or not finite, so nothing can be ranked."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Retrieval:
 
 
 def evaluate_retrieval(
-    images: np.ndarray, captions: np.ndarray, image_of: np.ndarray, ks: Sequence[int] = (1, 5, 10)
+    images: np.ndarray, captions: np.ndarray, image_of: np.ndarray, ks: Sequence[int] = KS
 ) -> Retrieval:
     """Recall of the matching image among all images, and of any matching caption among all.
 
@@ -44,7 +52,8 @@ def evaluate_retrieval(
         image_of: int [m], the row of each caption's image.
 
     Raises:
-        SightlineError: mismatched sizes, an image without a caption, or a zero embedding.
+        SightlineError: mismatched sizes, or an image without a caption.
+        UndefinedRecall: an embedding is zero or not finite.
     """
     if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
         raise SightlineError(
@@ -79,12 +88,37 @@ def evaluate_retrieval(
     )
 
 
+def chance(image_of: np.ndarray, ks: Sequence[int] = KS) -> Retrieval:
+    """The expected recall of random rankings, exactly.
+
+    From text to image, K of n images are drawn. From image to text, K of m captions: an image with
+    c captions is missed with probability C(m − c, K) / C(m, K).
+
+    Args:
+        image_of: int [m], the row of each caption's image; every image has one.
+    """
+    counts = np.bincount(image_of)
+    images, captions = len(counts), len(image_of)
+
+    def found(own: int, k: int) -> float:
+        k = min(k, captions)
+        return 1 - math.comb(captions - own, k) / math.comb(captions, k)
+
+    sized = list(zip(*np.unique(counts, return_counts=True), strict=True))
+    return Retrieval(
+        {k: 100 * sum(n * found(int(c), k) for c, n in sized) / images for k in ks},
+        {k: 100 * min(k, images) / images for k in ks},
+        images,
+        captions,
+    )
+
+
 def _normalised(rows: np.ndarray, what: str) -> np.ndarray:
     rows = rows.astype(np.float64)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     broken = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
     if len(broken):
-        raise SightlineError(
+        raise UndefinedRecall(
             f"the embedding of {what} {broken[0]} is zero or not finite; "
             "check the encoder and its head"
         )

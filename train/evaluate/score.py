@@ -16,11 +16,17 @@ from train.report.results import TaskRecord
 
 @dataclass(frozen=True)
 class Scores:
-    """A model's scores, with the names of metrics that a result has (see `TaskScores`)."""
+    """A model's scores, with the names of metrics that a result has (see `TaskScores`).
+
+    Attributes:
+        notes: name of a task → its notes.
+    """
 
     scores: dict[str, float | None] = field(default_factory=dict)
     subsets: dict[str, dict[str, float | None]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    references: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Evaluation:
@@ -102,6 +108,11 @@ class Evaluation:
             for where, why in each.reasons.items():
                 metric, slash, part = where.partition("/")
                 found.reasons[f"{titles[metric]}{slash}{part}"] = why
+            for reference, values in each.references.items():
+                own = found.references.setdefault(reference, {})
+                own.update((titles[metric], value) for metric, value in values.items())
+            if each.notes:
+                found.notes[name] = each.notes
         return found
 
     def _record(self, name: str) -> TaskRecord:

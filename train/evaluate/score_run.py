@@ -50,6 +50,11 @@ def evaluate_run(
             {**old.scores, **found.scores},
             {**old.subsets, **found.subsets},
             {**old.reasons, **found.reasons},
+            {
+                name: {**old.references.get(name, {}), **found.references.get(name, {})}
+                for name in {**old.references, **found.references}
+            },
+            {**{name: old.notes[name] for name in kept if name in old.notes}, **found.notes},
         )
         last = Scores({**old.last_scores, **last.scores})
     result = _result(model, evaluation, found, last)
@@ -79,6 +84,12 @@ def _result(
         "reasons": {
             where: why for where, why in found.reasons.items() if where.partition("/")[0] in metrics
         },
+        "references": {
+            name: kept
+            for name, values in found.references.items()
+            if (kept := {metric: values[metric] for metric in metrics if metric in values})
+        },
+        "notes": found.notes,
         "evaluated_on": evaluation.evaluated_on,
         "tasks": evaluation.records,
     }

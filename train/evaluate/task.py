@@ -53,11 +53,16 @@ class TaskScores:
         scores: metric → value; None = not defined, and `reasons` says why.
         subsets: metric → part of its data → value.
         reasons: metric, or "metric/part" → why its value is None.
+        references: name → metric → value, of what needs no model: chance, or a frozen model's own
+            score. Reports show them below the measured rows, and compare nothing with them.
+        notes: what a reader must know about these values, such as rows that were left out.
     """
 
     scores: dict[str, float | None]
     subsets: dict[str, dict[str, float | None]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    references: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 S = TypeVar("S", bound=TaskSettings)

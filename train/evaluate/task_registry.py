@@ -12,6 +12,7 @@ TASKS = Registry(
         "similarity": "train.evaluate.tasks.similarity:Similarity",
         "geometry": "train.evaluate.tasks.geometry:Geometry",
         "transfer": "train.evaluate.tasks.transfer:Transfer",
+        "retrieval": "train.evaluate.tasks.retrieval:RetrievalTask",
     },
 )
 """Name → `train.evaluate.task.Task`."""

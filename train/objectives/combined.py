@@ -144,6 +144,25 @@ class Combined(Objective[CombinedParams]):
         return heads
 
     @property
+    def projected_slots(self) -> dict[str, tuple[str, ...]]:
+        """As of the heads that `heads` made last; {} before."""
+        slots: dict[str, dict[str, None]] = {}
+        for name, part in self.parts.items():
+            needs = part.features(part.params)
+            for head, own in part.projected_slots.items():
+                if head in self._heads.get(name, {}):
+                    found = slots.setdefault(self._heads[name][head], {})
+                    found.update((_slot(needs[slot]), None) for slot in own if slot in needs)
+        return {head: tuple(found) for head, found in slots.items()}
+
+    def sentence_head(self, head: str) -> str:
+        for name, part in self.parts.items():
+            for own, key in self._heads[name].items():
+                if key == head and own in part.projected_slots:
+                    return self._heads[name][part.sentence_head(own)]
+        raise KeyError(head)
+
+    @property
     def weights(self) -> dict[str, float]:
         return {
             f"{name}.{term}": self.params.parts[name].weight * weight

@@ -155,6 +155,13 @@ class Objective(ABC, Generic[P]):
         """
         return {}
 
+    def sentence_head(self, head: str) -> str:
+        """The head that projects sentences into the space of ``head``, one of `projected_slots`.
+
+        Retrieval compares sentences and images there; g_s, called "grounding", by default.
+        """
+        return "grounding"
+
     @property
     @abstractmethod
     def weights(self) -> dict[str, float]:

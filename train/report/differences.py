@@ -37,7 +37,7 @@ class Difference:
 
 def differences_from(baseline: str, table: Table) -> tuple[Difference, ...]:
     """Each measured row against the one named `baseline`, on the tasks that both have."""
-    rows = [row for row in table.rows if not row.published]
+    rows = [row for row in table.rows if row.measured]
     reference = next(row for row in rows if row.name == baseline)
     return tuple(
         _difference(row, reference, task)

@@ -86,7 +86,7 @@ def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> list[Gain]
     Raises:
         SightlineError: a comparison names a run that the table does not have.
     """
-    rows = {row.name: row for row in table.rows if not row.published}
+    rows = {row.name: row for row in table.rows if row.measured}
     for comparison in comparisons:
         for name in (comparison.baseline, comparison.treatment, comparison.control):
             if name is not None and name not in rows:

@@ -25,11 +25,11 @@ class GridCell:
 
 @dataclass(frozen=True)
 class GridRow:
-    """A label and the cells behind it; `published` rows look different in every format."""
+    """A label and the cells behind it; rows without a run look different in every format."""
 
     label: str
     cells: tuple[GridCell, ...]
-    published: bool = False
+    measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def _scores(comparison: RunComparison, title: str, table: Table) -> Grid:
         for task in table.tasks:
             cell = row.cells.get(task)
             best = cell is not None and cell.mean is not None and cell.mean == table.best(task)
-            marked = not row.published and (row.name, task) in significant
-            cells.append(GridCell(_mean_parts(cell), best and not row.published, marked))
-        rows.append(GridRow(_label(row, comparison), tuple(cells), bool(row.published)))
+            marked = row.measured and (row.name, task) in significant
+            cells.append(GridCell(_mean_parts(cell), best and row.measured, marked))
+        rows.append(GridRow(_label(row, comparison), tuple(cells), row.measured))
     header = ("run", "seeds", *map(printable, table.tasks))
     return Grid(printable(title) or "Scores", header, tuple(rows), left=2)
 
@@ -90,7 +90,7 @@ def _differences(
 ) -> Grid:
     by_cell = {(each.run, each.task): each for each in differences}
     baseline = next(row for row in table.rows if row.name == comparison.baseline)
-    others = [row for row in table.rows if not row.published and row is not baseline]
+    others = [row for row in table.rows if row.measured and row is not baseline]
     rows = []
     for task in table.tasks:
         cells = [GridCell(_mean_parts(baseline.cells.get(task)))]
@@ -103,7 +103,7 @@ def _differences(
 
 
 def _label(row: Row, comparison: RunComparison) -> str:
-    is_baseline = not row.published and row.name == comparison.baseline
+    is_baseline = row.measured and row.name == comparison.baseline
     marks = (*(("baseline",) if is_baseline else ()), *row.marks)
     return printable(f"{row.name} ({'; '.join(marks)})" if marks else row.name)
 

@@ -103,10 +103,9 @@ def parameter_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str], b
 
 def _reasons(table: Table) -> list[str]:
     return [
-        f"{row.name}, {task}: {cell.reason}"
+        f"{row.name}, {', '.join(tasks)}: {reason}"
         for row in table.rows
-        for task, cell in row.cells.items()
-        if cell.reason
+        for reason, tasks in row.undefined.items()
     ]
 
 

@@ -106,7 +106,7 @@ def _tabular(grid: Grid) -> str:
         r"\midrule",
     ]
     for before, row in zip((None, *grid.rows), grid.rows, strict=False):
-        if row.published and before is not None and not before.published:
+        if not row.measured and before is not None and before.measured:
             rows.append(r"\midrule")
         rows.append(_row(row))
     return "\n".join([*rows, r"\bottomrule", r"\end{tabular}", ""])
@@ -114,7 +114,7 @@ def _tabular(grid: Grid) -> str:
 
 def _row(row: GridRow) -> str:
     label = escape_latex(row.label)
-    return _joined([rf"\textit{{{label}}}" if row.published else label, *map(_cell, row.cells)])
+    return _joined([label if row.measured else rf"\textit{{{label}}}", *map(_cell, row.cells)])
 
 
 def _cell(cell: GridCell) -> str:

@@ -22,7 +22,7 @@ def _table(grid: Grid) -> str:
 
 def _row(row: GridRow) -> list[str]:
     label = escape_markdown(row.label)
-    return [f"*{label}*" if row.published else label, *map(_cell, row.cells)]
+    return [label if row.measured else f"*{label}*", *map(_cell, row.cells)]
 
 
 def _cell(cell: GridCell) -> str:

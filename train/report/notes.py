@@ -14,7 +14,7 @@ from train.report.table import Table
 
 def notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]:
     """Why a deviation, a test or a score is missing."""
-    rows = [row for row in table.rows if not row.published]
+    rows = [row for row in table.rows if row.measured]
     single = [row for row in rows if len(row.seeds) == 1]
     notes = [
         f"{row.name} has one seed ({row.seeds[0]}): no deviation and no test; train it with at "
@@ -24,10 +24,9 @@ def notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]
     if len(rows) == 1:
         notes.append(f"{rows[0].name} is the only run: no difference to test")
     notes += [
-        f"{row.name}, {task}: not defined: {cell.reason}"
+        f"{row.name}, {', '.join(tasks)}: not defined: {reason}"
         for row in rows
-        for task, cell in row.cells.items()
-        if cell.mean is None
+        for reason, tasks in row.undefined.items()
     ]
     if not single:
         notes += [

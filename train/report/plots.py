@@ -163,7 +163,7 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
                 0, position, " –" if cell is None else " not defined", va="center", color=FAINT
             )
             continue
-        colour = PUBLISHED if row.published else _colour(position)
+        colour = _colour(position) if row.measured else PUBLISHED
         axis.barh(position, cell.mean, height=0.56, color=colour, alpha=0.9)
         spread = cell.sd or 0.0
         if cell.sd is not None:
@@ -178,7 +178,7 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
             textcoords="offset points",
             va="center",
             fontsize=8.5,
-            fontweight="bold" if cell.mean == table.best(task) else None,
+            fontweight="bold" if row.measured and cell.mean == table.best(task) else None,
         )
         low, high = min(low, cell.mean - spread), max(high, reach)
     span = (high - low) or 1.0

@@ -15,20 +15,23 @@ from train.report.gains import Gain, headline
 from train.report.table import Row, Table
 
 
+_WIDE = 5  # columns with a deviation each that fit a terminal
+
+
 def to_terminal(table: Table, title: str | None = None) -> RichTable:
-    """A rich table; the best measured mean of a task is bold, published rows are dim."""
+    """A rich table; the best measured mean of a task is bold, rows without a run are dim."""
     grid = RichTable(title=None if title is None else Text(title), title_justify="left")
     grid.add_column("run", overflow="fold")
     grid.add_column("seeds")
     for task in table.tasks:
         grid.add_column(Text(task), justify="right", no_wrap=True)
     for row in table.rows:
-        style = "dim" if row.published else ""
+        style = "" if row.measured else "dim"
         name = Text(row.name)
         if row.marks:
             name.append(f"\n{'; '.join(row.marks)}", style="yellow" if row.untrained else "dim")
         cells = [
-            Text(text, style="bold" if best else "")
+            Text(_narrow(text) if len(table.tasks) > _WIDE else text, style="bold" if best else "")
             for text, best in (cell_text(table, row, task) for task in table.tasks)
         ]
         grid.add_row(name, Text(seeds_text(row)), *cells, style=style)
@@ -69,7 +72,7 @@ def _grid(table: Table) -> list[str]:
             cells.append(f"**{text}**" if best else text)
         label = escape_markdown(row.label)
         lines.append(
-            _markdown_row([f"*{label}*" if row.published else label, seeds_text(row), *cells])
+            _markdown_row([label if row.measured else f"*{label}*", seeds_text(row), *cells])
         )
     return lines
 
@@ -85,6 +88,7 @@ def to_json(table: Table, gains: Sequence[Gain] = ()) -> dict[str, Any]:
                 "seeds": list(row.seeds),
                 "untrained_weights": list(row.untrained),
                 "published": row.published or None,
+                "reference": row.reference,
                 "scores": {task: asdict(cell) for task, cell in row.cells.items()},
             }
             for row in table.rows
@@ -99,12 +103,17 @@ def cell_text(table: Table, row: Row, task: str) -> tuple[str, bool]:
     cell = row.cells.get(task)
     if cell is None:
         return "–", False
-    best = not row.published and cell.mean is not None and cell.mean == table.best(task)
+    best = row.measured and cell.mean is not None and cell.mean == table.best(task)
     return cell.text, best
 
 
+def _narrow(text: str) -> str:
+    """The text of a cell on two lines."""
+    return text.replace(" ± ", "\n± ").replace("not defined", "not\ndefined")
+
+
 def seeds_text(row: Row) -> str:
-    """Such as "0, 1, 2"; a dash for a published row."""
+    """Such as "0, 1, 2"; a dash for a row without a run."""
     return ", ".join(map(str, row.seeds)) or "–"
 
 

@@ -80,6 +80,8 @@ class RunResult(_Strict):
         last_scores: the same for the weights after the last step; empty if they were not kept.
         subsets: metric → subset → score, for metrics with several.
         reasons: metric, or "metric/subset", → why its score is not defined.
+        references: name → metric → score, of what needs no run: chance, or a frozen model.
+        notes: evaluation task → what a reader must know about its scores.
         evaluated_on: metric → what it was scored on.
         tasks: name of an evaluation task → what it is.
         run_sha256: of the run.json that the scores belong to.
@@ -97,6 +99,8 @@ class RunResult(_Strict):
     last_scores: dict[str, _Finite | None] = {}
     subsets: dict[str, dict[str, _Finite | None]] = {}
     reasons: dict[str, str] = {}
+    references: dict[str, dict[str, _Finite]] = {}
+    notes: dict[str, tuple[str, ...]] = {}
     evaluated_on: dict[str, EvaluationSet] = {}
     tasks: dict[str, TaskRecord] = {}
     run_sha256: str = ""

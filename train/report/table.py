@@ -34,7 +34,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One run over its seeds, or one published row (`published` then names the paper)."""
+    """One run over its seeds, a published row, or a reference.
+
+    Attributes:
+        published: the paper that the row is copied from.
+        reference: whether it needs no run, such as chance or a frozen model.
+    """
 
     name: str
     objective: str
@@ -43,6 +48,21 @@ class Row:
     untrained: tuple[str, ...] = ()
     published: str = ""
     code_accepted: bool = False
+    reference: bool = False
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is a run: the other rows are compared with nothing."""
+        return not self.published and not self.reference
+
+    @property
+    def undefined(self) -> dict[str, list[str]]:
+        """Why scores are missing → the columns of those scores."""
+        found: dict[str, list[str]] = {}
+        for task, cell in self.cells.items():
+            if cell.reason:
+                found.setdefault(cell.reason, []).append(task)
+        return found
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -96,7 +116,7 @@ class Table:
         means = [
             cell.mean
             for row in self.rows
-            if not row.published and (cell := row.cells.get(task)) and cell.mean is not None
+            if row.measured and (cell := row.cells.get(task)) and cell.mean is not None
         ]
         if len(means) < 2:
             return None
@@ -104,7 +124,7 @@ class Table:
 
 
 def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] = ()) -> Table:
-    """The table of `results`, measured rows first, then published ones.
+    """The table of `results`: measured rows, then references, then published rows.
 
     Raises:
         SightlineError: no result, or one seed of a run twice.
@@ -121,8 +141,9 @@ def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] =
     for result in results:
         runs.setdefault(result.run, []).append(result)
     rows = [_measured(name, members, tasks) for name, members in runs.items()]
-    rows += [_published(row, tasks) for row in published]
-    notes = [note for name, members in runs.items() for note in _doubts(name, members)]
+    references, notes = _references(results, tasks)
+    rows += [*references, *(_published(row, tasks) for row in published)]
+    notes += [note for name, members in runs.items() for note in _doubts(name, members)]
     return Table(tasks, tuple(rows), tuple(notes), lower, titles)
 
 
@@ -174,9 +195,31 @@ def _published(row: PublishedRow, tasks: Sequence[str]) -> Row:
     return Row(row.title, "", (), cells, published=row.source)
 
 
+def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[list[Row], list[str]]:
+    """A row for each reference, and a note for each that results disagree on."""
+    found: dict[str, dict[str, float]] = {}
+    notes: dict[str, None] = {}
+    for result in results:
+        for name, values in result.references.items():
+            own = found.setdefault(name, {})
+            for metric, value in values.items():
+                if own.setdefault(metric, value) != value:
+                    notes[
+                        f"results disagree on {name}, {metric} ({own[metric]:.2f} and "
+                        f"{value:.2f}): features changed in between; evaluate all runs again"
+                    ] = None
+    rows = []
+    for name, values in found.items():
+        cells = {task: Cell(values[task], None) for task in tasks if task in values}
+        if cells:
+            rows.append(Row(name, "", (), cells, reference=True))
+    return rows, list(notes)
+
+
 def _doubts(name: str, members: list[RunResult]) -> list[str]:
     """A mean over seeds is meaningful only if nothing but the seed differs."""
-    notes = []
+    said = (note for result in members for notes in result.notes.values() for note in notes)
+    notes = [f"{name}: {note}" for note in dict.fromkeys(said)]
     flat = [flatten(result.parameters) for result in members]
     differing = sorted(
         key

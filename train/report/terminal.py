@@ -60,7 +60,7 @@ def _print_table(
         for cell in row.cells:
             text = "\n".join(_lines(cell, stacked))
             texts.append(Text(text, style="bold" if cell.bold else ""))
-        table.add_row(*(texts[i] for i in columns), style="dim" if row.published else "")
+        table.add_row(*(texts[i] for i in columns), style="" if row.measured else "dim")
     room = console.width
     console.width = max(room, _total([widths[index] for index in columns]))
     console.print(table)

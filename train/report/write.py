@@ -116,7 +116,7 @@ def means_of(table: Table) -> dict[str, dict[str, float | None]]:
     return {
         row.name: {task: cell.mean for task, cell in row.cells.items()}
         for row in table.rows
-        if not row.published
+        if row.measured
     }
 
 
