@@ -164,16 +164,18 @@ def _nearest_images(
     k: int,
 ) -> Found:
     """Images in the grounded space; a model without heads says why it finds none."""
-    from train.evaluate.evaluated_model import NoHeadsError
-    from train.evaluate.grounded_space import GroundedSpace, rows_of_images
+    from train.evaluate.evaluated_model import NoHeadsError, project
+    from train.evaluate.grounded_space import open_features, rows_of_images
+    from train.evaluate.image_space import image_space
     from train.evaluate.neighbours import nearest
     from train.report.neighbours import Found, found_images
 
     try:
-        space = GroundedSpace.of(model)
+        space = image_space(model)
     except NoHeadsError as error:
         return Found(reason=str(error))
     ids, keys = images.of_split(split)
-    rows, kept = rows_of_images(space.open_features(features), keys)
-    found = nearest(space.sentences(model.encode(asked)), space.images(rows), k)
+    rows, kept = rows_of_images(open_features(space, model, features), keys)
+    queries = project(space.sentences, model.encode(asked))
+    found = nearest(queries, project(space.images, rows), k)
     return found_images(found, [ids[i] for i in kept], own)

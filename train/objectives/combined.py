@@ -203,8 +203,12 @@ class Combined(Objective[CombinedParams]):
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
+        del described[_OF_A_PART]
         for name, part in self.parts.items():
-            described["parts"][name]["parameters"] = part.describe()
+            own = part.describe().items()
+            described["parts"][name]["parameters"] = {
+                key: value for key, value in own if key == _OF_A_PART or key not in described
+            }
         return described
 
     def _seen_by(self, part: Objective[Any], batch: Batch) -> Batch:

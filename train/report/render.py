@@ -14,7 +14,6 @@ from rich.text import Text
 from train.report.gains import Gain, headline
 from train.report.table import Row, Table
 
-
 _WIDE = 5  # columns with a deviation each that fit a terminal
 
 
