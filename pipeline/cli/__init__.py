@@ -18,6 +18,7 @@ from pipeline.cli import (
     evaluate,
     extract,
     gallery,
+    geometry,
     ground,
     neighbours,
     phrase_tokens,
@@ -34,7 +35,17 @@ from sightline.signals import Stopped, stop_on_signals
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
-    *("compare", "neighbours", "gallery", "runs", "configure", "stage", "cache", "doctor"),
+    *(
+        "compare",
+        "neighbours",
+        "geometry",
+        "gallery",
+        "runs",
+        "configure",
+        "stage",
+        "cache",
+        "doctor",
+    ),
 )
 
 
@@ -63,6 +74,7 @@ app.command("evaluate", context_settings={"ignore_unknown_options": True})(evalu
 app.add_typer(runs.app, name="runs")
 app.command("compare")(compare.compare)
 app.command("neighbours")(neighbours.neighbours)
+app.command("geometry")(geometry.geometry)
 app.command("gallery")(gallery.gallery)
 app.command("configure")(configure.configure)
 app.add_typer(cache.app, name="cache")

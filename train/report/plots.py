@@ -23,7 +23,7 @@ PUBLISHED = "#cbd2d9"
 
 MARK = b"Sightline figure"
 """Begins every figure, so that a later command may replace it."""
-_STYLE: Any = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "text.color": INK,
@@ -44,7 +44,7 @@ def score_chart(table: Table) -> Figure:
     margin = 0.4 + 0.075 * max(len(line) for label in labels for line in label.split("\n"))
     panel = max(2.3, 7.2 - margin) if columns == 1 else 2.3
     height = 0.75 + 0.46 * len(table.rows)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         spaced = ConstrainedLayoutEngine(hspace=0.08)
         figure = Figure(figsize=(margin + panel * columns, height * lines), layout=spaced)
         axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
@@ -67,7 +67,7 @@ def dev_chart(results: Sequence[RunResult]) -> Figure | None:
     if not drawn:
         return None
     runs = list(dict.fromkeys(result.run for result in results))
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 3.4), layout="constrained")
         axis = figure.subplots()
         ends: dict[str, tuple[float, list[float]]] = {}
@@ -86,7 +86,7 @@ def dev_chart(results: Sequence[RunResult]) -> Figure | None:
         axis.set_xlabel("step")
         axis.set_ylabel(metrics.pop() if len(metrics) == 1 else "dev score")
         axis.margins(x=0.02)
-        _clean(axis)
+        clean(axis)
         axis.grid(axis="y", color=PLAIN, linewidth=0.8)
     return figure
 
@@ -107,7 +107,7 @@ def subset_chart(
     lane = 0.6 / len(runs)
     columns = 3 if max(len(labels[run]) for run in runs) < 26 else 1
     height = 1.0 + len(subsets) * max(0.22, 0.12 * len(runs)) + 0.2 * -(-len(runs) // columns)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, height), layout="constrained")
         axis = figure.subplots()
         axis.axvline(0, color=INK, linewidth=1)
@@ -132,7 +132,7 @@ def subset_chart(
         )
         axis.grid(axis="x", color=PLAIN, linewidth=0.8)
         axis.set_axisbelow(True)
-        _clean(axis, keep=("bottom",))
+        clean(axis, keep=("bottom",))
         figure.legend(loc="outside upper left", frameon=False, ncols=columns, handletextpad=0.2)
     return figure
 
@@ -140,7 +140,7 @@ def subset_chart(
 def to_svg(figure: Figure) -> str:
     """The figure as SVG text without a date."""
     buffer = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": MARK.decode()})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
@@ -149,7 +149,7 @@ def to_svg(figure: Figure) -> str:
 def to_png(figure: Figure) -> bytes:
     """The figure as a PNG at 180 dots per inch."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="png", dpi=180, metadata={"Software": MARK.decode()})
     return buffer.getvalue()
 
@@ -188,7 +188,7 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
     axis.set_ylim(len(table.rows) - 0.5, -0.5)
     axis.set_title(task, loc="left", fontsize=10, fontweight="bold")
     axis.set_xticks([])
-    _clean(axis, keep=("left",))
+    clean(axis, keep=("left",))
 
 
 def _label_ends(
@@ -216,7 +216,7 @@ def _label_ends(
         )
 
 
-def _clean(axis: Axes, keep: Sequence[str] = ("left", "bottom")) -> None:
+def clean(axis: Axes, keep: Sequence[str] = ("left", "bottom")) -> None:
     for side in ("top", "right", "left", "bottom"):
         axis.spines[side].set_visible(side in keep)
 
