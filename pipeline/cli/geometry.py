@@ -86,11 +86,11 @@ def geometry(
     from train.evaluate.named_models import load_each, name_models
     from train.evaluate.similarity import sentences_of
     from train.evaluate.space_study import MapSettings, SpaceStudy
-    from train.report.space_page import geometry_output, to_json, write_geometry
+    from train.report.space_page import check_output, to_json, write_geometry
     from train.report.space_terminal import space_table
 
-    target = geometry_output(out, [data, *([sentences] if sentences is not None else [])])
-    target.check_place()
+    inputs = [data, *([sentences] if sentences is not None else [])]
+    check_output(out, inputs)
     pairs = _pairs(data, split)
     if sentences is None:
         drawn = MapSentences.draw(pairs.name, list(sentences_of([pairs])), limit, seed)
@@ -103,7 +103,7 @@ def geometry(
             model.encode_once(study.every_sentence())
             study.add(name, model.encode)
             advance(1)
-    files = write_geometry(study, title, target)
+    files = write_geometry(study, title, out, inputs)
     if as_json:
         print_json(to_json(study))
         return

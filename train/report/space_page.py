@@ -30,13 +30,23 @@ _CHARTS: dict[str, Callable[[SpaceStudy], Figure | None]] = {
 _FILES = (RECORD, PAGE, *(f"{name}.{kind}" for name in _CHARTS for kind in ("png", "svg")))
 
 
-def geometry_output(out: Path, inputs: Sequence[Path] = ()) -> Output:
-    """The folder that `write_geometry` fills; its `check_place` refuses a bad one early."""
-    return Output(out, RECORD, json_record(SCHEMA), inputs)
+def check_output(out: Path, inputs: Sequence[Path] = ()) -> None:
+    """Refuse early what `write_geometry` would refuse after all models are measured.
+
+    Raises:
+        SightlineError: as there.
+    """
+    with _output(out, inputs) as output:
+        output.check(_FILES)
 
 
-def write_geometry(study: SpaceStudy, title: str, target: Output) -> list[Path]:
-    """Write everything into the output folder; equal input gives equal bytes.
+def write_geometry(
+    study: SpaceStudy, title: str, out: Path, inputs: Sequence[Path] = ()
+) -> list[Path]:
+    """Write everything into the folder ``out``; equal input gives equal bytes.
+
+    Args:
+        inputs: files and folders that the study comes from.
 
     Returns:
         The files written.
@@ -51,11 +61,15 @@ def write_geometry(study: SpaceStudy, title: str, target: Output) -> list[Path]:
     for name, figure in drawn.items():
         contents[f"{name}.png"] = to_png(figure)
         contents[f"{name}.svg"] = (svg[name] + "\n").encode()
-    with target as output, output.scratch() as made:
+    with _output(out, inputs) as output, output.scratch() as made:
         for name, data in contents.items():
             (made / name).write_bytes(data)
         output.publish(made, {"schema": SCHEMA, "title": title, **to_json(study)})
-    return [target.given / name for name in _FILES if name == RECORD or name in contents]
+    return [out / name for name in _FILES if name == RECORD or name in contents]
+
+
+def _output(out: Path, inputs: Sequence[Path]) -> Output:
+    return Output(out, RECORD, json_record(SCHEMA), inputs)
 
 
 def to_page(study: SpaceStudy, title: str, figures: Mapping[str, str]) -> str:
@@ -137,24 +151,18 @@ def _symmetric(found: Mapping[tuple[str, str], Agreement]) -> dict[tuple[str, st
     return {**found, **{(two, one): each for (one, two), each in found.items()}}
 
 
-def _best(models: Sequence[ModelSpace]) -> dict[str, float]:
-    """Column → its best value, of those in which one end is better; empty for a single model."""
-    if len(models) < 2:
-        return {}
+def _best(models: Sequence[ModelSpace]) -> dict[str, float | None]:
+    """Column → its best value, of those in which one end is better; None for a single model."""
     columns = {
-        "spearman": [each.similarity.spearman for each in models],
-        "alignment": [_negative(each.geometry.alignment) for each in models],
-        "uniformity": [_negative(each.geometry.uniformity) for each in models],
+        "spearman": (max, [each.similarity.spearman for each in models]),
+        "alignment": (min, [each.geometry.alignment for each in models]),
+        "uniformity": (min, [each.geometry.uniformity for each in models]),
     }
-    best = {
-        name: max((value for value in values if value is not None), default=math.nan)
-        for name, values in columns.items()
-    }
-    return {name: value if name == "spearman" else -value for name, value in best.items()}
-
-
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
+    found: dict[str, float | None] = {}
+    for name, (best, values) in columns.items():
+        known = [value for value in values if value is not None]
+        found[name] = best(known) if known and len(models) > 1 else None
+    return found
 
 
 def _reasons(models: Sequence[ModelSpace]) -> list[str]:
