@@ -89,14 +89,15 @@ def geometry(
     from train.report.space_page import check_output, to_json, write_geometry
     from train.report.space_terminal import space_table
 
+    named = name_models(models)
     inputs = [data, *([sentences] if sentences is not None else [])]
+    inputs += [Path(each.source) for each in named]
     check_output(out, inputs)
     pairs = _pairs(data, split)
     if sentences is None:
         drawn = MapSentences.draw(pairs.name, list(sentences_of([pairs])), limit, seed)
     else:
         drawn = read_map_sentences(sentences, limit, seed)
-    named = name_models(models)
     study = SpaceStudy(pairs, drawn, MapSettings(clusters, perplexity, seed))
     with progress("geometry", len(named), "models") as advance:
         for name, model in load_each(named, pooling, device):  # pyright: ignore[reportArgumentType]

@@ -100,7 +100,10 @@ def neighbours(
     from train.report.neighbours import Sides, print_neighbours, shown_images
     from train.report.neighbours_page import MARK, Thumbnail, to_page
 
-    inputs = [path for path in (captions, queries, images_manifest, root) if path is not None]
+    named = name_models(models)
+    given = (captions, queries, images_manifest, root, features)
+    inputs = [path for path in given if path is not None]
+    inputs += [Path(each.source) for each in named]
     if out is not None:
         check_output_file(out, MARK, inputs)
     pool = read_pool(captions, split)
@@ -108,7 +111,6 @@ def neighbours(
         dict.fromkeys([*read_queries(sentences or [], queries), *pool.sample(sample, seed)])
     )
     images = None if images_manifest is None else ManifestImages.read(images_manifest)
-    named = name_models(models)
     own = tuple(pool.images_of(each) for each in asked)
     texts: dict[str, Found] = {}
     pictures: dict[str, Found] = {}
