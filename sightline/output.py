@@ -41,6 +41,7 @@ RECORDS = {
     "ground_stats.json": "grounding statistics",
     "run.json": "a training run",
     "report.json": "a report",
+    "geometry.json": "a comparison of embedding spaces",
 }
 """Every kind of record → what its folder holds."""
 _OURS = re.compile(rb'"schema": ?"sightline\.')

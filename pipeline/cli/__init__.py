@@ -18,7 +18,9 @@ from pipeline.cli import (
     evaluate,
     extract,
     gallery,
+    geometry,
     ground,
+    neighbours,
     phrase_tokens,
     prepare,
     runs,
@@ -33,7 +35,17 @@ from sightline.signals import Stopped, stop_on_signals
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
-    *("compare", "gallery", "runs", "configure", "stage", "cache", "doctor"),
+    *(
+        "compare",
+        "neighbours",
+        "geometry",
+        "gallery",
+        "runs",
+        "configure",
+        "stage",
+        "cache",
+        "doctor",
+    ),
 )
 
 
@@ -61,6 +73,8 @@ app.command("train")(train.train)
 app.command("evaluate", context_settings={"ignore_unknown_options": True})(evaluate.evaluate)
 app.add_typer(runs.app, name="runs")
 app.command("compare")(compare.compare)
+app.command("neighbours")(neighbours.neighbours)
+app.command("geometry")(geometry.geometry)
 app.command("gallery")(gallery.gallery)
 app.command("configure")(configure.configure)
 app.add_typer(cache.app, name="cache")

@@ -76,10 +76,10 @@ def diagnose(
     from rich.console import Console
 
     from pipeline import graph
+    from sightline.extras import require
     from sightline.output_file import check_output_file
     from sightline.progress import PhaseProgress
     from train.diagnose.diagnosis import diagnose as look
-    from train.diagnose.page import MARK, write_page
     from train.diagnose.terminal import print_diagnosis
 
     if dataset := _dataset(sets):
@@ -98,9 +98,14 @@ def diagnose(
     )
     inputs = [*sets, *(path for path in (captions, images) if path is not None)]
     if out is not None:
+        require("matplotlib", "a page with charts")
+        from train.diagnose.page import MARK
+
         check_output_file(out, MARK, inputs)
     found = look(sets, captions, images, settings, PhaseProgress())
     if out is not None:
+        from train.diagnose.page import write_page
+
         write_page(found, out, inputs)
     if as_json:
         print_json(found.to_json())

@@ -26,6 +26,7 @@ LIBRARIES = [
     *("pipeline.encoders.clip_image", "pipeline.encoders.teacher", "pipeline.grounding.stage"),
     *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
+    *("train.report.space_page", "train.report.neighbours_page", "train.evaluate.named_models"),
 ]
 SERVER_OPTIONS = [f"--import={name}" for name in LIBRARIES]
 
@@ -187,6 +188,15 @@ FOLDERS = [
         ],
         ("report.json", "report.html", "report.md", "report.txt", "scores.png"),
     ),
+    Command(
+        "geometry",
+        lambda made, out: [
+            *("geometry", "--model", made / "scenes/student", "--pooling", "cls"),
+            *("--data", made / "scenes/similarity/dev.tsv", "--limit", 12),
+            *("--clusters", 2, "--perplexity", 3, "--out", out),
+        ],
+        ("geometry.json", "geometry.html", "plane.svg", "map.png"),
+    ),
 ]
 """Commands whose output is a folder."""
 
@@ -204,6 +214,13 @@ FILES = [
         lambda made, out: [
             *("gallery", "--phrases", made / "scenes/phrases.parquet", *_on_manifests(made)),
             *("--limit", 2, "--out", out),
+        ],
+    ),
+    Command(
+        "neighbours",
+        lambda made, out: [
+            *("neighbours", "--sample", 2, "--model", made / "scenes/student", "--pooling", "cls"),
+            *(*_on_manifests(made), "--out", out),
         ],
     ),
     Command(

@@ -1,0 +1,136 @@
+"""`sightline geometry`: the embedding spaces of several models, in figures and numbers."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.options import DEVICE, JSON, MOST_SEED, OUT, print_json
+
+if TYPE_CHECKING:
+    from train.evaluate.similarity import GradedPairs
+
+
+class Split(StrEnum):
+    """Values of ``--split``."""
+
+    TRAIN = "train"
+    DEV = "dev"
+    TEST = "test"
+    ALL = "all"
+
+
+def geometry(
+    data: Annotated[
+        Path,
+        typer.Option(help="TSV of graded pairs, or SentEval's `downstream` folder, for STS-B."),
+    ],
+    out: OUT,
+    models: Annotated[
+        list[str],
+        typer.Option(
+            "--model",
+            help="Folder of a training run or of a model, or a name on the hub; NAME=MODEL renames "
+            "it; repeatable.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    split: Annotated[
+        Split | None, typer.Option(help="Of STS-B; `all` is every split.", show_default="dev")
+    ] = None,
+    sentences: Annotated[
+        Path | None,
+        typer.Option(
+            help="Sentences of the map: a captions manifest (.parquet), or a TSV with the header "
+            "group, sentence; default: those of --data."
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=3, help="Maximum sentences of the map; of more, some are drawn.")
+    ] = 1000,
+    clusters: Annotated[int, typer.Option(min=2, help="Clusters of k-means.")] = 10,
+    perplexity: Annotated[float, typer.Option(min=1.0, help="Of t-SNE.")] = 30.0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MOST_SEED, help="Of the drawing, k-means and t-SNE.")
+    ] = 0,
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="cls, pooler, mean or first_last_mean; default: from the folder."),
+    ] = None,
+    device: DEVICE = "auto",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Embedding spaces",
+    as_json: JSON = False,
+) -> None:
+    """Draw models' embedding spaces: alignment and uniformity, clusters, cosines, singular values.
+
+    Example: sightline geometry --model runs/simcse/seed-0 --model runs/mcse-clip/seed-0
+    --data senteval/downstream --out geometry
+    """
+    if not models:
+        raise typer.BadParameter(
+            "give at least one, a folder or a name on the hub", param_hint="--model"
+        )
+    if split is not None and not data.is_dir():
+        raise typer.BadParameter(
+            f"{data} is not SentEval's folder, and has no splits; leave it out",
+            param_hint="--split",
+        )
+    from rich.console import Console
+
+    from sightline.extras import require
+    from sightline.progress import progress
+
+    require("matplotlib", "a chart")
+    from train.evaluate.map_sentences import MapSentences, read_map_sentences
+    from train.evaluate.named_models import load_each, name_models
+    from train.evaluate.similarity import sentences_of
+    from train.evaluate.space_study import MapSettings, SpaceStudy
+    from train.report.space_page import check_output, to_json, write_geometry
+    from train.report.space_terminal import space_table
+
+    named = name_models(models)
+    inputs = [data, *([sentences] if sentences is not None else [])]
+    inputs += [Path(each.source) for each in named]
+    check_output(out, inputs)
+    pairs = _pairs(data, split)
+    if sentences is None:
+        drawn = MapSentences.draw(pairs.name, list(sentences_of([pairs])), limit, seed)
+    else:
+        drawn = read_map_sentences(sentences, limit, seed)
+    study = SpaceStudy(pairs, drawn, MapSettings(clusters, perplexity, seed))
+    with progress("geometry", len(named), "models") as advance:
+        for name, model in load_each(named, pooling, device):  # pyright: ignore[reportArgumentType]
+            model.encode_once(study.every_sentence())
+            study.add(name, model.encode)
+            advance(1)
+    files = write_geometry(study, title, out, inputs)
+    if as_json:
+        print_json(to_json(study))
+        return
+    Console(width=None if sys.stdout.isatty() else 100).print(space_table(study))
+    for file in files:
+        print(file)
+
+
+def _pairs(data: Path, split: Split | None) -> GradedPairs:
+    """STS-B's split of SentEval's folder, or the pairs of a TSV."""
+    import numpy as np
+
+    from train.evaluate.similarity import GradedPairs
+    from train.evaluate.sts import load_dev_set, load_sts_benchmark
+
+    if split is None:
+        return load_dev_set(data)
+    if split is not Split.ALL:
+        return load_sts_benchmark(data, split.value)
+    parts = [load_sts_benchmark(data, each.value) for each in Split if each is not Split.ALL]
+    return GradedPairs(
+        "STS-B",
+        tuple(text for part in parts for text in part.first),
+        tuple(text for part in parts for text in part.second),
+        np.concatenate([part.gold for part in parts]),
+    )

@@ -1,0 +1,119 @@
+"""Sentences and images in the grounded space of finished runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import World, make_world, silent
+
+from pipeline.cache import FeatureSet
+from pipeline.cli import main
+from sightline.errors import SightlineError
+from train.evaluate.evaluated_model import EvaluatedModel, project
+from train.evaluate.grounded_space import open_features, rows_of_images
+from train.evaluate.image_space import image_space
+from train.objectives import make_objective
+from train.run_summary import RunSummary
+from train.train_run import train_run
+
+
+@pytest.fixture(scope="module")
+def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("simcse", "mcse"):
+        train_run(world.spec(folder / name, name), say=silent)
+    combined = {
+        "parts": {
+            "simcse": {},
+            "mcse": {"parameters": {"image": "tiny-cnn", "weight": 0.5, "text_weight": 0}},
+        }
+    }
+    features = {"image-tiny-cnn": world.root / "features"}
+    train_run(
+        world.spec(folder / "combined", "combined", parameters=combined, features=features),
+        say=silent,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", ["mcse", "combined"])
+def test_both_heads_are_those_of_the_run(world: World, runs: Path, name: str) -> None:
+    model = EvaluatedModel.load(str(runs / name), device="cpu")
+    space, heads = image_space(model), model.heads().modules
+    prefix = "" if name == "mcse" else "mcse-"
+    for head, found in (("grounding", space.sentences), ("image", space.images)):
+        expected = heads[prefix + head].state_dict()
+        assert all(torch.equal(value, expected[key]) for key, value in found.state_dict().items())
+
+
+def test_the_parameters_of_a_finished_combination_make_it_again(runs: Path) -> None:
+    summary = RunSummary.read(runs / "combined")
+    again = make_objective("combined", summary.parameters)
+    assert again.describe() == summary.parameters
+    assert again.describe()["parts"]["mcse"]["parameters"]["weight"] == 0.5
+
+
+def test_features_are_found_by_name_and_checked(world: World, runs: Path, tmp_path: Path) -> None:
+    model = EvaluatedModel.load(str(runs / "mcse"), device="cpu")
+    space = image_space(model)
+    assert model.summary is not None
+    name = model.summary.features["image"].name
+    below = tmp_path / name
+    below.parent.mkdir(parents=True)
+    below.symlink_to(world.root / "features")
+    for place in (below, tmp_path):
+        assert open_features(space, model, place).fingerprint == space.fingerprint
+    with pytest.raises(SightlineError, match=re.escape(str(tmp_path / "no" / name))):
+        open_features(space, model, tmp_path / "no")
+    other = replace(space, fingerprint="0" * 64)
+    with pytest.raises(SightlineError, match="expected 0000"):
+        open_features(other, model, world.root / "features")
+
+
+def test_failed_images_are_left_out(tmp_path: Path) -> None:
+    world = make_world(tmp_path, failed=3)
+    features = FeatureSet.open(world.root / "features")
+    rows, kept = rows_of_images(features, world.image_keys)
+    assert kept.tolist() == list(range(3, 20))
+    assert rows == pytest.approx(features.gather(features.rows(world.image_keys[3:])))
+    with pytest.raises(SightlineError, match="all 3 images failed"):
+        rows_of_images(features, world.image_keys[:3])
+
+
+def test_the_command_finds_images(
+    world: World, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sightline", "neighbours", "a red circle", "--json", "--k", "20", "--to-images"]
+    words += ["--model", str(runs / "simcse"), "--model", str(runs / "mcse"), "--device", "cpu"]
+    words += ["--captions", str(world.root / "captions.parquet")]
+    words += ["--images-manifest", str(world.root / "images.parquet")]
+    words += ["--features", str(world.root / "features")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code
+    found = json.loads(capsys.readouterr().out)
+    (query,) = found["queries"]
+    assert query["nearest_images"]["simcse"] is None
+    assert "simcse, images: its objective, simcse, projects no image features" in " ".join(
+        found["notes"]
+    )
+    images = query["nearest_images"]["mcse"]
+    assert sorted(each["images"][0] for each in images) == [f"{i:02d}.png" for i in range(20)]
+    assert [each["images"][0] for each in images if each["own_image"]] == ["00.png"]
+
+    model = EvaluatedModel.load(str(runs / "mcse"), device="cpu")
+    space = image_space(model)
+    text = project(space.sentences, model.encode(["a red circle"]))[0]
+    rows, _ = rows_of_images(FeatureSet.open(world.root / "features"), world.image_keys)
+    grounded = project(space.images, rows)
+    norms = np.linalg.norm(grounded, axis=1) * np.linalg.norm(text)
+    expected = np.sort(grounded @ text / norms)[::-1]
+    assert [each["cosine"] for each in images] == pytest.approx(expected.tolist(), abs=1e-5)

@@ -1,0 +1,319 @@
+"""Figures of embedding spaces: alignment–uniformity plane, maps, gold against cosine, spectra."""
+
+from __future__ import annotations
+
+import colorsys
+import itertools
+import textwrap
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
+from matplotlib.transforms import Bbox
+
+from train.evaluate.space_study import SpaceStudy, binned_means
+from train.report.drawing import COLOURS, FAINT, INK, PLAIN, STYLE, clean
+
+_MANY = 3000  # pairs from which a scatter plot is replaced by hexagonal bins
+_DPI = 180  # of what is drawn as pixels inside an SVG
+_LONGEST = 34  # characters of a label
+_RINGS = (9, 22, 36, 52, 70)  # points from a dot to its label; beyond the first, with a line
+_ANGLES = (0, 180, 90, 270, 35, 145, 325, 215)
+
+
+def plane_chart(study: SpaceStudy) -> Figure | None:
+    """A dot per model: uniformity across, alignment up, coloured by Spearman (MCSE, figure 2).
+
+    Both are better when lower. A model without a score is a hollow dot. None if no model has both.
+    """
+    drawn = [
+        each
+        for each in study.models
+        if each.geometry.alignment is not None and each.geometry.uniformity is not None
+    ]
+    if not drawn:
+        return None
+    x = np.array([each.geometry.uniformity for each in drawn], dtype=float)
+    y = np.array([each.geometry.alignment for each in drawn], dtype=float)
+    scores = np.array([np.nan if (s := each.similarity.spearman) is None else s for each in drawn])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        axis = figure.subplots()
+        known = np.isfinite(scores)
+        look = {"s": 70, "edgecolors": INK, "linewidths": 0.7, "zorder": 3}
+        axis.scatter(x[~known], y[~known], facecolors="white", **look)
+        if known.any():
+            low, high = scores[known].min(), scores[known].max()
+            low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
+            dots = axis.scatter(
+                x[known],
+                y[known],
+                c=scores[known],
+                cmap="viridis",
+                vmin=low,
+                vmax=high,
+                **look,
+            )
+            bar = figure.colorbar(dots, ax=axis, pad=0.02)
+            bar.set_label(f"Spearman × 100, {_short(study.pairs.name)}")
+            bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        for limits, values, least in (
+            (axis.set_xlim, x, 0.2),
+            (axis.set_ylim, y, 0.05),
+        ):
+            room = max(0.16 * float(np.ptp(values)), least)
+            limits(values.min() - room, values.max() + room)
+        axis.set_xlabel("uniformity (lower is better)")
+        axis.set_ylabel("alignment (lower is better)")
+        axis.grid(color=PLAIN, linewidth=0.8)
+        axis.set_axisbelow(True)
+        clean(axis)
+        axis.annotate(
+            "best",
+            (0.012, 0.02),
+            xytext=(0.075, 0.105),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            arrowprops={"arrowstyle": "-|>", "color": FAINT, "shrinkB": 0},
+            color="#5b6770",
+            fontsize=8.5,
+            ha="center",
+        )
+        _label_dots(figure, axis, x, y, [_short(each.name) for each in drawn])
+    return figure
+
+
+def map_chart(study: SpaceStudy) -> Figure | None:
+    """A t-SNE map per model, coloured by its clusters of k-means (DALR, figure 3).
+
+    Colours are those of the first model's clusters. None if no model has a map.
+    """
+    drawn = [each for each in study.models if each.map is not None]
+    if not drawn:
+        return None
+    palette = cluster_colours(study.settings.clusters)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _panels(len(drawn), (2.9, 2.95))
+        for axis, each in zip(axes, drawn, strict=True):
+            assert each.map is not None
+            points = each.map.points
+            axis.scatter(
+                points[:, 0],
+                points[:, 1],
+                c=[palette[label] for label in each.map.labels],
+                s=float(np.clip(6000 / len(points), 1.5, 16)),
+                linewidths=0,
+                alpha=0.85,
+                rasterized=True,
+            )
+            axis.set_aspect("equal", "datalim")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            clean(axis, keep=())
+            _title(axis, each.name, f"silhouette {each.map.silhouette:.2f}")
+    return figure
+
+
+def gold_chart(study: SpaceStudy) -> Figure | None:
+    """Cosine of each pair against its gold score, one panel per model (DALR, figure 4).
+
+    The line joins the mean cosines of five equal ranges of the gold score. None if no cosine is
+    defined.
+    """
+    drawn = [each for each in study.models if np.isfinite(each.cosines).all()]
+    gold = study.pairs.gold
+    if not drawn or not len(gold):
+        return None
+    low = min(float(each.cosines.min()) for each in drawn)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _panels(len(drawn), (2.9, 2.75), shared=True)
+        for number, (axis, each) in enumerate(zip(axes, drawn, strict=True)):
+            if len(gold) > _MANY:
+                axis.hexbin(
+                    gold,
+                    each.cosines,
+                    gridsize=(26, 18),
+                    extent=(gold.min(), gold.max(), low, 1.0),
+                    bins="log",
+                    mincnt=1,
+                    cmap="Blues",
+                    linewidths=0.1,
+                    rasterized=True,
+                )
+            else:
+                axis.scatter(
+                    gold,
+                    each.cosines,
+                    s=float(np.clip(4000 / len(gold), 3, 18)),
+                    color=COLOURS[0],
+                    alpha=0.35 if len(gold) > 100 else 0.7,
+                    linewidths=0,
+                    rasterized=True,
+                )
+            edges, means, _ = binned_means(gold, each.cosines)
+            there = np.isfinite(means)
+            centres = (edges[:-1] + edges[1:]) / 2
+            axis.plot(
+                centres[there], means[there], "o-", color=COLOURS[1], ms=4.5, mec="white", lw=1.6
+            )
+            axis.grid(axis="y", color=PLAIN, linewidth=0.8)
+            axis.set_axisbelow(True)
+            clean(axis)
+            score = each.similarity.spearman
+            said = "not defined" if score is None else f"{score:.2f}"
+            _title(axis, each.name, f"Spearman × 100: {said}")
+            if number % 3 == 0:
+                axis.set_ylabel("cosine")
+            axis.set_xlabel("gold score")
+    return figure
+
+
+def spectrum_chart(study: SpaceStudy) -> Figure | None:
+    """Singular values of each model's directions, on a logarithmic scale.
+
+    None without models.
+    """
+    if not study.models:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+        axis = figure.subplots()
+        for number, each in enumerate(study.models):
+            values = each.spectrum.singular_values
+            values = values[values > 1e-9]  # the rest is rounding
+            axis.plot(
+                np.arange(1, len(values) + 1),
+                values,
+                color=COLOURS[number % len(COLOURS)],
+                linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
+                linewidth=1.6,
+                marker="o" if len(values) == 1 else None,
+                label=f"{_short(each.name)}: effective rank "
+                f"{each.spectrum.effective_rank:.1f} of {each.width}",
+            )
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_xlabel("number of the singular value")
+        axis.set_ylabel("singular value")
+        axis.grid(axis="y", color=PLAIN, linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.margins(x=0.02)
+        clean(axis)
+        columns = 2 if len(study.models) > 1 else 1
+        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handlelength=1.4)
+    return figure
+
+
+def cluster_colours(count: int) -> list[tuple[float, float, float]]:
+    """``count`` distinguishable colours: matplotlib's lists of 10 and 20, then hues far apart."""
+    for name, size in (("tab10", 10), ("tab20", 20)):
+        if count <= size:
+            return [matplotlib.colormaps[name](i)[:3] for i in range(count)]
+    golden = 0.618034  # of a turn: neighbouring numbers have hues far apart
+    return [
+        colorsys.hls_to_rgb(golden * i % 1, (0.42, 0.62, 0.3)[i % 3], 0.55) for i in range(count)
+    ]
+
+
+def _panels(
+    count: int, size: tuple[float, float], shared: bool = False
+) -> tuple[Figure, Sequence[Axes]]:
+    """``count`` panels of ``size`` inches in rows of at most three."""
+    columns = min(3, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained", dpi=_DPI)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
+    for axis in axes.flat[count:]:
+        axis.set_visible(False)
+    for axis in axes.flat[:count]:
+        axis.tick_params(labelbottom=True)
+    return figure, list(axes.flat[:count])
+
+
+def _title(axis: Axes, name: str, below: str) -> None:
+    axis.set_title(
+        "\n".join(textwrap.wrap(name, 30)[:2]), loc="left", fontsize=10, fontweight="bold", pad=18
+    )
+    axis.annotate(
+        below,
+        (0, 1),
+        xytext=(0, 5),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color="#5b6770",
+        fontsize=8.5,
+    )
+
+
+def _label_dots(
+    figure: Figure, axis: Axes, x: np.ndarray, y: np.ndarray, labels: Sequence[str]
+) -> None:
+    """A label beside each dot, where it covers no dot and no other label.
+
+    Further away, with a line to its dot, where there is no room beside it.
+    """
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # fixes the layout, so that positions on the page are known
+    renderer = canvas.get_renderer()
+    inside = axis.get_window_extent(renderer)
+    dots = axis.transData.transform(np.column_stack([x, y]))
+    pixels = figure.dpi / 72
+    radius = 6 * pixels
+    taken = [Bbox.from_bounds(px - radius, py - radius, 2 * radius, 2 * radius) for px, py in dots]
+    taken += [text.get_window_extent(renderer) for text in axis.texts]
+    for number, label in enumerate(labels):
+        best: tuple[float, Annotation, list[Bbox]] | None = None
+        for ring, angle in itertools.product(_RINGS, _ANGLES):
+            text = _label(axis, (x[number], y[number]), label, ring, angle)
+            text.update_positions(renderer)
+            words = Text.get_window_extent(text, renderer)  # without the line
+            covered = [Bbox.from_bounds(words.x0, words.y0, words.width, words.height)]
+            if ring > _RINGS[0]:
+                reach = np.radians(angle)
+                step = np.array([np.cos(reach), np.sin(reach)]) * pixels
+                along = dots[number] + np.outer(np.linspace(8, ring, 8), step)
+                covered += [Bbox.from_bounds(px - 1, py - 1, 2, 2) for px, py in along]
+            cost = float(sum(one.overlaps(other) for one in covered for other in taken))
+            cost += not (inside.x0 <= words.x0 and words.x1 <= inside.x1)
+            cost += not (inside.y0 <= words.y0 and words.y1 <= inside.y1)
+            if best is None or cost < best[0]:
+                if best is not None:
+                    best[1].remove()
+                best = cost, text, covered
+            else:
+                text.remove()
+            if cost == 0:
+                break
+        assert best is not None
+        taken += best[2]
+
+
+def _label(
+    axis: Axes, point: tuple[float, float], label: str, ring: float, angle: float
+) -> Annotation:
+    """``label`` at ``ring`` points from ``point``, in the direction ``angle``."""
+    dx, dy = ring * np.cos(np.radians(angle)), ring * np.sin(np.radians(angle))
+    side = "left" if dx > 0.5 else "right" if dx < -0.5 else "center"
+    height = "center" if abs(dy) < 0.5 else "bottom" if dy > 0 else "top"
+    line = {"arrowstyle": "-", "color": FAINT, "shrinkA": 1, "shrinkB": 4, "lw": 0.8}
+    return axis.annotate(
+        label,
+        point,
+        xytext=(dx, dy),
+        textcoords="offset points",
+        ha=side,
+        va=height,
+        fontsize=9,
+        zorder=4,
+        arrowprops=line if ring > _RINGS[0] else None,
+    )
+
+
+def _short(name: str) -> str:
+    """``name``, without its middle if it is long."""
+    half = (_LONGEST - 1) // 2
+    return name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half:]}"
