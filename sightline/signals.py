@@ -28,7 +28,7 @@ class Stopped(BaseException):
 
     def __str__(self) -> str:
         notes = getattr(self, "__notes__", None) or [
-            "what was published before is intact; run the same command again"
+            "what was published before is intact; rerun the same command"
         ]
         return f"stopped by {signal.Signals(self.number).name}: {' '.join(notes)}"
 

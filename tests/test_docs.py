@@ -11,6 +11,8 @@ import yaml
 from shown_commands import PAGES, ROOT, shown_commands
 
 from pipeline.cli import app
+from train.evaluate.task_registry import TASKS
+from train.evaluate.tasks import task_class
 
 SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
 
@@ -42,6 +44,13 @@ def test_shown_commands_and_options_exist(command):
         assert words[0] in node.commands, f"{command!r}: no command {words[0]!r}"
         node = node.commands[words.pop(0)]
     known = {option for param in node.params for option in param.opts}
+    if command.startswith("sightline evaluate"):  # settings of its tasks are options too
+        known |= {"--data"} | {
+            f"--{key.replace('_', '-')}"
+            for task in words
+            if task in TASKS
+            for key in task_class(task).Settings.model_fields
+        }
     for word in words:
         if word.startswith("--"):
             assert word.split("=")[0] in known, f"{command!r}: no option {word!r}"

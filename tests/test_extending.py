@@ -31,6 +31,7 @@ from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from pipeline.params import load_params
 from sightline.errors import SightlineError
 from sightline.registry import Registry
+from train.evaluate.task_registry import TASKS
 from train.objectives import OBJECTIVES, make_objective
 
 PAGE = ROOT / "docs/extending.md"
@@ -44,6 +45,7 @@ REGISTRIES = {
         GrounderSettings.families,
         SegmenterSettings.families,
         OBJECTIVES,
+        TASKS,
     )
 }
 COLOURS = ("red", "blue", "green", "round")
@@ -133,6 +135,9 @@ def clone(tmp_path, lamplight, monkeypatch) -> Path:
     params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1, "device": "cpu"}
     params["train"]["logging_steps"] = 1
     params["evaluation"]["dev"] = "dev.tsv"
+    (root / "odd.tsv").write_text(
+        "a dog\tthe dog\ta tree\nthe tree\ta tree\ta dog\nthe house\ta house\ta dog\n"
+    )
     (root / "params.yaml").write_text(yaml.safe_dump(params))
     (root / "grounding.yaml").write_text(settings)
     monkeypatch.chdir(root)
@@ -176,6 +181,7 @@ def test_the_commands_of_the_page_run_in_order(clone, monkeypatch, capsys):
         "ground run",
         "tokens --texts",
         "train --objective",
+        "evaluate odd-one-out",
     ]
 
     album = json.loads((clone / "data/datasets/album/dataset.json").read_text())
@@ -220,6 +226,19 @@ def test_the_commands_of_the_page_run_in_order(clone, monkeypatch, capsys):
     assert summary["objective"] == "hardest"
     assert summary["parameters"]["margin"] == 0.2
     assert "VSE++" in (clone / "runs/hardest/model/README.md").read_text()
+
+    assert load_params().evaluation.tasks["odd-one-out"].data == Path("odd.tsv")
+    assert "odd-one-out: here, 3 examples" in ran(monkeypatch, capsys, "evaluate", "list")
+    data = clone / "data/evaluation/odd-one-out.json"
+    ran(monkeypatch, capsys, "stage", "evaluation-data", "odd-one-out")
+    before = data.read_text()
+    assert json.loads(before)["metrics"]["odd one out"]["examples"] == 3
+    (clone / "odd.tsv").write_text("a dog\tthe dog\ta tree\n")
+    ran(monkeypatch, capsys, "stage", "evaluation-data", "odd-one-out")
+    assert data.read_text() != before
+    (clone / "odd.tsv").write_text("a dog\tthe dog\n")
+    said = refused(monkeypatch, capsys, "stage", "evaluation-data", "odd-one-out")
+    assert "odd.tsv, line 1: 2 tab-separated columns" in said
 
     # the same objective as a system of the graph, with the features of the stage
     ran(monkeypatch, capsys, "stage", "tokens")
@@ -286,6 +305,7 @@ def test_parameters_of_the_package_are_checked_like_ours(clone, monkeypatch, cap
         (("family: thumbnail", "family: thumbnial"), "'thumbnial'; did you mean 'thumbnail'?"),
         (("kind: sidecar", "kind: sidecars"), "album.kind: unknown kind of data set 'sidecars'; d"),
         (("scale: 0.5", "scale: 2"), "grounding.segmenter.scale: input should be less than or eq"),
+        (("odd-one-out:", "odd-one-in:"), "tasks.odd-one-in: unknown evaluation task 'odd-one-in'"),
         (("words:", "wrods:"), "grounding.grounder: unknown key 'wrods'; did you mean 'words'?"),
         (("family: glossary", "family: glosary"), "grounding.grounder.family: unknown grounder"),
     ]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from shown_commands import ROOT, shown_commands
-from small_senteval import write_senteval
+from small_senteval import write_senteval, write_transfer
 from tiny_encoder import make_encoder
 
 from pipeline.cli import main
@@ -27,6 +27,7 @@ SMALL = {"extract image": ["--batch-size", "4", "--workers", "0"]}
 def place(tmp_path, monkeypatch) -> Path:
     """A folder with the files that the pages assume."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     Path("photos").mkdir()
     rows = ["image,caption"]
     for i, colour in enumerate(("red", "blue", "green", "white")):
@@ -35,7 +36,7 @@ def place(tmp_path, monkeypatch) -> Path:
     Path("captions.csv").write_text("\n".join(rows) + "\n")
     for part in make_encoder():
         part.save_pretrained("student")
-    write_senteval(Path("senteval/downstream"))
+    write_transfer(write_senteval(Path("senteval/downstream")))
     shutil.copytree(ROOT / "configs", "configs")
     shutil.copy(ROOT / "dvc.yaml", ".")
     Path(".dvc").mkdir()
@@ -58,9 +59,9 @@ def run(monkeypatch, command: str) -> int:
 def test_shown_commands_run_in_order(place, monkeypatch, capsys):
     for command in of_sightline(ROOT / "docs/real-data.md"):
         assert run(monkeypatch, command) == 0, f"{command}\n{capsys.readouterr().err}"
-    scores = capsys.readouterr().out.splitlines()[-2:]
-    assert scores[0].split() == [*TASKS, "Avg"]
-    assert all(-100 <= float(score) <= 100 for score in scores[1].split())
+    _, header, _, row = capsys.readouterr().out.strip().splitlines()[-4:]
+    assert header.split() == ["run", "seeds", *TASKS, "Avg"]
+    assert all(-100 <= float(score) <= 100 for score in row.split()[2:])
 
     # where the graph would have put them
     shutil.copytree("runs/mcse", "runs/mcse-clip/seed-0")
@@ -101,7 +102,16 @@ MISTAKES = [
     ("train --objective mcse --device cuda:1 --tokens x --student y --out x", "--device: "),
     ("evaluate sts --model student --data photos", "STS.input.MSRpar.txt: no such file"),
     ("evaluate sts --model ./nobody --data senteval/downstream", "./nobody: there is no such"),
-    ("evaluate similarity --model student --pairs captions.csv", "expected the header"),
+    ("evaluate similarity --model student --data captions.csv", "expected the header"),
+    ("evaluate st --model student --data captions.csv", "unknown evaluation task 'st'"),
+    ("evaluate sts --model student", "sts needs --data: SentEval's"),
+    ("evaluate sts --data photos", "give at least one"),
+    ("evaluate sts --modle student --data photos", "did you mean '--model'?"),
+    ("evaluate sts --model student --data", "--data has no value"),
+    (
+        "evaluate transfer --model student --data senteval/downstream --classifier svm",
+        "classifier: input should be 'senteval' or 'sklearn'; found 'svm'",
+    ),
     ("evaluate sts --model student --data senteval/downstream", "does not say how to pool"),
 ]
 

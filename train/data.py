@@ -152,7 +152,8 @@ class TrainingData(Dataset[Batch]):
     ) -> None:
         assert spec.pairs is not None
         params = objective.params
-        pairs = read_pairs(spec.pairs, params.caption, params.data_seed)
+        source = spec.pairs
+        pairs = read_pairs(source.captions, source.images, params.caption, params.data_seed)
         of_images = [slot for slot, need in needs.items() if need.kind == "image"]
         failed = {key for slot in of_images for key in self.feature_sets[slot].failed}
         if failed:

@@ -110,7 +110,7 @@ class Pairs:
         return _exchanged(self.caption_keys, seed, "shuffle_teachers")
 
 
-def read_pairs(source: PairSource, policy: CaptionPolicy, seed: int) -> Pairs:
+def read_pairs(captions_file: Path, images_file: Path, policy: CaptionPolicy, seed: int) -> Pairs:
     """The training pairs of two manifests: rows whose split is `train` or empty.
 
     Args:
@@ -122,13 +122,13 @@ def read_pairs(source: PairSource, policy: CaptionPolicy, seed: int) -> Pairs:
     Raises:
         SightlineError: no caption is in the training split, or an image is not in its manifest.
     """
-    captions = read_manifest(source.captions, CAPTIONS)
+    captions = read_manifest(captions_file, CAPTIONS)
     split = captions.column("split")
     rows = np.flatnonzero(_is_one_of(split, TRAINED_SPLITS))
     if not len(rows):
         found = ", ".join(repr(name) for name in split.unique().to_pylist()) or "no rows at all"
         raise SightlineError(
-            f"{source.captions}: no caption to train on: splits are {found}, expected 'train' or ''"
+            f"{captions_file}: no caption to train on: splits are {found}, expected 'train' or ''"
         )
     captions = captions.take(pa.array(rows))
     texts = captions.column("text").to_pylist()
@@ -137,13 +137,13 @@ def read_pairs(source: PairSource, policy: CaptionPolicy, seed: int) -> Pairs:
     texts = [texts[i] for i in chosen]
     caption_ids = captions.column("caption_id").take(pa.array(chosen)).to_pylist()
 
-    images = read_manifest(source.images, IMAGES)
+    images = read_manifest(images_file, IMAGES)
     keys = key_column(images.column("key"))
     row_of = {image_id: row for row, image_id in enumerate(images.column("image_id").to_pylist())}
     absent = [image_ids[i] for i in chosen if image_ids[i] not in row_of]
     if absent:
         raise SightlineError(
-            f"{source.images}: {len(absent)} images of {source.captions} are not in it, such as "
+            f"{images_file}: {len(absent)} images of {captions_file} are not in it, such as "
             f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
         )
     image_rows = np.array([row_of[image_ids[i]] for i in chosen], dtype=np.int64)

@@ -316,7 +316,7 @@ class Processes:
             self._lost = True
             raise LostProcess(
                 f"another process of this run has ended ({_reason(error)}); check its output, "
-                "and run the same command again"
+                "and rerun the same command"
             ) from error
 
     def _first_to_say_so(self) -> bool:
@@ -372,7 +372,7 @@ def _meet(launched: _Launched, limit: float) -> Store:
     except RuntimeError as error:
         raise LostProcess(
             f"process 0, which the others connect to ({where}), has ended; check its output, and "
-            "run the same command again"
+            "rerun the same command"
         ) from error
     raise SightlineError(message) if alone else SaidElsewhere(message)
 

@@ -393,9 +393,9 @@ def _require_best(resume: Path, best: Best) -> None:
 def _kept(run: str, checkpoints: Checkpoints, steps: int) -> str:
     found = checkpoints.newest()
     if found is None:
-        return f"{run}: no step was finished; run the same command again"
+        return f"{run}: no step was finished; rerun the same command"
     step = step_of(found)
-    return f"{run}: step {step:,} of {steps:,} is kept; run the same command again to resume"
+    return f"{run}: step {step:,} of {steps:,} is kept; rerun the same command to resume"
 
 
 def _load_best(model: GroundedModel, best: Best) -> int:

@@ -1,4 +1,4 @@
-"""`sightline cache`: list, verify, repair and clean up the sets of the cache."""
+"""`sightline cache`: list, verify, diagnose, repair and clean up the sets of the cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli import share
+from pipeline.cli import diagnose, share
 from pipeline.cli.options import DEVICE, JSON, MOST_SEED, PARAMS, print_json
 from pipeline.cli.sets import PATH, info, list_sets, readable_size, sets_below
 
 app = typer.Typer(
-    help="List, verify, repair and share the sets of the cache.", no_args_is_help=True
+    help="List, verify, diagnose, repair and share the sets of the cache.", no_args_is_help=True
 )
 app.command("list")(list_sets)
 app.command()(info)
@@ -180,6 +180,7 @@ def gc(
     print(f"{readable_size(total)} {'would be freed' if dry_run else 'freed'}")
 
 
+app.command()(diagnose.diagnose)
 app.command()(share.diff)
 app.command("export")(share.export_set)
 app.command("import")(share.import_set)

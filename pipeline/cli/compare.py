@@ -63,6 +63,6 @@ def compare(
     else:
         print(to_text(comparison, format_), end="")
     if plot is not None and drawn is not None:
-        from train.report.plots import MARK as FIGURE_MARK
+        from train.report.drawing import MARK as FIGURE_MARK
 
         write_file(plot, drawn, FIGURE_MARK)

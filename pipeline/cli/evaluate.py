@@ -11,10 +11,8 @@ import typer
 
 from pipeline.cli.options import DEVICE, JSON, print_json
 from sightline.errors import SightlineError
-from sightline.parameter_errors import unknown
 
 if TYPE_CHECKING:
-    from train.evaluate.score import Evaluation
     from train.report.results import RunResult
 
 LIST = "list"
@@ -52,7 +50,7 @@ def evaluate(
     """Score models on tasks. Each model encodes every distinct sentence once.
 
     Settings of tasks are options too: --data PATH sets it for every task that has it, --sts.data
-    PATH for one task. A run that was trained with several seeds is one row if all are given.
+    PATH for one task. Several seeds of a run make one row.
 
     Example: sightline evaluate sts --model runs/mcse-clip/seed-0 --data senteval/downstream
     """
@@ -60,13 +58,16 @@ def evaluate(
     if names == [LIST]:
         _list_tasks(settings, as_json)
         return
+    given = _settings_of(names, settings)
     if not models:
         raise typer.BadParameter(
             "give at least one, a folder or a name on the hub", param_hint="--model"
         )
-    evaluation = _evaluation(names, settings)
     from train.evaluate.evaluated_model import EvaluatedModel
+    from train.evaluate.score import Evaluation
     from train.evaluate.score_run import evaluate_model
+
+    evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
 
     results = []
     for source in models:
@@ -101,9 +102,9 @@ def _tasks_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, str]
     return names, settings
 
 
-def _evaluation(names: Sequence[str], settings: Mapping[str, str]) -> Evaluation:
-    """The tasks with their data, which is read before any model is loaded."""
-    from train.evaluate.score import Evaluation
+def _settings_of(names: Sequence[str], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Task → its settings, from the values of the options."""
+    from sightline.parameter_errors import unknown
     from train.evaluate.tasks import task_class
 
     classes = {name: task_class(name) for name in names}
@@ -124,7 +125,7 @@ def _evaluation(names: Sequence[str], settings: Mapping[str, str]) -> Evaluation
             if field.is_required() and key not in given[name]:
                 needs = task.needs if key == "data" else field.description
                 raise typer.BadParameter(f"{name} needs --{key.replace('_', '-')}: {needs}")
-    return Evaluation.load(given)
+    return given
 
 
 def _list_tasks(settings: Mapping[str, str], as_json: bool) -> None:
@@ -180,19 +181,19 @@ def _state(name: str, settings: Mapping[str, Any]) -> str:
 def _print_results(results: Sequence[RunResult]) -> None:
     from rich.console import Console
 
-    from train.report.grids import printable
-    from train.report.render import to_terminal
+    from train.report.grids import grid_of_scores, printable
     from train.report.table import make_table
+    from train.report.terminal import print_grids
 
     table = make_table(results)
-    console = Console()
-    for heading, part in table.parts:
-        console.print(to_terminal(part, heading or None))
-    for row in table.rows:
-        for reason, metrics in row.undefined.items():
-            print(printable(f"{row.name}, {', '.join(metrics)}: not defined: {reason}"))
-    for note in table.notes:
-        print(printable(f"note: {note}"))
+    lines = [
+        f"{row.name}, {', '.join(metrics)}: not defined: {reason}"
+        for row in table.rows
+        for reason, metrics in row.undefined.items()
+    ]
+    lines += [f"Note: {note}." for note in table.notes]
+    grids = [grid_of_scores(*part) for part in table.parts]
+    print_grids(Console(), grids, [printable(line) for line in lines])
 
 
 def _save(results: Sequence[RunResult], out: Path) -> None:

@@ -24,8 +24,8 @@ class SetSummary:
     """What a run did, and the resulting set.
 
     Attributes:
-        record: the published commit point; None while other workers are still active, the last
-            of which publishes.
+        record: the published commit point; None while other workers are still active (the last one
+            publishes it).
         holds: description of the set's content.
         computed: rows computed by this run.
         copied: rows copied from another set, or from rows this one had dropped.

@@ -1,22 +1,47 @@
-"""What an evaluation saves besides its scores: those of the subsets, and what was scored."""
+"""Evaluations: every task of a model, what a result says of them, and what is scored again."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from small_senteval import write_transfer
 
+from sightline.errors import SightlineError
+from train.evaluate.evaluated_model import EvaluatedModel
 from train.evaluate.geometry import GEOMETRY
-from train.evaluate.score import Evaluation
-from train.evaluate.sts import SUBSETS
-from train.report.results import RunResult
+from train.evaluate.score import Evaluation, Scores
+from train.evaluate.score_run import evaluate_model
+from train.evaluate.sts import SUBSETS, TASKS
+from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.transfer_data import TASKS as TRANSFER_TASKS
+from train.report.results import RunResult, load_result, save_result
+from train.report.table import make_table
 
 
-def bag_of_letters(sentences) -> np.ndarray:
-    """A deterministic embedding that needs no model."""
-    counts = [[sentence.count(letter) for letter in "abcdefghst"] for sentence in sentences]
-    return np.array(counts, dtype=np.float32) + 0.1
+class Letters:
+    """A deterministic encoder that needs no model and counts what it encodes."""
+
+    dim = 10
+
+    def __init__(self, constant: bool = False) -> None:
+        self.constant = constant
+        self.calls: list[list[str]] = []
+
+    def encode(self, sentences: Sequence[str]) -> np.ndarray:
+        self.calls.append(list(sentences))
+        counts = [[sentence.count(letter) for letter in "abcdefghst"] for sentence in sentences]
+        rows = np.array(counts, dtype=np.float32) + 0.1
+        return np.ones_like(rows) if self.constant else rows
+
+
+def model(constant: bool = False) -> EvaluatedModel:
+    return EvaluatedModel("letters", Letters(constant))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture
@@ -27,8 +52,13 @@ def pairs(tmp_path: Path) -> Path:
     return file
 
 
+def evaluation(senteval: Path, pairs: Path, **more: Any) -> Evaluation:
+    return Evaluation.load({"sts": {"data": senteval}, "geometry": {"data": pairs}, **more})
+
+
 def test_scores_of_the_subsets_are_kept(senteval, pairs):
-    found = Evaluation.load(senteval, pairs).score(bag_of_letters)
+    found = evaluation(senteval, pairs).score(model())
+    assert list(found.scores) == [*TASKS, "Avg", *GEOMETRY]
     assert {task: tuple(parts) for task, parts in found.subsets.items()} == SUBSETS
     # every subset of this folder holds the same three pairs
     assert found.subsets["STS12"]["MSRpar"] == pytest.approx(found.scores["STS-B"], abs=60)
@@ -36,9 +66,10 @@ def test_scores_of_the_subsets_are_kept(senteval, pairs):
 
 
 def test_undefined_subsets_say_why_in_the_result(senteval, pairs):
-    found = Evaluation.load(senteval, pairs).score(lambda texts: np.ones((len(texts), 3)))
+    found = evaluation(senteval, pairs).score(model(constant=True))
     assert found.subsets["STS12"]["MSRpar"] is None
     assert "constant" in found.reasons["STS12/MSRpar"]
+    assert "constant" in found.reasons["Avg"]
     body = {"run": "r", "objective": "o", "seed": 0, "scores": found.scores}
     kept = RunResult(**body, subsets=found.subsets, reasons=found.reasons)
     assert kept.subsets == found.subsets
@@ -48,17 +79,126 @@ def test_undefined_subsets_say_why_in_the_result(senteval, pairs):
 
 
 def test_what_was_scored_is_identified_by_its_content(senteval, pairs):
-    first = Evaluation.load(senteval, pairs).evaluated_on
-    assert first["STS12"].pairs == 15
+    first = evaluation(senteval, pairs).evaluated_on
+    assert first["STS12"].examples == 15
     assert first["alignment"] == first["uniformity"]
-    assert first["alignment"].pairs == 2
+    assert first["alignment"].examples == 2
     gold = senteval / "STS/STS13-en-test/STS.gs.OnWN.txt"
     gold.write_text(gold.read_text().replace("4.8", "4.7"))
-    second = Evaluation.load(senteval, pairs).evaluated_on
-    assert [task for task in first if first[task] != second[task]] == ["STS13"]
-    one_set = Evaluation.load(pairs, pairs)
-    assert one_set.score(bag_of_letters).subsets == {}
-    assert set(one_set.evaluated_on) == {
-        "similarity",
-        *GEOMETRY,
-    }
+    second = evaluation(senteval, pairs).evaluated_on
+    assert [task for task in first if first[task] != second[task]] == ["STS13", "Avg"]
+
+
+def test_every_distinct_sentence_of_all_tasks_is_encoded_once_in_one_call(senteval, pairs):
+    letters = Letters()
+    one = EvaluatedModel("letters", letters)  # pyright: ignore[reportArgumentType]
+    tasks = evaluation(senteval, pairs, similarity={"data": pairs})
+    together = tasks.score(one)
+    assert len(letters.calls) == 1
+    wanted = {sentence for task in tasks.tasks.values() for sentence in task.sentences()}
+    assert sorted(letters.calls[0]) == sorted(wanted)
+    for name in tasks.tasks:  # the same scores as one task at a time
+        alone = Evaluation({name: tasks.tasks[name]}).score(model())
+        for metric, score in alone.scores.items():
+            assert together.scores[metric] == pytest.approx(score, abs=1e-9)
+
+
+def test_a_task_that_appears_twice_needs_a_name(pairs, tmp_path):
+    other = tmp_path / "other.tsv"
+    other.write_text(pairs.read_text().replace("the sea", "a dog"))
+    given = {"similarity": {"data": pairs}, "others": {"task": "similarity", "data": other}}
+    tasks = Evaluation.load(given)
+    assert list(tasks.evaluated_on) == ["similarity", "others: similarity"]
+    assert tasks.records["others"].title == "others: similarity"
+    result = evaluate_model(model(), tasks)
+    assert [title for title, _ in make_table([result]).parts] == ["", "others: similarity"]
+
+
+class Clash(Task[TaskSettings]):
+    """A task with another's metric; with ``right`` it returns it."""
+
+    about = needs = "nothing"
+    Settings = TaskSettings
+    right = True
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.name = "clash"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        from train.evaluate.evaluation_set import EvaluationSet
+
+        return (Metric("similarity", EvaluationSet.of(0)),)
+
+    def sentences(self) -> list[str]:
+        return []
+
+    def score(self, model: EvaluatedModel) -> TaskScores:
+        return TaskScores({"similarity": 1.0} if self.right else {"other": 1.0})
+
+
+def test_two_tasks_with_one_metric_are_refused(pairs):
+    similarity = Evaluation.load({"similarity": {"data": pairs}}).tasks["similarity"]
+    clash = Clash(TaskSettings(data=pairs))
+    with pytest.raises(SightlineError, match="both have a metric 'similarity'"):
+        Evaluation({"similarity": similarity, "clash": clash})
+
+
+def test_a_task_that_forgets_a_metric_is_named(pairs):
+    clash = Clash(TaskSettings(data=pairs))
+    clash.right = False
+    with pytest.raises(SightlineError, match="'clash' returned other, but its metrics are sim"):
+        Evaluation({"clash": clash}).score(model())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stz": {"data": "x"}}, "unknown evaluation task 'stz'; did you mean 'sts'?"),
+        ({"sts": {}}, "here.sts.data: is missing"),
+        ({"sts": {"data": "x", "date": 1}}, "here.sts: unknown key 'date'; did you mean 'data'?"),
+        ({"transfer": {"data": "x", "classifier": "svm"}}, "here.transfer.classifier: input"),
+        ({"similarity": {"data": "nowhere.tsv"}}, "nowhere.tsv: no such file"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_one_error(given, message):
+    with pytest.raises(SightlineError) as caught:
+        Evaluation.load(given, "here.")
+    assert message in str(caught.value)
+
+
+def test_transfer_is_a_table_of_its_own(senteval):
+    write_transfer(senteval)
+    tasks = Evaluation.load(
+        {"sts": {"data": senteval}, "transfer": {"data": senteval, "classifier": "sklearn"}}
+    )
+    embedder = Letters()
+    embedder.model = torch.nn.Linear(1, 1)
+    embedder.model.device = torch.device("cpu")
+    result = evaluate_model(EvaluatedModel("letters", embedder), tasks)  # pyright: ignore
+    assert len(embedder.calls) == 1
+    assert result.tasks["transfer"].settings == {"classifier": "sklearn"}
+    (_, scores), (title, accuracies) = make_table([result]).parts
+    assert (title, scores.tasks) == ("Transfer: accuracy ×100", (*TASKS, "Avg"))
+    assert accuracies.tasks == (*TRANSFER_TASKS, "transfer Avg")
+    values = [result.scores[name] for name in TRANSFER_TASKS]
+    assert result.scores["transfer Avg"] == pytest.approx(np.mean(values))
+    assert result.evaluated_on["TREC"].examples == 2 * 6 * 12
+    trained = Evaluation.load({"transfer": {"data": senteval}})
+    assert trained.records != {"transfer": result.tasks["transfer"]}  # another classifier
+
+
+def test_a_result_says_what_its_tasks_are(senteval, pairs, tmp_path):
+    result = evaluate_model(model(), evaluation(senteval, pairs))
+    assert (result.run, result.objective) == ("letters", "not trained by Sightline")
+    assert result.tasks["geometry"].lower_is_better == GEOMETRY
+    assert result.tasks["geometry"].hidden == GEOMETRY[2:]
+    file = save_result(result, tmp_path / "result.json")
+    assert load_result(file) == result
+    assert json.loads(file.read_text())["evaluated_on"]["Avg"]["examples"] == sum(
+        result.evaluated_on[task].examples for task in TASKS
+    )
+    table = make_table([result])
+    assert table.tasks == (*TASKS, "Avg", "alignment", "uniformity")
+    assert table.lower_is_better == set(GEOMETRY)
+    assert Scores().scores == {}

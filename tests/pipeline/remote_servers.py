@@ -1,6 +1,6 @@
 """What a team shares a cache through: a folder, S3 and WebDAV, the last two as servers here.
 
-A server listens on a free port of the loopback interface, turns away whoever does not know the
+A server listens on a free port of the loopback interface, turns away anyone who does not know the
 password, counts what it receives, and ends with its `with` block.
 """
 
@@ -22,7 +22,7 @@ class Remote:
     """Where to push, and what was received.
 
     Attributes:
-        options: what ``dvc remote modify`` is told, for everybody who clones.
+        options: settings that ``dvc remote modify`` gets, for every clone.
         secrets: the same with ``--local``, for one person.
         received: bytes of every object that came in since it was last asked.
     """

@@ -124,4 +124,4 @@ def test_a_signal_ends_a_command_with_one_line_on_how_to_resume(monkeypatch, cap
             signal.signal(each, handler)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"stopped by {number.name}: ")
-    assert "run the same command again" in line
+    assert "rerun the same command" in line

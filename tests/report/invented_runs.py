@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from train.evaluate.evaluation_set import EvaluationSet
 from train.feature_use import FeatureUse
-from train.report.results import EvaluationSet, RunResult, save_result
+from train.report.results import RunResult, save_result
 
 SUBSETS = {
     "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
     "STS13": ("FNWN", "headlines", "OnWN"),
 }
 _SETS = {
-    "STS12": EvaluationSet(pairs=3108, sha256="12" * 32),
-    "STS13": EvaluationSet(pairs=1500, sha256="13" * 32),
+    "STS12": EvaluationSet(examples=3108, sha256="12" * 32),
+    "STS13": EvaluationSet(examples=1500, sha256="13" * 32),
 }
 # run → (STS12, STS13) of seeds 0, 1, 2
 SCORES = {

@@ -11,6 +11,7 @@ import pytest
 from invented_runs import SCORES, SUBSETS, invented, write_invented
 
 from pipeline.cli import main
+from train.evaluate.evaluation_set import EvaluationSet
 from train.report.compare import RunComparison, compare_runs
 from train.report.differences import differences_from
 from train.report.find_runs import FoundRun, find_run, find_runs
@@ -18,7 +19,7 @@ from train.report.grids import grids_of
 from train.report.latex import escape_latex
 from train.report.plots import subset_chart
 from train.report.published import published_rows, select_published
-from train.report.results import EvaluationSet, save_result
+from train.report.results import save_result
 from train.report.side_by_side import to_text
 from train.report.significance import p_text, t_test
 from train.report.table import Cell, make_table
@@ -170,7 +171,7 @@ def change(folder: Path, **changes: object) -> None:
     save_result(invented("mcse", 3, (72.0, 81.0), **changes), file)
 
 
-OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
+OTHER_SET = {"STS12": EvaluationSet(examples=15, sha256="77" * 32)}
 
 
 @pytest.mark.parametrize(
@@ -193,8 +194,8 @@ OTHER_SET = {"STS12": EvaluationSet(pairs=15, sha256="77" * 32)}
         (
             {"evaluated_on": OTHER_SET},
             ["simcse", "mcse"],
-            r"STS12 was scored on different test sets: 15 pairs \(SHA-256 777777777777\) in "
-            r"results/mcse/seed-3.json, 3108 pairs",
+            r"STS12 was scored on different test sets: 15 examples \(SHA-256 777777777777\) in "
+            r"results/mcse/seed-3.json, 3108 examples",
         ),
         (None, ["simcse", "--published", "MCSE"], r"no published row 'MCSE' \(did you mean 'MC"),
         (None, ["simcse", "--published", "MCSE-BERT:x"], r"\n  MCSE-BERT: wiki\+flickr, wiki\+c"),
@@ -214,7 +215,7 @@ def test_a_mistake_is_one_clear_error(sightline, folder, prepare, words, message
 def test_a_damaged_file_is_named(sightline, folder):
     file = folder / "results/mcse/seed-1.json"
     file.write_text(file.read_text()[:200])
-    assert "seed-1.json: cut short or not JSON" in sightline("mcse")[2]
+    assert "seed-1.json: truncated or not JSON" in sightline("mcse")[2]
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_an_undefined_score_is_reported_and_not_averaged():
     ]
     comparison = compare_runs(found, "simcse")
     assert comparison.differences[0].difference is None
-    assert "simcse, STS12: not defined: seed 1: constant" in comparison.notes
+    assert "simcse, STS12, Avg: not defined: seed 1: constant" in comparison.notes
     assert "mcse, STS13: no test: neither varies over its seeds" in " ".join(comparison.notes)
     assert "not defined" in to_text(comparison, "terminal")
 

@@ -20,7 +20,7 @@ from train.evaluate.geometry import Geometry
 from train.evaluate.map_sentences import MapSentences
 from train.evaluate.similarity import Correlation, GradedPairs
 from train.evaluate.space_study import MapSettings, ModelSpace, SentenceMap, SpaceStudy
-from train.report.plots import to_png, to_svg
+from train.report.drawing import to_png, to_svg
 from train.report.space_page import to_json, to_page
 from train.report.space_plots import (
     cluster_colours,

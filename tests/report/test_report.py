@@ -16,13 +16,15 @@ from scipy.stats import ttest_ind
 from pipeline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
 from train.feature_use import FeatureUse
+from train.report.drawing import to_png, to_svg
 from train.report.gains import Comparison, compute_gains, headline
 from train.report.html import feature_uses, parameter_rows
-from train.report.plots import dev_chart, score_chart, to_png, to_svg
+from train.report.plots import dev_chart, score_chart
 from train.report.published import PublishedRow, load_published
 from train.report.render import to_json, to_markdown, to_terminal
 from train.report.results import (
     RunResult,
+    TaskRecord,
     TrainingSummary,
     load_result,
     load_results,
@@ -46,6 +48,10 @@ def feature(name="scenes/image/clip", untrained=False, fingerprint="f" * 64):
     )
 
 
+def lower(task):
+    return (task,) if task == "uniformity" else ()
+
+
 def result(run, seed, score, *features, task="scenes", reasons=None, **parameters):
     return RunResult(
         run=run,
@@ -53,6 +59,7 @@ def result(run, seed, score, *features, task="scenes", reasons=None, **parameter
         seed=seed,
         parameters={"train": {"batch_size": 64, "seed": seed}, **parameters},
         scores={task: score},
+        tasks={task: TaskRecord(task=task, metrics=(task,), lower_is_better=lower(task))},
         reasons=reasons or {},
         features=features,
         training=TrainingSummary(
@@ -107,10 +114,10 @@ def test_features_are_taken_from_a_feature_sets_own_record():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": "sightline.run_result/1"', "cut short or not JSON"),
+        ('{"schema": "sightline.run_result/2"', "truncated or not JSON"),
         ('{"schema": "sightline.run_result/9"}', "schema 'sightline.run_result/9', expected"),
         ("[]", "schema 'list', expected"),
-        ('{"schema": "sightline.run_result/1", "run": "a"}', "objective: Field required"),
+        ('{"schema": "sightline.run_result/2", "run": "a"}', "objective: Field required"),
     ],
 )
 def test_a_bad_result_file_is_one_error(tmp_path, text, message):
@@ -254,7 +261,13 @@ def test_the_average_is_stated_first():
 def test_alignment_and_uniformity_are_not_stated_as_gains_beside_a_score():
     scores = [("x", 1.0, -2.0), ("y", 3.0, -2.1)]
     runs = [
-        RunResult(run=name, objective="o", seed=0, scores={"scenes": score, "uniformity": spread})
+        RunResult(
+            run=name,
+            objective="o",
+            seed=0,
+            scores={"scenes": score, "uniformity": spread},
+            tasks={t: result(name, 0, 1.0, task=t).tasks[t] for t in ("scenes", "uniformity")},
+        )
         for name, score, spread in scores
     ]
     gains = compute_gains(make_table(runs), [Comparison("x", "y")])

@@ -89,8 +89,8 @@ def test_an_accepted_edit_keeps_the_run_and_its_results_say_so(
     before = train_run(spec, say=silent)
     weights = (tmp_path / "run/model/model.safetensors").read_bytes()
     assert spec.dev is not None
-    sets = Evaluation.load(spec.dev, spec.dev)
-    plain = evaluate_run(tmp_path / "run", sets, tmp_path / "a.json", "cpu")
+    sets = Evaluation.load({"similarity": {"data": spec.dev}})
+    plain, _ = evaluate_run(tmp_path / "run", sets, tmp_path / "a.json", "cpu")
     edited = edit(monkeypatch)
     folder = RunFolder(tmp_path / "run")
     assert folder.accept(edited)
@@ -100,7 +100,7 @@ def test_an_accepted_edit_keeps_the_run_and_its_results_say_so(
     assert "already trained" in lines[0]
     assert after.code == before.code
     assert (tmp_path / "run/model/model.safetensors").read_bytes() == weights
-    marked = evaluate_run(tmp_path / "run", sets, tmp_path / "b.json", "cpu")
+    marked, _ = evaluate_run(tmp_path / "run", sets, tmp_path / "b.json", "cpu")
     assert marked.scores == plain.scores
     assert make_table([plain]).rows[0].marks == ()
     assert make_table([marked]).rows[0].marks == ("code edited since, accepted",)

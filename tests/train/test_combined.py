@@ -127,6 +127,42 @@ def test_a_combination_trains_and_logs_every_term(world, features, objects, tmp_
     assert "MCSEO" in card
 
 
+def test_its_description_makes_it_again(world, features, objects):
+    parts = {
+        "dalr": {"parameters": {**DALR, "temperature": 0.2}},
+        "mcseo": {"weight": 0.5, "parameters": OBJECT},
+        "off": {"objective": "mcse", "weight": 0, "parameters": {"image": "clip"}},
+    }
+    one = make_objective("combined", {"parts": parts, "caption": "longest", "data_seed": 3})
+    again = make_objective("combined", one.describe())
+    assert again.describe() == one.describe()
+    assert again.weights == one.weights
+    assert again.parts["dalr"].params == one.parts["dalr"].params
+    assert again.parts["dalr"].params.caption == "longest"
+
+
+def test_its_heads_for_images_and_sentences_are_named(world, features, objects):
+    parts = {
+        "dalr": {"parameters": DALR},
+        "mcseo": {"parameters": {**OBJECT, "image_weight": 0.1}},
+        "narrow": {
+            "objective": "mcse",
+            "parameters": {"image": "clip", "text_weight": 0, "projection_dim": 32},
+        },
+    }
+    model, _ = case_of(world, features, objects, parts=parts).build()
+    objective = model.objective
+    assert objective.projected_slots == {
+        "dalr-image": ("image-clip", "object-clip"),
+        "narrow-image": ("image-clip",),
+    }
+    assert objective.sentence_head("dalr-image") == "dalr-grounding"
+    assert objective.sentence_head("narrow-image") == "narrow-grounding"
+    assert objective.projected_slots.keys() <= model.heads.keys()
+    with pytest.raises(KeyError):
+        objective.sentence_head("dalr-grounding")
+
+
 def test_a_part_of_weight_zero_is_dropped(world, features, objects):
     parts = {"mcse": {"parameters": {"image": "clip"}}, "dalr": {"weight": 0, "parameters": DALR}}
     case = case_of(world, features, objects, parts=parts)

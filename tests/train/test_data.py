@@ -66,7 +66,7 @@ def test_a_batch_seeds_its_own_draws(world: World) -> None:
 def test_shuffled_images_are_a_fixed_derangement(world: World) -> None:
     spec = world.spec(world.root / "unused")
     assert spec.pairs is not None
-    pairs = read_pairs(spec.pairs, "all", 0)
+    pairs = read_pairs(spec.pairs.captions, spec.pairs.images, "all", 0)
     shuffled = pairs.with_shuffled_images(0)
     assert (shuffled.image_keys != pairs.image_keys).any(axis=1).all()
     assert {k.tobytes() for k in shuffled.image_keys} == {k.tobytes() for k in pairs.image_keys}

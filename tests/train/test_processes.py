@@ -224,7 +224,7 @@ def test_a_killed_process_ends_all_and_the_last_step_is_kept(
     assert len(broken.errors) == 1, broken
     (error,) = broken.errors
     assert "another process of this run has ended" in error
-    assert "run the same command again" in error
+    assert "rerun the same command" in error
     if step:
         assert f"Step {step} of 6 is kept" in error
         assert kept_step(out) == step

@@ -20,10 +20,11 @@ from sightline.errors import SightlineError
 from train.data import TrainingData
 from train.embed import Embedder
 from train.evaluate.score import Evaluation
-from train.evaluate.score_run import current_result, evaluate_run
+from train.evaluate.score_run import evaluate_run
 from train.loop import Callback, LoopState, NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
+from train.report.results import load_result
 from train.run_summary import RunSummary
 from train.train_run import train_run
 
@@ -127,7 +128,8 @@ def assert_card(path: Path, summary: RunSummary) -> None:
 def test_the_best_weights_are_exported_and_score_what_the_history_says(
     world: World, tmp_path: Path
 ) -> None:
-    from train.selection import dev_score, load_dev_set
+    from train.evaluate.sts import load_dev_set
+    from train.selection import dev_score
 
     # a destructive learning rate: the best score comes early
     spec = world.spec(tmp_path, train={"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1})
@@ -139,6 +141,10 @@ def test_the_best_weights_are_exported_and_score_what_the_history_says(
     assert dev_score(embedder, load_dev_set(spec.dev), 64) == pytest.approx(best[1], abs=1e-9)
 
 
+def scored_on(pairs: Path) -> Evaluation:
+    return Evaluation.load({"similarity": {"data": pairs}, "geometry": {"data": pairs}})
+
+
 def test_the_last_weights_are_kept_and_scored_beside_the_best(world: World, tmp_path: Path) -> None:
     train = {"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1}
     spec = world.spec(tmp_path / "run", train=train)
@@ -147,38 +153,52 @@ def test_the_last_weights_are_kept_and_scored_beside_the_best(world: World, tmp_
     assert summary.best_step < summary.steps
     assert "last.safetensors" in summary.files
     assert spec.dev is not None
-    out, sets = tmp_path / "result.json", Evaluation.load(spec.dev, spec.dev)
-    result = evaluate_run(tmp_path / "run", sets, out, "cpu")
+    out, sets = tmp_path / "result.json", scored_on(spec.dev)
+    result, _ = evaluate_run(tmp_path / "run", sets, out, "cpu")
     history = dict(summary.dev_history)
     assert result.scores["similarity"] == pytest.approx(history[summary.best_step], abs=1e-9)
     assert result.last_scores["similarity"] == pytest.approx(history[8], abs=1e-9)
     damaged = tmp_path / "run" / "last.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:100])
+    out.unlink()
     with pytest.raises(SightlineError, match=r"last\.safetensors: cannot be read"):
         evaluate_run(tmp_path / "run", sets, out, "cpu")
     without = world.spec(tmp_path / "without", train={**train, "keep_last": False})
     assert "last.safetensors" not in train_run(without, say=silent).files
-    assert evaluate_run(tmp_path / "without", sets, out, "cpu").last_scores == {}
+    assert evaluate_run(tmp_path / "without", sets, out, "cpu")[0].last_scores == {}
 
 
-def test_a_result_is_current_until_its_run_or_its_data_changes(
-    world: World, tmp_path: Path
-) -> None:
+def test_only_what_changed_is_scored_again(world: World, tmp_path: Path) -> None:
     spec = world.spec(tmp_path / "run", train={"max_steps": 2, "eval_steps": 1})
     train_run(spec, say=silent)
     assert spec.dev is not None
-    out, sets = tmp_path / "result.json", Evaluation.load(spec.dev, spec.dev)
-    assert current_result(tmp_path / "run", sets, out) is None
-    result = evaluate_run(tmp_path / "run", sets, out, "cpu")
-    assert current_result(tmp_path / "run", sets, out) == result
+    run, out = tmp_path / "run", tmp_path / "result.json"
     other = tmp_path / "other.tsv"
     other.write_text("".join(spec.dev.read_text().splitlines(keepends=True)[:-1]))
-    assert current_result(tmp_path / "run", Evaluation.load(other, spec.dev), out) is None
-    summary = tmp_path / "run" / "run.json"
+
+    def scored(similarity: Path, **more: Path) -> list[str]:
+        given = {"similarity": {"data": similarity}}
+        given |= {name: {"data": path} for name, path in more.items()}
+        result, names = evaluate_run(run, Evaluation.load(given), out, "cpu")
+        assert result == load_result(out)
+        assert list(result.tasks) == list(given)
+        assert set(result.scores) == {m for task in result.tasks.values() for m in task.metrics}
+        return names
+
+    assert scored(spec.dev) == ["similarity"]
+    whole = out.read_bytes()
+    assert scored(spec.dev) == []
+    assert out.read_bytes() == whole
+    assert scored(spec.dev, geometry=spec.dev) == ["geometry"]
+    assert scored(other, geometry=spec.dev) == ["similarity"]
+    assert scored(other) == []  # a task left out takes its scores along
+    assert scored(spec.dev) == ["similarity"]
+    assert out.read_bytes() == whole
+    out.write_bytes(whole[:-20])  # a damaged one is replaced
+    assert scored(spec.dev) == ["similarity"]
+    summary = run / "run.json"
     summary.write_text(summary.read_text().replace('"max_steps": 2', '"max_steps": 3'))
-    assert current_result(tmp_path / "run", sets, out) is None
-    out.write_text("{")
-    assert current_result(tmp_path / "run", sets, out) is None
+    assert scored(spec.dev) == ["similarity"]
 
 
 def test_the_summary_records_the_cost_of_the_run(world: World, tmp_path: Path) -> None:

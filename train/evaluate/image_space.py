@@ -30,7 +30,8 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
     """The space of sentences and images of a training run.
 
     It is found through the objective (`features`, `projected_slots`, `sentence_head`), so any
-    objective that projects image features has one.
+    objective that projects image features has one. Of several heads for images of one encoder, as a
+    combination may have, it is the first.
 
     Args:
         encoder: which image encoder, for a run with heads for several.

@@ -106,7 +106,7 @@ def chance(image_of: np.ndarray, ks: Sequence[int] = KS) -> Retrieval:
 
     sized = list(zip(*np.unique(counts, return_counts=True), strict=True))
     return Retrieval(
-        {k: 100 * sum(n * found(int(c), k) for c, n in sized) / images for k in ks},
+        {k: float(100 * sum(n * found(int(c), k) for c, n in sized) / images) for k in ks},
         {k: 100 * min(k, images) / images for k in ks},
         images,
         captions,

@@ -72,7 +72,7 @@ class Evaluation:
         tasks = {}
         for name, settings in given.items():
             rest = {key: value for key, value in settings.items() if key != "task"}
-            tasks[name] = make_task(settings.get("task", name), rest, f"{where}{name}.")
+            tasks[name] = make_task(settings.get("task", name), rest, f"{where}{name}")
         return cls(tasks)
 
     @property

@@ -50,10 +50,7 @@ def evaluate_run(
             {**old.scores, **found.scores},
             {**old.subsets, **found.subsets},
             {**old.reasons, **found.reasons},
-            {
-                name: {**old.references.get(name, {}), **found.references.get(name, {})}
-                for name in {**old.references, **found.references}
-            },
+            _merged_references(old, found, {m for name in kept for m in old.tasks[name].metrics}),
             {**{name: old.notes[name] for name in kept if name in old.notes}, **found.notes},
         )
         last = Scores({**old.last_scores, **last.scores})
@@ -84,11 +81,7 @@ def _result(
         "reasons": {
             where: why for where, why in found.reasons.items() if where.partition("/")[0] in metrics
         },
-        "references": {
-            name: kept
-            for name, values in found.references.items()
-            if (kept := {metric: values[metric] for metric in metrics if metric in values})
-        },
+        "references": found.references,
         "notes": found.notes,
         "evaluated_on": evaluation.evaluated_on,
         "tasks": evaluation.records,
@@ -142,6 +135,19 @@ def _current(old: RunResult | None, evaluation: Evaluation) -> list[str]:
             for metric in record.metrics
         )
     ]
+
+
+def _merged_references(
+    old: RunResult, found: Scores, kept: set[str]
+) -> dict[str, dict[str, float]]:
+    """References of what was scored now, and of the ``kept`` metrics of an old result."""
+    merged: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys((*found.references, *old.references)):
+        values = {m: v for m, v in old.references.get(name, {}).items() if m in kept}
+        values.update(found.references.get(name, {}))
+        if values:
+            merged[name] = values
+    return merged
 
 
 def _training(summary: RunSummary) -> TrainingSummary:

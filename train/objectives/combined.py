@@ -26,6 +26,9 @@ from train.objectives.objective import FeatureNeed, Heads, Objective, ObjectiveP
 _OF_A_PART = "temperature"
 """The one common parameter that each part sets for itself."""
 
+_SHARED = ObjectiveParams.model_fields.keys() - {_OF_A_PART}
+"""The parameters that all parts share."""
+
 
 class Part(BaseModel):
     """One objective of a combination.
@@ -73,11 +76,10 @@ class CombinedParams(ObjectiveParams):
         """
         from train.objectives.known_objectives import make_objective
 
-        shared = set(ObjectiveParams.model_fields) - {_OF_A_PART}
-        common = {name: getattr(self, name) for name in shared}
+        common = {name: getattr(self, name) for name in _SHARED}
         made = {}
         for name, part in self.parts.items():
-            if misplaced := sorted(shared & part.parameters.keys()):
+            if misplaced := sorted(_SHARED & part.parameters.keys()):
                 raise SightlineError(
                     f"objective combined: parts.{name}: {', '.join(misplaced)} belongs to the "
                     "combination, beside `parts`: all parts see the same pairs"
@@ -206,9 +208,7 @@ class Combined(Objective[CombinedParams]):
         del described[_OF_A_PART]
         for name, part in self.parts.items():
             own = part.describe().items()
-            described["parts"][name]["parameters"] = {
-                key: value for key, value in own if key == _OF_A_PART or key not in described
-            }
+            described["parts"][name]["parameters"] = {k: v for k, v in own if k not in _SHARED}
         return described
 
     def _seen_by(self, part: Objective[Any], batch: Batch) -> Batch:

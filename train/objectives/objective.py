@@ -199,7 +199,10 @@ class Objective(ABC, Generic[P]):
         return []
 
     def describe(self) -> dict[str, Any]:
-        """The parameters in full, defaults included, as JSON-ready values."""
+        """The parameters in full, defaults included, as JSON-ready values.
+
+        They make the same objective again (`make_objective`).
+        """
         return self.params.model_dump(mode="json")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from train.report.compare import RunComparison
@@ -44,7 +44,8 @@ class Grid:
 
 def grids_of(comparison: RunComparison) -> list[Grid]:
     """Scores, differences on each task, and differences on each subset, if there are any."""
-    grids = [_scores(comparison, *part) for part in comparison.table.parts]
+    marked = _significant(comparison.differences)
+    grids = [grid_of_scores(*part, comparison.baseline, marked) for part in comparison.table.parts]
     if comparison.differences:
         grids.append(_differences(comparison, "task", comparison.table, comparison.differences))
     if comparison.subsets is not None:
@@ -70,8 +71,18 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
-def _scores(comparison: RunComparison, title: str, table: Table) -> Grid:
-    significant = _significant(comparison.differences)
+def grid_of_scores(
+    title: str,
+    table: Table,
+    baseline: str = "",
+    significant: Collection[tuple[str, str]] = (),
+) -> Grid:
+    """A row for each row of ``table``.
+
+    Args:
+        baseline: the row that is labelled so.
+        significant: (row, column) of the cells to mark.
+    """
     rows = []
     for row in table.rows:
         cells = [GridCell((", ".join(map(str, row.seeds)) or "–",))]
@@ -80,7 +91,7 @@ def _scores(comparison: RunComparison, title: str, table: Table) -> Grid:
             best = cell is not None and cell.mean is not None and cell.mean == table.best(task)
             marked = row.measured and (row.name, task) in significant
             cells.append(GridCell(_mean_parts(cell), best and row.measured, marked))
-        rows.append(GridRow(_label(row, comparison), tuple(cells), row.measured))
+        rows.append(GridRow(_label(row, baseline), tuple(cells), row.measured))
     header = ("run", "seeds", *map(printable, table.tasks))
     return Grid(printable(title) or "Scores", header, tuple(rows), left=2)
 
@@ -96,14 +107,14 @@ def _differences(
         cells = [GridCell(_mean_parts(baseline.cells.get(task)))]
         cells += [_cell(by_cell.get((row.name, task))) for row in others]
         rows.append(GridRow(printable(task), tuple(cells)))
-    header = (what, *(_label(row, comparison) for row in (baseline, *others)))
+    header = (what, *(_label(row, comparison.baseline) for row in (baseline, *others)))
     title = f"Score of {printable(comparison.baseline)}"
     title += f", and difference from it, by {what}" if others else f" by {what}"
     return Grid(title, header, tuple(rows))
 
 
-def _label(row: Row, comparison: RunComparison) -> str:
-    is_baseline = row.measured and row.name == comparison.baseline
+def _label(row: Row, baseline: str) -> str:
+    is_baseline = row.measured and row.name == baseline
     marks = (*(("baseline",) if is_baseline else ()), *row.marks)
     return printable(f"{row.name} ({'; '.join(marks)})" if marks else row.name)
 
@@ -112,7 +123,7 @@ def _mean_parts(cell: Cell | None) -> tuple[str, ...]:
     if cell is None:
         return ("–",)
     if cell.mean is None:
-        return ("not defined",)
+        return ("not", "defined")
     return (f"{cell.mean:.2f}",) if cell.sd is None else (f"{cell.mean:.2f}", f"± {cell.sd:.2f}")
 
 
@@ -120,7 +131,7 @@ def _cell(found: Difference | None) -> GridCell:
     if found is None:
         return GridCell(("–",))
     if found.difference is None:
-        return GridCell(("not defined",))
+        return GridCell(("not", "defined"))
     value = f"{found.difference:+.2f}"
     if found.p_value is None:
         return GridCell((value,))

@@ -159,7 +159,7 @@ def load_result(path: str | Path) -> RunResult:
         body = json.loads(text)
     except ValueError as error:
         raise SightlineError(
-            f"{file}: cut short or not JSON ({error}); run its evaluate stage again"
+            f"{file}: truncated or not JSON ({error}); run its evaluate stage again"
         ) from error
     found = body.get("schema") if isinstance(body, dict) else type(body).__name__
     if found != SCHEMA:

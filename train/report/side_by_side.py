@@ -48,7 +48,8 @@ def draw_subsets(comparison: RunComparison, suffix: str) -> bytes:
     Raises:
         SightlineError: there is no run besides the baseline, or none with scores of subsets.
     """
-    from train.report.plots import subset_chart, to_png, to_svg
+    from train.report.drawing import to_png, to_svg
+    from train.report.plots import subset_chart
 
     differences = comparison.subset_differences
     if comparison.subsets is None or not differences:

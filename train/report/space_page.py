@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from sightline.output import Output, json_record
 from train.evaluate.embedding_space import Agreement
 from train.evaluate.space_study import GOLD, ModelSpace, SpaceStudy, binned_means
-from train.report.plots import to_png, to_svg
+from train.report.drawing import to_png, to_svg
 from train.report.space_plots import gold_chart, map_chart, plane_chart, spectrum_chart
 
 RECORD, SCHEMA = "geometry.json", "sightline.geometry/1"

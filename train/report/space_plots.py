@@ -17,7 +17,7 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from train.evaluate.space_study import SpaceStudy, binned_means
-from train.report.plots import COLOURS, FAINT, INK, PLAIN, STYLE, clean
+from train.report.drawing import COLOURS, FAINT, INK, PLAIN, STYLE, clean
 
 _MANY = 3000  # pairs from which a scatter plot is replaced by hexagonal bins
 _DPI = 180  # of what is drawn as pixels inside an SVG

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from sightline.output import Output, json_record
 from train.log_names import DEV
+from train.report.drawing import to_png, to_svg
 from train.report.gains import Comparison, compute_gains
 from train.report.html import Drawing, feature_uses, to_html
-from train.report.plots import dev_chart, score_chart, to_png, to_svg
+from train.report.plots import dev_chart, score_chart
 from train.report.published import PublishedRow
 from train.report.render import escape_markdown, to_json, to_markdown, to_text
 from train.report.results import RunResult

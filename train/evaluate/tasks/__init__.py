@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sightline.errors import SightlineError
-from sightline.parameter_errors import explain
+from sightline.parameter_errors import located
 from train.evaluate.task import Task
 from train.evaluate.task_registry import TASKS
 
@@ -27,7 +27,7 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
     """The task ``name`` with its data.
 
     Args:
-        where: prefix of a setting's name in errors, such as "evaluation.tasks.sts.".
+        where: what the settings are called in errors, such as "evaluation.tasks.sts".
 
     Raises:
         SightlineError: there is no such task or setting, or its data is missing or malformed.
@@ -36,7 +36,11 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
     try:
         given = found.Settings.model_validate(dict(settings))
     except ValidationError as error:
-        lines = [f"{where}{line}" for line in explain(error, found.Settings)]
+        lines = []
+        for each in error.errors():
+            location, message = located(dict(each), found.Settings)
+            key = ".".join([*([where] if where else []), *map(str, location)])
+            lines.append(f"{key or name}: {message}")
         raise SightlineError("\n".join(lines)) from error
     task = found(given)
     task.name = name

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 class Geometry(Task[TaskSettings]):
     """Alignment and uniformity in two definitions (`train.evaluate.geometry`)."""
 
-    about = (
-        "alignment and uniformity: as the papers define them, and as the released evaluation has it"
-    )
+    about = "alignment and uniformity, as defined in papers and as in the released evaluation"
     needs = "SentEval's `downstream` folder (STS-B's dev split), or a TSV of graded pairs"
     Settings = TaskSettings
 

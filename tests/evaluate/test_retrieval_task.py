@@ -1,0 +1,406 @@
+"""The task of retrieval against plain rankings, on data sets and features made on the fly."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+from pipeline.cache import (
+    CAPTIONS,
+    IMAGES,
+    CacheError,
+    EncoderRecord,
+    FeatureSet,
+    FeatureSetWriter,
+    FeatureSpec,
+    key_of_bytes,
+    key_of_text,
+    write_manifest,
+)
+from sightline.errors import SightlineError
+from train.evaluate.evaluated_model import NoHeadsError
+from train.evaluate.retrieval import chance
+from train.evaluate.score import Evaluation
+from train.evaluate.tasks.retrieval import CHANCE, METRICS
+from train.objectives.objective import FeatureNeed
+
+DIM = 6
+
+
+@dataclass
+class Folder:
+    """A data set in ``root/data`` and its features in ``root/features``.
+
+    Attributes:
+        images: image → its captions; those that end with "!" are of the split train.
+    """
+
+    root: Path
+    images: dict[str, list[str]]
+    same_bytes: dict[str, str] = field(default_factory=dict)
+    uncaptioned: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        data = self.root / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        images, captions = [], []
+        for name in (*self.images, *self.uncaptioned):
+            key = self.key(self.same_bytes.get(name, name))
+            split = "train" if name.endswith("!") else "test"
+            images.append({"image_id": name, "path": name, "key": key, "split": split})
+            captions += [
+                {"caption_id": f"{name}#{n}", "image_id": name, "text": text, "split": split}
+                for n, text in enumerate(self.images.get(name, []))
+            ]
+        for file, schema, rows in (("images", IMAGES, images), ("captions", CAPTIONS, captions)):
+            table = pa.Table.from_pylist(rows, schema)
+            write_manifest(data / f"{file}.parquet", table, schema)
+
+    @staticmethod
+    def key(name: str) -> bytes:
+        return key_of_bytes(name.encode())
+
+    @property
+    def tested(self) -> list[str]:
+        return [name for name in self.images if not name.endswith("!")]
+
+    @property
+    def captions(self) -> list[str]:
+        return [text for name in self.tested for text in self.images[name]]
+
+    def write(
+        self,
+        kind: Any,
+        encoder: str,
+        rows: dict[bytes, np.ndarray],
+        failed: tuple[str, ...] = (),
+        weights: str = "1",
+    ) -> str:
+        """Write a feature set; returns its fingerprint."""
+        spec = FeatureSpec(
+            kind=kind,
+            encoder=EncoderRecord(name=encoder, source="random:0", weights_sha256=weights * 64),
+            preprocessing={},
+            precision="fp32",
+            dim=len(next(iter(rows.values()))),
+            dtype="float32",
+        )
+        bad = {self.key(name) for name in failed}
+        where = self.root / "features" / kind / encoder
+        with FeatureSetWriter(where, spec) as writer:
+            for batch in writer.plan(list(rows), batch_size=64):
+                keys = [key.tobytes() for key in batch.keys]
+                found = np.array([rows[key] for key in keys], dtype=np.float32)
+                found[[key in bad for key in keys]] = np.nan
+                error = {"code": "decode", "path": "", "reason": "test"}
+                writer.add(batch.keys, found, {key: error for key in keys if key in bad})
+            writer.publish()
+        return FeatureSet.open(where).fingerprint
+
+    def task(self, **settings: Any) -> Evaluation:
+        given = {"data": self.root / "data", "features": self.root / "features", **settings}
+        return Evaluation.load({"retrieval": given})
+
+
+class Model:
+    """A model whose embeddings and heads are planted; its objective is of another package."""
+
+    def __init__(self, embeddings: dict[str, np.ndarray], fingerprint: str = "") -> None:
+        self.name = "planted"
+        self.embeddings = embeddings
+        self.sentence_head: nn.Module = nn.Identity()
+        self.image_head: nn.Module = nn.Identity()
+        self.slots = {"pixels": FeatureNeed("image", "cnn"), "words": FeatureNeed("text", "cnn")}
+        self.projected = {"of-words": ("words",), "of-pixels": ("pixels",)}
+        self.fingerprint = fingerprint
+        self.no_heads = ""
+
+    def encode_once(self, sentences: Any) -> None:
+        assert set(sentences) <= set(self.embeddings)
+
+    def encode(self, sentences: Any) -> np.ndarray:
+        return np.array([self.embeddings[each] for each in sentences], dtype=np.float32)
+
+    @property
+    def summary(self) -> Any:
+        use = SimpleNamespace(fingerprint=self.fingerprint)
+        return SimpleNamespace(features=dict.fromkeys(self.slots, use))
+
+    def heads(self) -> Any:
+        if self.no_heads:
+            raise NoHeadsError(self.no_heads)
+        objective = SimpleNamespace(
+            name="foreign",
+            params=None,
+            features=lambda params: self.slots,
+            projected_slots=self.projected,
+            sentence_head=lambda head: "sentences",
+        )
+        modules = {"sentences": self.sentence_head, "of-words": nn.Identity()}
+        return SimpleNamespace(
+            objective=objective, modules=nn.ModuleDict({**modules, "of-pixels": self.image_head})
+        )
+
+
+def plain_recalls(sim: np.ndarray, image_of: list[int]) -> dict[str, float]:
+    """METRICS from similarities [images, captions], one query at a time."""
+    found = {}
+    for k in (1, 5, 10):
+        hits = [any(image_of[c] == i for c in np.argsort(-sim[i])[:k]) for i in range(sim.shape[0])]
+        found[f"I2T R@{k}"] = 100 * np.mean(hits)
+    for k in (1, 5, 10):
+        hits = [image_of[c] in np.argsort(-sim[:, c])[:k] for c in range(sim.shape[1])]
+        found[f"T2I R@{k}"] = 100 * np.mean(hits)
+    return found
+
+
+def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    one, other = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (one, other))
+    return one @ other.T
+
+
+@dataclass
+class World:
+    folder: Folder
+    model: Model
+    pixels: dict[str, np.ndarray]
+
+    def expected(self, captions: int = 5, images: list[str] | None = None) -> dict[str, float]:
+        names = images or self.folder.tested
+        pairs = [(i, t) for i, n in enumerate(names) for t in self.folder.images[n][:captions]]
+        with torch.no_grad():
+            one = self.model.image_head(torch.tensor(np.array([self.pixels[n] for n in names])))
+            two = self.model.sentence_head(
+                torch.tensor(np.array([self.model.embeddings[t] for _, t in pairs]))
+            )
+        return plain_recalls(cosines(one.numpy(), two.numpy()), [i for i, _ in pairs])
+
+
+def make_world(root: Path, count: int = 23, failed: tuple[str, ...] = ()) -> World:
+    """Images with two to six captions, embeddings that are random but lean to their image."""
+    rng = np.random.default_rng(4)
+    images = {f"{i:02d}": [f"{i} says {n}" for n in range(2 + i % 5)] for i in range(count)}
+    folder = Folder(root, {**images, "seen!": ["a training caption"]})
+    pixels = {name: rng.normal(size=DIM).astype(np.float32) for name in images}
+    torch.manual_seed(3)
+    heads = nn.Linear(4, 5), nn.Linear(DIM, 5)
+    for head in heads:
+        nn.init.normal_(head.weight)
+    leaning = torch.linalg.pinv(heads[0].weight.detach()).numpy() @ heads[1].weight.detach().numpy()
+    embeddings = {
+        text: (leaning @ pixels[name] + 2 * rng.normal(size=4)).astype(np.float32)
+        for name, texts in images.items()
+        for text in texts
+    }
+    print_of = folder.write("image", "cnn", {Folder.key(n): r for n, r in pixels.items()}, failed)
+    model = Model(embeddings, print_of)
+    model.sentence_head, model.image_head = heads
+    return World(folder, model, pixels)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return make_world(tmp_path)
+
+
+def scores(world: World, **settings: Any) -> Any:
+    return world.folder.task(**settings).score(world.model)  # pyright: ignore[reportArgumentType]
+
+
+def test_scores_equal_plain_rankings_in_the_space_of_the_heads(world):
+    found, expected = scores(world), world.expected()
+    assert found.scores == pytest.approx(expected)
+    assert tuple(found.scores) == METRICS
+    assert found.notes == {}
+    values = list(expected.values())
+    assert len(set(values)) == 6  # neither perfect nor random, so the comparison means something
+    assert 5 < min(values) < max(values) < 100
+    assert scores(world, captions=2).scores == pytest.approx(world.expected(captions=2))
+
+
+def test_folds_are_consecutive_images_and_scores_their_mean(world):
+    names = world.folder.tested
+    parts = [names[:8], names[8:16], names[16:]]  # 23 images in three folds
+    each = [world.expected(images=part) for part in parts]
+    expected = {metric: np.mean([part[metric] for part in each]) for metric in METRICS}
+    found = scores(world, folds=3)
+    assert found.scores == pytest.approx(expected)
+    assert found.scores["T2I R@1"] > scores(world).scores["T2I R@1"]
+    assert found.references[CHANCE]["T2I R@1"] == pytest.approx(
+        np.mean([100 / 8, 100 / 8, 100 / 7])
+    )
+
+
+def test_a_perfect_space_recalls_everything_and_a_random_one_what_chance_does(tmp_path):
+    names = [f"{i:03d}" for i in range(200)]
+    folder = Folder(tmp_path, {name: [f"{name}a", f"{name}b"] for name in names})
+    rng = np.random.default_rng(0)
+    pixels = dict(zip(names, rng.normal(size=(200, 32)).astype(np.float32), strict=True))
+    fingerprint = folder.write("image", "cnn", {Folder.key(n): r for n, r in pixels.items()})
+    perfect = Model({t: pixels[t[:3]] for t in folder.captions}, fingerprint)
+    perfect_scores = folder.task().score(perfect)  # pyright: ignore[reportArgumentType]
+    assert set(perfect_scores.scores.values()) == {100.0}
+    noise = {text: rng.normal(size=32).astype(np.float32) for text in folder.captions}
+    random = folder.task().score(Model(noise, fingerprint))  # pyright: ignore[reportArgumentType]
+    for metric, expected in random.references[CHANCE].items():
+        found = random.scores[metric]
+        assert found is not None
+        spread = 100 * np.sqrt(expected / 100 / 200)
+        assert abs(found - expected) < 4 * spread, metric
+    assert random.references[CHANCE]["T2I R@10"] == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("image_of", [[0, 0, 0, 1, 1, 2], [0, 1, 2, 3], [0, 1, 1, 1, 1]])
+def test_chance_is_the_share_of_all_orders_that_find_a_match(image_of):
+    images, captions = max(image_of) + 1, len(image_of)
+    found = chance(np.array(image_of), ks=(1, 2, 10))
+    for k in (1, 2, 10):
+        orders = list(itertools.permutations(range(captions)))
+        hits = [
+            np.mean([any(image_of[c] == i for c in order[:k]) for order in orders])
+            for i in range(images)
+        ]
+        assert found.image_to_text[k] == pytest.approx(100 * np.mean(hits))
+        assert found.text_to_image[k] == pytest.approx(100 * min(k, images) / images)
+
+
+def test_images_without_features_are_left_out_and_counted(tmp_path):
+    world = make_world(tmp_path, failed=("03", "11"))
+    found = scores(world)
+    kept = [name for name in world.folder.tested if name not in ("03", "11")]
+    assert found.scores == pytest.approx(world.expected(images=kept))
+    (note,) = found.notes["retrieval"]
+    assert "leaves out 2 of 23 images" in note
+    assert "image/cnn has only an error for them" in note
+    all_of_a_fold = make_world(tmp_path / "fold", failed=tuple(f"{i:02d}" for i in range(8)))
+    found = scores(all_of_a_fold, folds=3)
+    assert found.scores == dict.fromkeys(METRICS)
+    assert found.reasons["I2T R@1"] == "no image of a fold has features"
+
+
+def test_features_that_are_missing_or_other_are_an_error(world, tmp_path):
+    world.model.slots["pixels"] = FeatureNeed("image", "vit")
+    with pytest.raises(SightlineError) as caught:
+        scores(world)
+    assert "features/image/vit" in str(caught.value)
+    assert "needs it for planted: `sightline stage image-features data vit`" in str(caught.value)
+    world.model.slots["pixels"] = FeatureNeed("image", "cnn")
+    world.model.fingerprint = "f" * 64
+    with pytest.raises(SightlineError, match=r"expected ffffffffffffffff: .*different weights"):
+        scores(world)
+    few = {Folder.key(name): row for name, row in list(world.pixels.items())[:20]}
+    other = Folder(tmp_path / "few", world.folder.images)
+    world.model.fingerprint = other.write("image", "cnn", few)
+    with pytest.raises(CacheError, match="3 of 23"):
+        other.task().score(world.model)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_split_without_captions_is_an_error_that_names_the_others(world):
+    with pytest.raises(SightlineError, match=r"split 'dev'; found 'test' \(\d+\), 'train' \(1\)"):
+        world.folder.task(split="dev")
+    with pytest.raises(SightlineError, match=r"folds is 24, but the split 'test' .* 23 images"):
+        world.folder.task(folds=24)
+    with pytest.raises(SightlineError, match=r"retrieval\.folds"):
+        world.folder.task(folds=0)
+
+
+def test_what_is_left_out_of_a_split_is_a_warning(tmp_path):
+    images = {"a": ["one", "two", "three"], "b": ["four"], "c": ["five"]}
+    folder = Folder(tmp_path, images, same_bytes={"c": "b"}, uncaptioned=("d", "e"))
+    surplus, twins, uncaptioned = sorted(folder.task(captions=2).warnings)
+    assert "1 captions beyond the first" in surplus
+    assert "1 images have the same bytes" in twins
+    assert "2 images without captions are left out" in uncaptioned
+
+
+def test_a_model_without_a_space_for_images_has_no_scores_but_the_references(world):
+    world.model.no_heads = "the heads of the last step are not kept"
+    found = scores(world)
+    assert found.scores == dict.fromkeys(METRICS)
+    assert found.reasons == dict.fromkeys(METRICS, "the heads of the last step are not kept")
+    assert set(found.references) == {CHANCE}
+    world.model.no_heads, world.model.projected = "", {"of-words": ("words",)}
+    reasons = scores(world).reasons
+    assert reasons["T2I R@5"] == "its objective, foreign, projects no image features"
+
+
+def test_a_run_with_several_image_encoders_needs_a_choice(world):
+    world.model.slots["objects"] = FeatureNeed("image", "vit")
+    world.model.projected["of-words"] = ("objects",)
+    undecided = scores(world)
+    assert undecided.scores["I2T R@1"] is None
+    assert undecided.reasons["I2T R@1"] == (
+        "it has heads for images of vit, cnn; choose one with `encoder`"
+    )
+    assert scores(world, encoder="cnn").scores == pytest.approx(world.expected())
+    other = scores(world, encoder="clip")
+    assert other.reasons["I2T R@1"] == "it has heads for images of vit, cnn, not of clip"
+
+
+def test_embeddings_that_cannot_be_ranked_have_no_score(world):
+    nn.init.zeros_(world.model.sentence_head.weight)  # pyright: ignore[reportArgumentType]
+    nn.init.zeros_(world.model.sentence_head.bias)  # pyright: ignore[reportArgumentType]
+    found = scores(world)
+    assert found.scores == dict.fromkeys(METRICS)
+    assert "the embedding of caption 0 is zero" in found.reasons["I2T R@1"]
+
+
+def test_the_frozen_encoder_is_scored_on_its_own_features(tmp_path):
+    world = make_world(tmp_path)
+    folder, names = world.folder, world.folder.tested
+    rng = np.random.default_rng(8)
+    image_rows = {name: rng.normal(size=7) for name in names}
+    text_rows = {
+        text: image_rows[name] + 2 * rng.normal(size=7)
+        for name in names
+        for text in folder.images[name]
+    }
+    by_key = {Folder.key(name): row for name, row in image_rows.items()}
+    folder.write("image", "clip", by_key, failed=("05",))
+    folder.write("text", "clip", {key_of_text(t): row for t, row in text_rows.items()})
+    found = scores(world, frozen="clip")
+    kept = [name for name in names if name != "05"]
+    pairs = [(i, t) for i, name in enumerate(kept) for t in folder.images[name][:5]]
+    one = np.array([image_rows[name] for name in kept])
+    two = np.array([text_rows[text] for _, text in pairs])
+    expected = plain_recalls(cosines(one, two), [i for i, _ in pairs])
+    assert found.references["clip (frozen)"] == pytest.approx(expected)
+    assert list(found.references) == ["clip (frozen)", CHANCE]
+    (note,) = found.notes["retrieval"]
+    assert "leaves out 1 of 23 images" in note
+    assert "image/clip" in note
+    assert found.scores == pytest.approx(world.expected())
+    folder.write("text", "cnn", {key_of_text(t): row for t, row in text_rows.items()})
+    with pytest.raises(SightlineError, match=r"6 wide.*7 wide.*do not come from one model"):
+        scores(world, frozen="cnn")
+    folder.write("image", "one", by_key)
+    rows = {key_of_text(t): row for t, row in text_rows.items()}
+    folder.write("text", "one", rows, weights="2")
+    with pytest.raises(SightlineError, match="do not come from one model"):
+        scores(world, frozen="one")
+    with pytest.raises(SightlineError, match="`sightline stage image-features data resnet`"):
+        scores(world, frozen="resnet")
+
+
+def test_what_is_measured_is_identified_by_captions_images_and_their_pairs(tmp_path):
+    base = {"a": ["one", "two"], "b": ["three"]}
+    changed = [
+        Folder(tmp_path / "caption", {"a": ["one", "two"], "b": ["four"]}),
+        Folder(tmp_path / "image", base, same_bytes={"a": "c"}),
+        Folder(tmp_path / "pairs", {"a": ["one"], "b": ["two", "three"]}),
+    ]
+    same = Folder(tmp_path / "more", {**base, "c!": ["a training caption"]})
+    first = Folder(tmp_path / "base", base).task().evaluated_on["I2T R@1"]
+    assert first.examples == 3
+    assert same.task().evaluated_on["I2T R@1"] == first
+    digests = {each.task().evaluated_on["I2T R@1"].sha256 for each in changed}
+    assert len(digests | {first.sha256}) == 4

@@ -1,0 +1,80 @@
+"""Rows that need no run, such as chance: shown in every format, compared with nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from invented_runs import invented
+
+from train.report.compare import compare_runs
+from train.report.find_runs import FoundRun
+from train.report.gains import Comparison, compute_gains
+from train.report.plots import PUBLISHED, score_chart
+from train.report.published import PublishedRow
+from train.report.side_by_side import to_text
+from train.report.table import make_table
+from train.report.write import means_of
+
+CEILING = {"clip (frozen)": {"STS12": 99.0}, "chance": {"STS12": 1.0, "unknown": 2.0}}
+PAPER = PublishedRow(model="MCSE", source="MCSE table 1", scores={"STS12": 98.0})
+
+
+def runs(**changes: object) -> list:
+    return [
+        invented(run, seed, (score + seed, 80.0), references=CEILING, **changes)
+        for run, score in (("simcse", 60.0), ("mcse", 70.0))
+        for seed in range(2)
+    ]
+
+
+def test_references_stand_between_the_runs_and_the_published_rows():
+    table = make_table(runs(), [PAPER])
+    names = ["simcse", "mcse", "clip (frozen)", "chance", "MCSE"]
+    assert [row.name for row in table.rows] == names
+    assert [row.measured for row in table.rows] == [True, True, False, False, False]
+    assert set(table.rows[3].cells) == {"STS12"}
+    assert table.best("STS12") == 70.5
+    assert set(means_of(table)) == {"simcse", "mcse"}
+    gains = compute_gains(table, [Comparison("simcse", "mcse")])
+    assert gains[0].gain == 10.0
+    assert table.notes == ()
+
+
+def test_a_comparison_shows_them_and_tests_nothing_against_them():
+    results = runs()
+    found = [
+        FoundRun(name, name, (Path(f"{name}0"), Path(f"{name}1")), tuple(results[i : i + 2]))
+        for name, i in (("simcse", 0), ("mcse", 2))
+    ]
+    comparison = compare_runs(found, "simcse", [PAPER])
+    assert {each.run for each in comparison.differences} == {"mcse"}
+    markdown = to_text(comparison, "markdown")
+    assert "| *clip (frozen)* | – | 99.00 |" in markdown
+    latex = to_text(comparison, "latex")
+    (row,) = (line for line in latex.splitlines() if line.startswith(r"\textit{clip (frozen)} &"))
+    assert row.split(" & ")[2] == "99.00"
+    scores = latex.split(r"\end{tabular}")[0]
+    assert scores.count(r"\midrule") == 2  # below the header and below the runs
+    assert r"\textbf{99.00" not in latex
+
+
+def test_references_are_grey_in_the_chart():
+    table = make_table(runs())
+    (axis, *_) = score_chart(table).axes
+    colours = [patch.get_facecolor()[:3] for patch in axis.patches]
+    grey = tuple(int(PUBLISHED[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    assert [colour == grey for colour in colours] == [False, False, True, True]
+
+
+def test_results_that_disagree_on_a_reference_are_noted_once():
+    changed = {"clip (frozen)": {"STS12": 90.0}}
+    results = [*runs()[:2], *(r.model_copy(update={"references": changed}) for r in runs()[2:])]
+    table = make_table(results)
+    (note,) = table.notes
+    assert "disagree on clip (frozen), STS12 (99.00 and 90.00)" in note
+    assert table.rows[2].cells["STS12"].mean == 99.0
+
+
+def test_notes_of_a_result_follow_the_name_of_its_run():
+    table = make_table(runs(notes={"retrieval": ("3 images left out",)}))
+    assert table.notes == ("simcse: 3 images left out", "mcse: 3 images left out")

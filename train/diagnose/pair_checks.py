@@ -1,0 +1,261 @@
+"""Cosines of pairs that belong together and of pairs that do not, and the rank of the true one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.cache import FeatureSet
+from train.diagnose.diagnosed_pairs import DiagnosedPairs
+from train.diagnose.distribution import Distribution, separation
+from train.diagnose.unit_rows import Tell, chunks, drawn, read, read_units, sample_size, units
+
+SAMPLED_IMAGES = 2000
+"""Images whose captions are compared with each other for the mismatched cosines."""
+
+RECALLED = (1, 5, 10, 100, 200)
+"""Ranks within which a share is given; KDMCSE's text names the last two for its figure 5."""
+
+_SAME_DIGITS = 6  # cosines that agree to so many are equal: last bits depend on the shape
+_SAME = 10.0**-_SAME_DIGITS
+
+
+@dataclass(frozen=True)
+class Cosines:
+    """Cosines of matched and mismatched pairs, as in KDMCSE's figure 6.
+
+    Attributes:
+        matched: an image and its own caption, or two captions of one image.
+        mismatched: the same of different images.
+        separation: probability that a matched cosine exceeds a mismatched one; 0.5 is chance.
+        sampled: images that the mismatched pairs (and matched captions) are from.
+        images: images to draw from.
+    """
+
+    matched: Distribution
+    mismatched: Distribution
+    separation: float
+    sampled: int
+    images: int
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of true matches among everything that was searched; 1 is the best.
+
+    Whatever is as similar as the match ranks before it, so that constant features find nothing.
+
+    Attributes:
+        queries: rows that searched, of `of` rows; fewer were drawn by the seed.
+        pool: rows searched.
+        median: of the ranks.
+        within: rank → share of queries whose match ranks there or better.
+        curve: (rank, share within it) at about evenly spaced ranks on a logarithmic axis.
+        chance: expected share at rank 1 if similarities meant nothing.
+    """
+
+    queries: int
+    of: int
+    pool: int
+    median: float
+    within: dict[str, float]
+    curve: list[tuple[int, float]]
+    chance: float
+
+
+@dataclass(frozen=True)
+class CrossChecks:
+    """An image set beside a text set.
+
+    Attributes:
+        cosines: of image and caption.
+        best_caption: rank of the best-placed caption of each image.
+        worst_caption: rank of its worst-placed one, as in KDMCSE's figure 5.
+        image: rank of the image of each caption.
+    """
+
+    cosines: Cosines
+    best_caption: Ranks
+    worst_caption: Ranks
+    image: Ranks
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Cosines to set a threshold against.
+
+    Attributes:
+        matched, mismatched: float32 [n] and [m].
+    """
+
+    matched: NDArray[np.float32]
+    mismatched: NDArray[np.float32]
+
+
+def image_text_scores(
+    pairs: DiagnosedPairs, images: FeatureSet, texts: FeatureSet, seed: int
+) -> Scores:
+    """Every pair's cosine; and those of a sample of images with captions of the others."""
+    assert pairs.image_rows is not None
+    matched = np.empty(len(pairs), np.float32)
+    for part in chunks(len(pairs)):
+        left = units(read(images, pairs.image_rows[part]))
+        matched[part] = (left * units(read(texts, pairs.text_rows[part]))).sum(dim=1).numpy()
+    one = _one_caption_each(pairs, seed)
+    assert one.image_rows is not None
+    products = read_units(images, one.image_rows) @ read_units(texts, one.text_rows).T
+    off = ~torch.eye(len(one), dtype=torch.bool)
+    return Scores(matched, products[off].numpy())
+
+
+def text_text_scores(pairs: DiagnosedPairs, texts: FeatureSet, seed: int) -> Scores | None:
+    """Captions of one image, and captions of different images, of a sample of images.
+
+    None if no image has two different captions.
+    """
+    pairs = pairs.distinct()
+    one = _one_caption_each(pairs, seed)
+    rows = read_units(texts, one.text_rows)
+    above = torch.triu(torch.ones(len(one), len(one), dtype=torch.bool), diagonal=1)
+    mismatched = (rows @ rows.T)[above].numpy()
+    matched = []
+    for members in _members(pairs, one.pictures):
+        rows = read_units(texts, pairs.text_rows[members])
+        first, second = np.triu_indices(len(members), k=1)
+        matched.append((rows @ rows.T).numpy()[first, second])
+    same = np.concatenate(matched)
+    return Scores(same, mismatched) if len(same) else None
+
+
+def cosines_of(scores: Scores, pairs: DiagnosedPairs) -> Cosines:
+    """The scores in a few numbers."""
+    matched, mismatched = Distribution.of(scores.matched), Distribution.of(scores.mismatched)
+    assert matched is not None
+    assert mismatched is not None
+    images = len(np.unique(pairs.pictures))
+    return Cosines(
+        matched,
+        mismatched,
+        separation(*(np.round(each, _SAME_DIGITS) for each in (scores.matched, scores.mismatched))),
+        min(images, SAMPLED_IMAGES),
+        images,
+    )
+
+
+def rank_captions(
+    pairs: DiagnosedPairs,
+    images: FeatureSet,
+    texts: FeatureSet,
+    sample: int | None,
+    seed: int,
+    tell: Tell,
+) -> tuple[Ranks, Ranks]:
+    """Ranks of each image's best-placed and worst-placed caption among all captions."""
+    pairs = pairs.distinct()
+    assert pairs.image_rows is not None
+    pictures, first, sizes = np.unique(pairs.pictures, return_index=True, return_counts=True)
+    size = sample_size(sample, len(pictures), len(pairs), images.dim)
+    chosen = drawn(len(pictures), size, seed, 2)
+    queries = read_units(images, pairs.image_rows[first[chosen]])  # (q, d)
+    own = _members(pairs, pictures[chosen])
+    references = torch.empty(len(chosen), 2)
+    for number, members in enumerate(own):
+        scores = read_units(texts, pairs.text_rows[members]) @ queries[number]
+        references[number] = torch.stack([scores.max(), scores.min()])
+    pool = (units(read(texts, pairs.text_rows[part])) for part in chunks(len(pairs)))
+    what = f"rank of the true captions of {len(chosen):,} images"
+    ranks = _ranks(queries, references, _told(pool, len(pairs), what, tell))
+    # by chance an image's best of k captions is first with k/n, its worst is first with k = 1 only
+    chance = float(sizes.mean()) / len(pairs)
+    alone = float((sizes == 1).mean()) / len(pairs)
+    counts = len(chosen), len(pictures), len(pairs)
+    return _summary(ranks[:, 0], *counts, chance), _summary(ranks[:, 1], *counts, alone)
+
+
+def rank_images(
+    pairs: DiagnosedPairs,
+    images: FeatureSet,
+    texts: FeatureSet,
+    sample: int | None,
+    seed: int,
+    tell: Tell,
+) -> Ranks:
+    """Rank of the image of each caption among all images."""
+    pairs = pairs.distinct()
+    assert pairs.image_rows is not None
+    pool_rows = np.unique(pairs.image_rows)
+    size = sample_size(sample, len(pairs), len(pool_rows), images.dim)
+    some = pairs.only(drawn(len(pairs), size, seed, 3))
+    assert some.image_rows is not None
+    queries = read_units(texts, some.text_rows)
+    references = (queries * read_units(images, some.image_rows)).sum(dim=1, keepdim=True)
+    pool = (units(read(images, pool_rows[part])) for part in chunks(len(pool_rows)))
+    what = f"rank of the true image of {len(some):,} captions"
+    ranks = _ranks(queries, references, _told(pool, len(pool_rows), what, tell))
+    return _summary(ranks[:, 0], len(some), len(pairs), len(pool_rows), 1 / len(pool_rows))
+
+
+def _told(pool: Iterable[Tensor], total: int, what: str, tell: Tell) -> Iterable[Tensor]:
+    done = 0
+    for rows in pool:
+        yield rows
+        done += len(rows)
+        tell(what, done, total, "rows")
+
+
+def _ranks(queries: Tensor, references: Tensor, pool: Iterable[Tensor]) -> NDArray[np.int64]:
+    """How many rows of the pool are at least as similar as each reference: int64 [q, r].
+
+    Args:
+        queries: [q, d].
+        references: [q, r], cosines of matches, which are in the pool and count themselves.
+        pool: chunks [m, d].
+    """
+    counts = torch.zeros(references.shape, dtype=torch.int64)
+    for rows in pool:
+        for part in chunks(len(queries)):
+            scores = queries[part] @ rows.T  # (≤ q, m)
+            for number in range(references.shape[1]):
+                least = references[part, number, None] - _SAME
+                counts[part, number] += (scores >= least).sum(dim=1)
+    return counts.clamp_min(1).numpy()
+
+
+def _summary(ranks: NDArray[np.int64], queries: int, of: int, pool: int, chance: float) -> Ranks:
+    ordered = np.sort(ranks)
+    at = np.unique(np.geomspace(1, pool, 60).round().astype(int))
+
+    def within(rank: int) -> float:
+        return float(np.searchsorted(ordered, rank, side="right") / len(ordered))
+
+    return Ranks(
+        queries=queries,
+        of=of,
+        pool=pool,
+        median=float(np.median(ordered)),
+        within={str(rank): within(rank) for rank in RECALLED},
+        curve=[(int(rank), within(rank)) for rank in at],
+        chance=chance,
+    )
+
+
+def _one_caption_each(pairs: DiagnosedPairs, seed: int) -> DiagnosedPairs:
+    """One caption, drawn at random, of each of up to `SAMPLED_IMAGES` images."""
+    pictures = np.unique(pairs.pictures)
+    chosen = pictures[drawn(len(pictures), SAMPLED_IMAGES, seed, 4)]
+    generator = np.random.default_rng([seed, 5])
+    return pairs.only(np.array([generator.choice(rows) for rows in _members(pairs, chosen)]))
+
+
+def _members(pairs: DiagnosedPairs, pictures: NDArray[np.int64]) -> Sequence[NDArray[np.int64]]:
+    """For each image its pairs, by position."""
+    order = np.argsort(pairs.pictures, kind="stable")
+    ordered = pairs.pictures[order]
+    starts = np.searchsorted(ordered, pictures, side="left")
+    ends = np.searchsorted(ordered, pictures, side="right")
+    return [order[start:end] for start, end in zip(starts, ends, strict=True)]

@@ -1,0 +1,323 @@
+"""The checks of one feature set: norms, columns, copies, neighbours, effective rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipeline.cache import FeatureSet
+from train.diagnose.distribution import Distribution
+from train.diagnose.unit_rows import (
+    Scan,
+    Tell,
+    chunks,
+    drawn,
+    read,
+    read_units,
+    sample_size,
+    units,
+)
+
+SHOWN = 10
+"""Rows, columns and pairs that a result names."""
+
+_SPECTRUM_ROWS = 50_000
+_WIDEST_GRAM = 4096  # a wider set is measured on this many rows
+_CONSTANT = 1e-6  # of the median column's range
+_ROUNDING = 1e-7  # singular values below this share of the largest are 0
+
+Named = Callable[[Sequence[int]], list[str]]
+"""Rows of a set → what they describe: paths of images, or texts."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a set: how many, and the first few by name."""
+
+    count: int
+    examples: list[str]
+
+
+@dataclass(frozen=True)
+class Near:
+    """Two rows and the cosine between them."""
+
+    cosine: float
+    one: str
+    other: str
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Each compared row and the most similar other row of the set.
+
+    Attributes:
+        compared: rows compared with all `of` others; fewer than `of` were drawn by the seed.
+        cosines: cosine of each compared row with its nearest other row.
+        bound: from this cosine on, two rows count as near-duplicates.
+        above: compared rows with a near-duplicate.
+        closest: the closest pairs, each once.
+    """
+
+    compared: int
+    of: int
+    cosines: Distribution
+    bound: float
+    above: int
+    closest: list[Near]
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values of the unit rows.
+
+    Attributes:
+        rows: of the matrix; fewer than the set's were drawn by the seed.
+        effective_rank: exp(−Σ p ln p), p = σ/Σσ (Roy and Vetterli 2007, eqs. 1–3): between 1, all
+            rows on one line, and the width, all directions used alike.
+        centred: the same after the mean row is subtracted, so that a direction which all rows
+            share does not count.
+        most: the largest rank that the shape allows.
+        shares: σ/Σσ of the centred rows, the largest first.
+    """
+
+    rows: int
+    effective_rank: float
+    centred: float
+    most: int
+    shares: list[float]
+
+
+@dataclass(frozen=True)
+class SetChecks:
+    """What is known of one feature set.
+
+    Attributes:
+        weights: where the encoder's weights came from.
+        untrained: they are random.
+        imported: the rows were imported from another tool and never recomputed.
+        failed: error code → inputs without a row.
+        not_finite: rows that contain NaN or infinity; every other number leaves them out.
+        zero: rows of length 0, which have no direction; cosines leave them out.
+        norms: lengths of the finite rows as stored.
+        outlying: rows longer than `OUTLYING` medians.
+        constant: columns whose range over all finite rows is below a millionth of the median
+            column's, so that one value and rounding is all they hold; the first few by number.
+        copies: rows that equal another row, of different images or texts.
+        mean_cosine: mean over all pairs of different rows: 0 for directions spread evenly, 1 if
+            all rows point one way.
+        neighbours, spectrum, mean_cosine: None for fewer than two rows with a direction.
+    """
+
+    path: str
+    kind: str
+    encoder: str
+    weights: str
+    untrained: bool
+    imported: bool
+    rows: int
+    dim: int
+    dtype: str
+    fingerprint: str
+    content_digest: str
+    failed: dict[str, int]
+    not_finite: Rows
+    zero: Rows
+    norms: Distribution | None
+    outlying: Rows
+    constant: Rows
+    copies: Rows
+    mean_cosine: float | None
+    neighbours: Neighbours | None
+    spectrum: Spectrum | None
+
+
+OUTLYING = 10
+"""A row this many times longer than the median is named."""
+
+
+def check_set(
+    features: FeatureSet,
+    found: Scan,
+    named: Named,
+    *,
+    sample: int | None,
+    bound: float,
+    seed: int,
+    tell: Tell,
+) -> SetChecks:
+    """Check a feature set.
+
+    Args:
+        found: of the same set.
+        named: names rows of the set.
+        sample: rows compared with all others for `Neighbours`; None: what time allows.
+        bound: cosine from which two rows are near-duplicates.
+        seed: of everything drawn.
+    """
+    record = features.record
+    spec = record.spec
+    finite = np.isfinite(found.norms)
+    usable = found.usable
+
+    def rows(chosen: NDArray[np.bool_]) -> Rows:
+        some = np.flatnonzero(chosen)
+        return Rows(len(some), named(some[:SHOWN].tolist()))
+
+    lengths = found.norms[finite]
+    middle = float(np.median(lengths)) if len(lengths) else 0.0
+    ranges = (found.high.astype(np.float64) - found.low) if len(lengths) else np.ones(features.dim)
+    same = np.flatnonzero(ranges <= _CONSTANT * np.median(ranges))
+    directed = np.zeros(len(finite), dtype=bool)
+    directed[usable] = True
+    enough = len(usable) > 1
+    return SetChecks(
+        path=features.path.as_posix(),
+        kind=spec.kind,
+        encoder=spec.encoder.name,
+        weights=spec.encoder.source,
+        untrained=spec.encoder.untrained,
+        imported=record.provenance.imported and not record.provenance.recomputed,
+        rows=len(features),
+        dim=features.dim,
+        dtype=spec.dtype,
+        fingerprint=record.fingerprint,
+        content_digest=record.content_digest,
+        failed=dict(Counter(features.failed.values()).most_common()),
+        not_finite=rows(~finite),
+        zero=rows(found.norms == 0),
+        norms=Distribution.of(lengths),
+        outlying=rows(finite & (found.norms > OUTLYING * middle) & (middle > 0)),
+        constant=Rows(len(same), [str(column) for column in same[:SHOWN]]),
+        copies=_copies(found, directed, named),
+        mean_cosine=_mean_cosine(found, len(usable)) if enough else None,
+        neighbours=_neighbours(features, usable, named, sample, bound, seed, tell)
+        if enough
+        else None,
+        spectrum=_spectrum(features, usable, seed, tell) if enough else None,
+    )
+
+
+def effective_rank(values: NDArray[np.float64]) -> float:
+    """exp of the entropy of ``values``/Σ (Roy and Vetterli 2007); 0 if all values are 0.
+
+    Args:
+        values: singular values, at least 0.
+    """
+    total = values.sum()
+    if total <= 0:
+        return 0.0
+    shares = values[values > 0] / total
+    return float(np.exp(-(shares * np.log(shares)).sum()))
+
+
+def _copies(found: Scan, directed: NDArray[np.bool_], named: Named) -> Rows:
+    counts = np.bincount(found.twins[directed], minlength=found.twins.max(initial=0) + 1)
+    some = np.flatnonzero(directed & (counts[found.twins] > 1))
+    grouped = some[np.argsort(found.twins[some], kind="stable")]  # copies side by side
+    return Rows(len(some), named(grouped[:SHOWN].tolist()))
+
+
+def _mean_cosine(found: Scan, count: int) -> float:
+    """Over all ordered pairs of different rows: (‖Σu‖² − n) / n(n − 1)."""
+    return float((found.total @ found.total - count) / (count * (count - 1)))
+
+
+def _neighbours(
+    features: FeatureSet,
+    usable: NDArray[np.int64],
+    named: Named,
+    sample: int | None,
+    bound: float,
+    seed: int,
+    tell: Tell,
+) -> Neighbours:
+    count = len(usable)
+    chosen = drawn(count, sample_size(sample, count, count, features.dim), seed, 0)
+    queries = read_units(features, usable[chosen])  # (q, d)
+    best = torch.full((len(chosen),), -torch.inf)
+    nearest = torch.zeros(len(chosen), dtype=torch.int64)
+    own = torch.from_numpy(chosen)
+    for part in chunks(count):
+        others = units(read(features, usable[part]))  # (m, d)
+        for some in chunks(len(chosen)):
+            scores = queries[some] @ others.T  # (≤ q, m)
+            where = own[some] - part.start
+            inside = torch.nonzero((where >= 0) & (where < len(others))).ravel()
+            scores[inside, where[inside]] = -torch.inf
+            highest, at = scores.max(dim=1)
+            better = highest > best[some]
+            best[some] = torch.where(better, highest, best[some])
+            nearest[some] = torch.where(better, at + part.start, nearest[some])
+        tell(f"neighbours in {features.path}", part.stop, count, "rows")
+    cosines = best.clamp(-1, 1).numpy()
+    return Neighbours(
+        compared=len(chosen),
+        of=count,
+        cosines=_of(cosines),
+        bound=bound,
+        above=int((cosines >= bound).sum()),
+        closest=_closest(cosines, usable[chosen], usable[nearest.numpy()], named),
+    )
+
+
+def _closest(
+    cosines: NDArray, one: NDArray[np.int64], other: NDArray[np.int64], named: Named
+) -> list[Near]:
+    pairs: dict[tuple[int, int], float] = {}
+    for row in np.argsort(-cosines, kind="stable"):
+        pair = int(min(one[row], other[row])), int(max(one[row], other[row]))
+        pairs.setdefault(pair, float(cosines[row]))
+        if len(pairs) == SHOWN:
+            break
+    names = named([row for pair in pairs for row in pair])
+    return [Near(cosine, names[2 * i], names[2 * i + 1]) for i, cosine in enumerate(pairs.values())]
+
+
+def _of(values: NDArray) -> Distribution:
+    found = Distribution.of(values)
+    assert found is not None
+    return found
+
+
+def _spectrum(features: FeatureSet, usable: NDArray[np.int64], seed: int, tell: Tell) -> Spectrum:
+    dim = features.dim
+    most = _SPECTRUM_ROWS if dim <= _WIDEST_GRAM else _WIDEST_GRAM
+    rows = usable[drawn(len(usable), most, seed, 1)]
+    what = f"singular values of {features.path}"
+    if dim > len(rows):  # the smaller of the two Gram matrices
+        matrix = read_units(features, rows).double()
+        plain = torch.linalg.svdvals(matrix)
+        centred = torch.linalg.svdvals(matrix - matrix.mean(dim=0))
+        tell(what, len(rows), len(rows), "rows")
+    else:
+        gram = torch.zeros(dim, dim, dtype=torch.float64)
+        total = torch.zeros(dim, dtype=torch.float64)
+        for part in chunks(len(rows)):
+            some = units(read(features, rows[part])).double()
+            gram += some.T @ some
+            total += some.sum(dim=0)
+            tell(what, part.stop, len(rows), "rows")
+        plain = _roots(gram)
+        centred = _roots(gram - torch.outer(total, total) / len(rows))
+    # smaller ones are rounding, of the Gram matrix and of the mean
+    values = torch.where(centred < _ROUNDING * plain[0], 0.0, centred).numpy()
+    whole = values.sum()
+    return Spectrum(
+        rows=len(rows),
+        effective_rank=effective_rank(plain.numpy()),
+        centred=effective_rank(values),
+        most=min(len(rows) - 1, dim),
+        shares=(values / whole if whole > 0 else values).tolist(),
+    )
+
+
+def _roots(gram: torch.Tensor) -> torch.Tensor:
+    """Singular values of X from XᵀX, the largest first; what is rounding counts as 0."""
+    values = torch.linalg.eigvalsh(gram).flip(0).clamp_min(0).sqrt()
+    return torch.where(values < _ROUNDING * values[0], 0.0, values)
