@@ -115,6 +115,9 @@ def test_names_of_models(tmp_path):
         NamedModel("b", "hub/c"),
         NamedModel(str(folder), str(folder)),
     ]
+    for empty in ("", "=a", "a="):
+        with pytest.raises(SightlineError, match="expected MODEL or NAME=MODEL"):
+            name_models([empty])
     for twice in (["a", "a"], ["x=a", "x=b"]):
         with pytest.raises(SightlineError, match=r"two models are called .*NAME=PATH"):
             name_models(twice)

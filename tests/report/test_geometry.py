@@ -20,7 +20,7 @@ from train.evaluate.geometry import Geometry
 from train.evaluate.map_sentences import MapSentences
 from train.evaluate.similarity import Correlation, GradedPairs
 from train.evaluate.space_study import MapSettings, ModelSpace, SentenceMap, SpaceStudy
-from train.report.plots import to_png, to_svg
+from train.report.drawing import to_png, to_svg
 from train.report.space_page import to_json, to_page
 from train.report.space_plots import (
     cluster_colours,
@@ -259,3 +259,14 @@ def test_foreign_files_are_kept(place, sightline):
     assert code == 1
     assert "plane.png" in err  # before any model is loaded
     assert Path("out/plane.png").read_text() == "mine"
+
+
+@pytest.mark.parametrize("pairs", [60, 4000])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_constant_scores_and_cosines_can_be_drawn(pairs):
+    found = study(pairs=pairs)
+    flat = {**space("flat", score=None).__dict__, "cosines": np.ones(pairs)}
+    found.models.append(ModelSpace(**flat))
+    assert to_png(gold_chart(found))  # pyright: ignore[reportArgumentType]
+    found.pairs.gold[:] = 2.5
+    assert to_png(gold_chart(found))  # pyright: ignore[reportArgumentType]

@@ -31,13 +31,15 @@ def name_models(given: Sequence[str]) -> list[NamedModel]:
         given: folders or names on the hub; a prefix `NAME=` renames the model.
 
     Raises:
-        SightlineError: a run that is not finished, or two models of one name.
+        SightlineError: an empty name, a run that is not finished, or two models of one name.
     """
     found: list[tuple[str, str, int | None]] = []
     for each in given:
         label, source = "", each
         if "=" in each and not Path(each).exists():
             label, _, source = each.partition("=")
+        if not source or each.startswith("="):
+            raise SightlineError(f"--model: found {each!r}, expected MODEL or NAME=MODEL")
         summary = RunSummary.read(Path(source)) if (Path(source) / FILE_NAME).is_file() else None
         if summary is None or label:
             found.append((label or source, source, None))

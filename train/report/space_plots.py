@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
@@ -21,6 +22,7 @@ from train.report.drawing import COLOURS, FAINT, INK, PLAIN, STYLE, clean
 _MANY = 3000  # pairs from which a scatter plot is replaced by hexagonal bins
 _DPI = 180  # of what is drawn as pixels inside an SVG
 _LONGEST = 34  # characters of a label
+_BLUES = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.18, 1, 256)))
 _RINGS = (9, 22, 36, 52, 70)  # points from a dot to its label; beyond the first, with a line
 _ANGLES = (0, 180, 90, 270, 35, 145, 325, 215)
 
@@ -128,7 +130,9 @@ def gold_chart(study: SpaceStudy) -> Figure | None:
     gold = study.pairs.gold
     if not drawn or not len(gold):
         return None
-    low = min(float(each.cosines.min()) for each in drawn)
+    low = min(0.9, *(float(each.cosines.min()) for each in drawn))
+    least, most = float(gold.min()), float(gold.max())
+    across = (least, most) if most > least else (least - 0.5, most + 0.5)
     with matplotlib.rc_context(STYLE):
         figure, axes = _panels(len(drawn), (2.9, 2.75), shared=True)
         for number, (axis, each) in enumerate(zip(axes, drawn, strict=True)):
@@ -136,11 +140,11 @@ def gold_chart(study: SpaceStudy) -> Figure | None:
                 axis.hexbin(
                     gold,
                     each.cosines,
-                    gridsize=(26, 18),
-                    extent=(gold.min(), gold.max(), low, 1.0),
+                    gridsize=(12, 14),  # gold scores are often multiples of 0.2 or 0.25
+                    extent=(*across, low, 1.0),
                     bins="log",
                     mincnt=1,
-                    cmap="Blues",
+                    cmap=_BLUES,
                     linewidths=0.1,
                     rasterized=True,
                 )
@@ -184,7 +188,7 @@ def spectrum_chart(study: SpaceStudy) -> Figure | None:
         axis = figure.subplots()
         for number, each in enumerate(study.models):
             values = each.spectrum.singular_values
-            values = values[values > 1e-9]  # the rest is rounding
+            values = values[values > 1e-6]  # the rest is rounding of float32
             axis.plot(
                 np.arange(1, len(values) + 1),
                 values,
