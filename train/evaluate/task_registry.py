@@ -12,6 +12,7 @@ TASKS = Registry(
         "similarity": "train.evaluate.tasks.similarity:Similarity",
         "geometry": "train.evaluate.tasks.geometry:Geometry",
         "transfer": "train.evaluate.tasks.transfer:Transfer",
+        "mteb": "train.evaluate.tasks.mteb:Mteb",
     },
 )
 """Name → `train.evaluate.task.Task`."""
