@@ -1,5 +1,6 @@
 """MTEB's own evaluation of our models, on tasks defined here and on STS files."""
 
+# ruff: noqa: E402 (without mteb this file is skipped before its imports)
 from __future__ import annotations
 
 import json
@@ -336,6 +337,35 @@ def test_the_cache_is_that_of_this_machine_by_default(tmp_path, monkeypatch):
     assert MtebSettings().data == tmp_path
     monkeypatch.delenv("HF_DATASETS_CACHE")
     assert MtebSettings().data.name == "datasets"
+
+
+def test_compare_reads_the_folder_that_mteb_writes(tmp_path, monkeypatch):
+    """The scores of one model, evaluated by us and by MTEB's own command, agree."""
+    from train.evaluate.mteb_run import MtebEncoder
+    from train.report.compare import compare_runs
+    from train.report.find_runs import find_runs
+
+    monkeypatch.chdir(tmp_path)
+    mteb.evaluate(
+        MtebEncoder(model()),  # pyright: ignore[reportArgumentType]
+        [Pairs(), Dogs(), Search(), Languages()],
+        cache=mteb.ResultCache(tmp_path / "theirs"),
+        co2_tracker=False,
+        show_progress_bar=False,
+    )
+    given = {"mteb": {"tasks": "Pairs,Dogs,Languages", "data": tmp_path}}
+    save_result(evaluate_model(model(), Evaluation.load(given)), tmp_path / "ours.json")
+    folder = "theirs/results/sightline__model"
+    runs, baseline = find_runs(["ours.json", f"theirs={folder}"], tmp_path)
+    ours, theirs = compare_runs(runs, baseline).table.rows
+    assert set(ours.cells) == {*(f"MTEB {name}" for name in ("Pairs", "Dogs", "Languages"))} | {
+        "MTEB Avg",
+        "MTEB Avg STS",
+        "MTEB Avg Classification",
+    }
+    assert theirs.name == "theirs"
+    for metric, cell in ours.cells.items():
+        assert theirs.cells[metric].mean == pytest.approx(cell.mean, abs=1e-3), metric
 
 
 def cached(

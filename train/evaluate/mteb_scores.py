@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from train.evaluate.evaluation_set import EvaluationSet
 
+TITLE = "MTEB"
+"""Heading of their table."""
+
 AVERAGE = "MTEB Avg"
 """Mean over all tasks. "MTEB Avg STS" is the mean over those of type STS."""
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from sightline.errors import SightlineError
 from sightline.progress import progress
 from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.mteb_scores import averages, mean, metric_of
+from train.evaluate.mteb_scores import TITLE, averages, mean, metric_of
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Mteb(Task[MtebSettings]):
 
     about = "tasks of MTEB: their main scores ×100, from the package mteb"
     needs = "the Hugging Face cache of data sets (docs/mteb.md); default: this machine's"
-    title = "MTEB"
+    title = TITLE
     Settings = MtebSettings
 
     def __init__(self, settings: MtebSettings) -> None:
@@ -119,7 +119,9 @@ class Mteb(Task[MtebSettings]):
         """MTEB's version, what was evaluated of each task, and a digest of its contents."""
         return {
             "mteb": self.version,
-            "tasks": {name: each.about.model_dump(mode="json") for name, each in self.tasks.items()},
+            "tasks": {
+                name: each.about.model_dump(mode="json") for name, each in self.tasks.items()
+            },
             "contents": {name: each.sha256 for name, each in self.tasks.items()},
         }
 
