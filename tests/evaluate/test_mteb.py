@@ -369,37 +369,69 @@ def test_compare_reads_the_folder_that_mteb_writes(tmp_path, monkeypatch):
 
 
 def cached(
-    cache: Path, folder: Path, revision: str, pairs: Sequence[tuple[float, str, str]]
-) -> None:
-    """mteb/sts12-sts as a download leaves it in the cache of `datasets`."""
-    file = folder / f"{revision}.jsonl"
-    names = ("score", "sentence1", "sentence2")
-    file.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in pairs))
-    made = folder / f"made-{revision}"
-    load_dataset("json", data_files={"test": str(file)}, cache_dir=str(made))
-    (built,) = (each.parent for each in made.glob("json/*/*/*/dataset_info.json"))
-    place = cache / "mteb___sts12-sts" / "default" / "0.0.0" / revision
+    cache: Path, path: str, revision: str, rows: Sequence[dict[str, Any]], config: str = "default"
+) -> Path:
+    """The test split of a data set, as a download leaves it in the cache of `datasets`."""
+    work = cache.parent / f"work-{path.replace('/', '-')}-{config}-{revision}"
+    work.mkdir()
+    file = work / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load_dataset("json", data_files={"test": str(file)}, cache_dir=str(work))
+    (built,) = (each.parent for each in work.glob("json/*/*/*/dataset_info.json"))
+    owner, name = path.split("/")
+    place = cache / f"{owner}___{name}" / config / "0.0.0" / revision
     shutil.copytree(built, place)
     info = json.loads((place / "dataset_info.json").read_text())
-    info.update(config_name="default", dataset_name="sts12-sts", builder_name="parquet")
+    info.update(config_name=config, dataset_name=name, builder_name="parquet")
     (place / "dataset_info.json").write_text(json.dumps(info))
     for arrow in place.glob("json-*.arrow"):
-        arrow.rename(place / arrow.name.replace("json-", "sts12-sts-"))
+        arrow.rename(place / arrow.name.replace("json-", f"{name}-"))
+    return place
+
+
+def rows_of(pairs: Sequence[tuple[float, str, str]]) -> list[dict[str, Any]]:
+    names = ("score", "sentence1", "sentence2")
+    return [dict(zip(names, row, strict=True)) for row in pairs]
+
+
+@pytest.mark.parametrize("config", ["default", "qrels"])
+def test_reranking_from_the_cache_ranks_the_candidates_alone(tmp_path, monkeypatch, config):
+    """Without a network `datasets` lists no configurations; mteb would rank the whole corpus."""
+
+    class Rerank(AbsTaskRetrieval):
+        metadata = metadata("rerank", "Reranking", "ndcg_at_10")
+
+    monkeypatch.setitem(sys.modules["mteb.get_tasks"]._TASKS_REGISTRY, "rerank", Rerank)
+    cache = tmp_path / "cache"
+    texts = {"d1": "aaa bbb", "d2": "ccc ddd", "d3": "aab aab", "d4": "eee"}
+    given = {
+        "corpus": [{"_id": key, "title": "", "text": text} for key, text in texts.items()],
+        "queries": [{"_id": "q1", "text": "aab"}],
+        config: [{"query-id": "q1", "corpus-id": "d1", "score": 1}],
+        "top_ranked": [{"query-id": "q1", "corpus-ids": ["d2", "d1", "d4"]}],
+    }
+    for name, rows in given.items():
+        cached(cache, "tests/rerank", REVISION, rows, name)
+    found = task("rerank", cache)
+    assert found.metrics[0].data.examples == 5
+    assert found.score(model()).scores["MTEB rerank"] == pytest.approx(100)  # d3 is no candidate
+    shutil.rmtree(cache / "tests___rerank/top_ranked")
+    with pytest.raises(SightlineError, match=r"candidates \(top_ranked\) are not cached"):
+        task("rerank", cache)
 
 
 def test_the_pinned_revision_is_read_even_if_another_is_newer(tmp_path):
     cache = tmp_path / "cache"
-    cached(cache, tmp_path, STS12, PAIRS)
+    place = cached(cache, "mteb/sts12-sts", STS12, rows_of(PAIRS))
     pinned = task("STS12", cache)
     assert pinned.metrics[0].data.examples == len(PAIRS)
-    cached(cache, tmp_path, "c" * 40, PAIRS[:4])
-    later = cache / "mteb___sts12-sts/default/0.0.0" / ("c" * 40)
+    later = cached(cache, "mteb/sts12-sts", "c" * 40, rows_of(PAIRS[:4]))
     os.utime(later, (2**31 - 1, 2**31 - 1))
     again = task("STS12", cache)
     assert again.settings_of_result() == pinned.settings_of_result()
     found = again.score(model()).scores["MTEB STS12"]
     assert found == pytest.approx(spearman(PAIRS), abs=1e-6)
-    shutil.rmtree(cache / "mteb___sts12-sts/default/0.0.0" / STS12)
+    shutil.rmtree(place)
     with pytest.raises(SightlineError, match="data of STS12 is not in"):
         task("STS12", cache)
 
@@ -417,7 +449,7 @@ def test_sts12_of_senteval_has_the_score_of_our_own_task(tmp_path, shared_data):
         for score, one, two in zip(part.gold, part.first, part.second, strict=True)
     ]
     assert len(pairs) == 3108
-    cached(tmp_path / "cache", tmp_path, STS12, pairs)
+    cached(tmp_path / "cache", "mteb/sts12-sts", STS12, rows_of(pairs))
     ours = Evaluation.load({"sts": {"data": folder}}).score(model()).scores["STS12"]
     theirs = task("STS12", tmp_path / "cache").score(model()).scores["MTEB STS12"]
     assert theirs == pytest.approx(ours, abs=0.02)

@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from datasets import config
 from datasets.exceptions import DatasetsError
 from datasets.naming import camelcase_to_snakecase
 from huggingface_hub import constants
-from mteb.abstasks import AbsTask, AbsTaskRetrieval
+from mteb.abstasks import AbsTask, AbsTaskRetrieval, retrieval_dataset_loaders
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
 from sightline.errors import SightlineError
@@ -111,24 +111,55 @@ def read_tasks(tasks: Sequence[AbsTask], cache: Path) -> list[ReadTask]:
 def reading(task: AbsTask, cache: Path) -> Iterator[AbsTask]:
     """A fresh copy of a task, which finds the pinned revision of its data and nothing else.
 
-    Without a network, `datasets` takes the newest revision in its cache, whichever is asked for
-    (STS22 and STS22.v2 are two revisions of one data set). So it sees a folder of links to the
-    pinned ones. The copy starts with MTEB's seeded random numbers for every model.
+    Two things would go wrong silently without a network. `datasets` takes the newest revision in
+    its cache, whichever is asked for (STS22 and STS22.v2 are two revisions of one data set); here
+    it sees a folder of links to the pinned one. And it lists no configurations, so that mteb would
+    miss the candidates of a reranking task and rank the whole corpus; here it lists the cached.
+    The copy starts with MTEB's seeded random numbers for every model.
     """
-    before = config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    bars = datasets.are_progress_bars_disabled()
-    with tempfile.TemporaryDirectory(prefix="sightline-mteb-") as folder, quiet():
+    with tempfile.TemporaryDirectory(prefix="sightline-mteb-") as name, ExitStack() as stack:
+        folder = Path(name)
         for leaf in _leaves(task):
-            _link(leaf, cache, Path(folder))
-        config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE = Path(folder), True
-        constants.HF_HUB_OFFLINE = True
-        datasets.disable_progress_bars()
-        try:
-            yield copy.deepcopy(task)
-        finally:
-            config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
-            if not bars:
-                datasets.enable_progress_bars()
+            _link(leaf, cache, folder)
+        for target, key, value in (
+            (config, "HF_DATASETS_CACHE", folder),
+            (config, "HF_HUB_OFFLINE", True),
+            (constants, "HF_HUB_OFFLINE", True),
+            (
+                retrieval_dataset_loaders,
+                "get_dataset_config_names",
+                lambda path, *_: _configurations(folder / _place(path)),
+            ),
+        ):
+            stack.enter_context(_replaced(target, key, value))
+        stack.enter_context(quiet())
+        if not datasets.are_progress_bars_disabled():
+            datasets.disable_progress_bars()
+            stack.callback(datasets.enable_progress_bars)
+        yield copy.deepcopy(task)
+
+
+@contextmanager
+def _replaced(target: Any, key: str, value: object) -> Iterator[None]:
+    before = getattr(target, key)
+    setattr(target, key, value)
+    try:
+        yield
+    finally:
+        setattr(target, key, before)
+
+
+def _place(path: str) -> str:
+    """Folder of a data set in the cache, from its path on the hub."""
+    owner, _, name = path.rpartition("/")
+    return "___".join(filter(None, [owner, camelcase_to_snakecase(name)]))
+
+
+def _configurations(folder: Path) -> list[str]:
+    found = sorted(each.name for each in folder.glob("*"))
+    if not found:
+        raise FileNotFoundError(f"no configuration of {folder.name} is cached")
+    return found
 
 
 def _words(text: str) -> list[str]:
@@ -175,6 +206,10 @@ def _read(task: AbsTask, cache: Path) -> ReadTask:
             leaf.load_data()
             if isinstance(leaf, AbsTaskRetrieval):  # as before an evaluation
                 leaf.convert_v1_dataset_format_to_v2(num_proc=None)
+                if "Reranking" in about.type and not all(
+                    part.get("top_ranked") for part in _evaluated(leaf)
+                ):
+                    raise FileNotFoundError("the candidates (top_ranked) are not cached")
             _update(digest, leaf.dataset)
             examples += sum(_rows(each) for each in _evaluated(leaf))
     return ReadTask(task, about, examples, digest.hexdigest())
@@ -189,9 +224,7 @@ def _leaves(task: AbsTask) -> list[AbsTask]:
 
 def _link(task: AbsTask, cache: Path, folder: Path) -> None:
     """Link the pinned revision of a task's data set from ``cache`` to ``folder``."""
-    path, revision = str(task.metadata.dataset["path"]), str(task.metadata.revision)
-    owner, _, name = path.rpartition("/")
-    place = "___".join(filter(None, [owner, camelcase_to_snakecase(name)]))
+    place, revision = _place(task.metadata.dataset["path"]), task.metadata.revision
     for source in (cache / place).glob("*/*/*"):  # configuration/version/revision
         if source.is_dir() and (source.name == revision or not _COMMIT.fullmatch(revision)):
             link = folder / source.relative_to(cache)
