@@ -436,6 +436,32 @@ def test_the_pinned_revision_is_read_even_if_another_is_newer(tmp_path):
         task("STS12", cache)
 
 
+def test_the_command_line_scores_a_folder_and_compares_it(tmp_path, monkeypatch, capsys):
+    from tiny_encoder import make_encoder
+
+    from pipeline.cli import main
+
+    def sightline(words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["sightline", *words.split()])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        said = capsys.readouterr()
+        assert not caught.value.code, said.err
+        return said.out
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    for part in make_encoder():
+        part.save_pretrained("student")
+    cached(tmp_path / "cache", "mteb/sts12-sts", STS12, rows_of(PAIRS))
+    given = "--tasks STS12,Pairs --data cache --model student --pooling cls --out scores"
+    shown = sightline(f"evaluate mteb {given}")
+    assert "MTEB STS12" in shown
+    scores = load_result(tmp_path / "scores/student/result.json").scores
+    assert scores["MTEB STS12"] == pytest.approx(scores["MTEB Pairs"])  # the same six pairs
+    assert "MTEB Avg" in sightline("compare scores/student again=scores/student")
+
+
 def test_sts12_of_senteval_has_the_score_of_our_own_task(tmp_path, shared_data):
     """MTEB correlates all pairs of a year at once, as our task does: the same figure.
 
