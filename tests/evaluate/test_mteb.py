@@ -18,6 +18,8 @@ mteb = pytest.importorskip("mteb")
 
 from datasets import Dataset, DatasetDict, load_dataset
 from mteb.abstasks import AbsTaskClassification, AbsTaskRetrieval, AbsTaskSTS
+from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
+from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from sightline.errors import SightlineError
@@ -85,7 +87,7 @@ def graded(pairs: Sequence[tuple[float, str, str]]) -> Dataset:
 
 class Pairs(AbsTaskSTS):
     metadata = metadata("Pairs", "STS", "cosine_spearman")
-    rows = PAIRS
+    rows: Sequence[tuple[float, str, str]] = PAIRS
 
     def load_data(self, **given: Any) -> None:
         self.dataset = DatasetDict(test=graded(self.rows))
@@ -269,6 +271,32 @@ def test_the_result_says_what_was_evaluated(tmp_path, monkeypatch):
     second = result()
     assert first.evaluated_on == second.evaluated_on  # MTEB's results know no contents
     assert first.tasks["mteb"] != second.tasks["mteb"]  # so that the change is scored again
+
+
+def test_a_task_of_tasks_is_their_mean(tmp_path, monkeypatch):
+    """As CQADupstackRetrieval is the mean of twelve."""
+
+    class Reversed(Pairs):
+        metadata = metadata("Reversed", "STS", "cosine_spearman")
+        rows = (*((5 - score, one, two) for score, one, two in PAIRS[:4]), *PAIRS[4:])
+
+    class Both(AbsTaskAggregate):
+        metadata = AggregateTaskMetadata(
+            name="Both",
+            description="both",
+            tasks=[Pairs(), Reversed()],
+            main_score="cosine_spearman",
+            type="STS",
+            eval_splits=["test"],
+        )
+
+    monkeypatch.setitem(sys.modules["mteb.get_tasks"]._TASKS_REGISTRY, "Both", Both)
+    given = task("Both,Pairs", tmp_path)
+    assert [each.data.examples for each in given.metrics] == [12, 6, 18]
+    for _ in range(2):  # the parts are shared by all models
+        scores = given.score(model()).scores
+        expected = (spearman(Pairs.rows) + spearman(Reversed.rows)) / 2
+        assert scores["MTEB Both"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_many_tasks_are_shown_by_their_means(tmp_path, monkeypatch):
