@@ -14,7 +14,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="A run's name, a folder of result files or one such file; NAME=RUN renames it.",
+            help="A run's name, a folder of result files (also MTEB's) or one file; NAME=RUN "
+            "renames it.",
         ),
     ],
     baseline: Annotated[

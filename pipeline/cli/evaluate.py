@@ -175,7 +175,7 @@ def _state(name: str, settings: Mapping[str, Any]) -> str:
         task = make_task(name, settings)
     except SightlineError as error:
         return f"missing: {error}"
-    return f"here, {max(metric.data.examples for metric in task.metrics):,} examples"
+    return f"here, {max(metric.data.examples or 0 for metric in task.metrics):,} examples"
 
 
 def _print_results(results: Sequence[RunResult]) -> None:
@@ -198,8 +198,7 @@ def _print_results(results: Sequence[RunResult]) -> None:
 
 def _save(results: Sequence[RunResult], out: Path) -> None:
     """One file for each result, where `sightline compare` finds them."""
-    from train.evaluate.score_run import NOT_TRAINED
-    from train.report.results import FILE_NAME, save_result
+    from train.report.results import FILE_NAME, NOT_TRAINED, save_result
 
     for result in results:
         folder = out / result.run.strip("/.").replace("/", "--")

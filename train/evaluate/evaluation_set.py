@@ -13,15 +13,20 @@ if TYPE_CHECKING:
 
 
 class EvaluationSet(BaseModel):
-    """How many examples, and the SHA-256 (hex) of their content."""
+    """What identifies a test set.
+
+    Attributes:
+        examples: how many there are; None = not known, as in results of another program.
+        sha256: of their content, or of the names and revision that determine it (hex).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    examples: Annotated[int, Field(ge=0)]
+    examples: Annotated[int, Field(ge=0)] | None
     sha256: str
 
     @classmethod
-    def of(cls, examples: int, *sha256: str) -> EvaluationSet:
+    def of(cls, examples: int | None, *sha256: str) -> EvaluationSet:
         """A set from the digests (hex) of its parts."""
         return cls(examples=examples, sha256=hashlib.sha256("".join(sha256).encode()).hexdigest())
 

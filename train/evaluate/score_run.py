@@ -8,11 +8,14 @@ from pipeline.cache.keys import key_of_file
 from sightline.errors import SightlineError
 from train.evaluate.evaluated_model import EvaluatedModel
 from train.evaluate.score import Evaluation, Scores
-from train.report.results import RunResult, TrainingSummary, load_result, save_result
+from train.report.results import (
+    NOT_TRAINED,
+    RunResult,
+    TrainingSummary,
+    load_result,
+    save_result,
+)
 from train.run_summary import FILE_NAME, RunSummary
-
-NOT_TRAINED = "not trained by Sightline"
-"""The objective of a model that is not a training run."""
 
 
 def evaluate_model(model: EvaluatedModel, evaluation: Evaluation) -> RunResult:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sightline.errors import SightlineError
+from train.report.beside_mteb import beside_mteb
 from train.report.differences import Difference, differences_from
 from train.report.find_runs import FoundRun, check_comparable
 from train.report.gains import AVERAGE
@@ -63,9 +64,10 @@ def compare_runs(
     Published rows are shown beside them but not tested, because their scores per seed are unknown.
 
     Raises:
-        SightlineError: a run and seed given twice, different tasks or test sets, or a published row
-            that shares no task with these runs.
+        SightlineError: a run and seed given twice, different tasks or test sets, a published row
+            that shares no task with these runs, or see `beside_mteb`.
     """
+    runs, reduced = beside_mteb(runs)
     check_comparable(runs)
     results = [result for run in runs for result in run.results]
     tasks = tuple(results[0].scores)
@@ -75,6 +77,7 @@ def compare_runs(
     subsets = make_table(parts) if any(part.scores for part in parts) else None
     differences = differences_from(baseline, table)
     notes = [
+        *reduced,
         *notes_on_tests(table, differences),
         *notes_on_data(results),
         *notes_on_published(results, published),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.errors import SightlineError
+from train.report.mteb_results import MtebFolder
 from train.report.results import FILE_NAME, RunResult, load_result
 
 _SEEDS = "seed-*.json"
@@ -15,20 +16,25 @@ _SEEDS = "seed-*.json"
 
 @dataclass(frozen=True)
 class FoundRun:
-    """One run: how it was given, its name, and its results with the file of each."""
+    """One run: how it was given, its name, and its results with the file of each.
+
+    Attributes:
+        mteb: results that MTEB wrote; their `results` and `files` are one result and one folder.
+    """
 
     given: str
     name: str
     files: tuple[Path, ...]
     results: tuple[RunResult, ...]
+    mteb: MtebFolder | None = None
 
 
 def find_run(given: str, root: Path) -> FoundRun:
     """The results of one run.
 
     Args:
-        given: a run's name, a folder of result files, or one result file; a prefix `NAME=` renames
-            the run.
+        given: a run's name, a folder of result files, one result file, or a folder of results that
+            MTEB wrote; a prefix `NAME=` renames the run.
         root: folder of the runs' results, one folder each.
 
     Raises:
@@ -38,6 +44,13 @@ def find_run(given: str, root: Path) -> FoundRun:
     label, source = "", given
     if "=" in given and not _place(given, root).exists():
         label, _, source = given.partition("=")
+    place = _place(source, root)
+    if source and place.is_dir() and not _results_in(place):
+        mteb = MtebFolder.read(place)
+        if mteb is not None:
+            name = label or mteb.model
+            result = mteb.result().model_copy(update={"run": name})
+            return FoundRun(given, name, (mteb.path,), (result,), mteb)
     files = _files(source, root)
     results = [load_result(file) for file in files]
     names = list(dict.fromkeys(result.run for result in results))
@@ -110,7 +123,7 @@ def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
         for task, found in result.evaluated_on.items():
             other_file, other = seen.setdefault(task, (file, result))
             expected = other.evaluated_on[task]
-            if found != expected:
+            if found.sha256 != expected.sha256:
                 raise SightlineError(
                     f"{task} was scored on different test sets: {found.examples} examples (SHA-256 "
                     f"{found.sha256[:12]}) in {file}, {expected.examples} examples "
@@ -128,10 +141,10 @@ def _place(given: str, root: Path) -> Path:
 def _files(given: str, root: Path) -> list[Path]:
     path = _place(given, root)
     if given and path.is_dir():
-        files = sorted(path.glob(_SEEDS)) or sorted(path.glob(FILE_NAME))
+        files = _results_in(path)
         if not files:
             raise SightlineError(
-                f"{path}: no result file here; expected {_SEEDS} or {FILE_NAME}"
+                f"{path}: no result file here; expected {_SEEDS}, {FILE_NAME} or MTEB's results"
                 + _known([folder.name for folder in _run_folders(path)], "below it are the runs")
             )
         return files
@@ -145,6 +158,10 @@ def _files(given: str, root: Path) -> list[Path]:
         + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
         + (_known(known, f"{root} holds") or f"; {root} holds no results: evaluate a run first")
     )
+
+
+def _results_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob(_SEEDS)) or sorted(folder.glob(FILE_NAME))
 
 
 def _run_folders(root: Path) -> list[Path]:

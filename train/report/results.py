@@ -17,6 +17,8 @@ from train.log_names import DEV
 
 FILE_NAME = "result.json"
 SCHEMA = "sightline.run_result/2"
+NOT_TRAINED = "not trained by Sightline"
+"""The objective of a model that is not a training run."""
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -1,0 +1,517 @@
+"""MTEB's own evaluation of our models, on tasks defined here and on STS files."""
+
+# ruff: noqa: E402 (without mteb this file is skipped before its imports)
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+mteb = pytest.importorskip("mteb")
+
+from datasets import Dataset, DatasetDict, load_dataset
+from mteb.abstasks import (
+    AbsTaskClassification,
+    AbsTaskClustering,
+    AbsTaskRetrieval,
+    AbsTaskSTS,
+)
+from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
+from mteb.abstasks.aggregated_task import AbsTaskAggregate
+from mteb.abstasks.task_metadata import TaskMetadata
+
+from sightline.errors import SightlineError
+from train.evaluate.evaluated_model import EvaluatedModel
+from train.evaluate.score import Evaluation
+from train.evaluate.score_run import evaluate_model
+from train.evaluate.similarity import GradedPairs, evaluate_pairs
+from train.evaluate.sts import load_sts
+from train.evaluate.tasks import make_task
+from train.report.results import load_result, save_result
+
+REVISION = "b" * 40
+STS12 = "a0d554a64d88156834ff5ae9920b964011b16384"
+"""The revision of mteb/sts12-sts that MTEB pins."""
+PAIRS = [
+    (5.0, "a dog runs", "the dog is running"),
+    (3.5, "a boat on the sea", "ships at sea"),
+    (2.0, "the cat sat", "a hat on a cat"),
+    (0.5, "children eat", "the engine started"),
+    (1.0, "a dog runs", "cats and dogs"),
+    (4.0, "rain fell all day", "it rained the whole day"),
+]
+WORDS = {0: ["dog", "dogs", "a dog", "dogged"], 1: ["sea", "the sea", "seas", "a sea"]}
+
+
+class Letters:
+    """A deterministic encoder that needs no model and counts what it encodes."""
+
+    dim = 10
+
+    def __init__(self, constant: bool = False) -> None:
+        self.constant = constant
+        self.calls: list[list[str]] = []
+
+    def encode(self, sentences: Sequence[str]) -> np.ndarray:
+        self.calls.append(list(sentences))
+        counts = [[sentence.count(letter) for letter in "abcdefghst"] for sentence in sentences]
+        rows = np.array(counts, dtype=np.float32) + 0.1
+        return np.ones_like(rows) if self.constant else rows
+
+
+def model(constant: bool = False) -> EvaluatedModel:
+    return EvaluatedModel("letters", Letters(constant))  # pyright: ignore[reportArgumentType]
+
+
+def metadata(name: str, kind: str, score: str, **more: Any) -> TaskMetadata:
+    given = {
+        "name": name,
+        "type": kind,
+        "main_score": score,
+        "description": name,
+        "dataset": {"path": f"tests/{name}", "revision": REVISION},
+        "eval_langs": ["eng-Latn"],
+        "eval_splits": ["test"],
+        "category": "t2t",
+        "modalities": ["text"],
+    }
+    return TaskMetadata(**{**given, **more})
+
+
+def graded(pairs: Sequence[tuple[float, str, str]]) -> Dataset:
+    score, first, second = zip(*pairs, strict=True)
+    return Dataset.from_dict({"score": score, "sentence1": first, "sentence2": second})
+
+
+class Pairs(AbsTaskSTS):
+    metadata = metadata("Pairs", "STS", "cosine_spearman")
+    rows: Sequence[tuple[float, str, str]] = PAIRS
+
+    def load_data(self, **given: Any) -> None:
+        self.dataset = DatasetDict(test=graded(self.rows))
+        self.data_loaded = True
+
+
+class Dogs(AbsTaskClassification):
+    metadata = metadata("Dogs", "Classification", "accuracy")
+    samples_per_label = 2
+    n_experiments = 3
+
+    def load_data(self, **given: Any) -> None:
+        text = [word for words in WORDS.values() for word in words]
+        label = [kind for kind, words in WORDS.items() for _ in words]
+        rows = Dataset.from_dict({"text": text, "label": label})
+        self.dataset = DatasetDict(train=rows, test=rows)
+        self.data_loaded = True
+
+
+class Search(AbsTaskRetrieval):
+    """The second query has no document with its letters."""
+
+    metadata = metadata("Search", "Retrieval", "ndcg_at_10")
+
+    def load_data(self, **given: Any) -> None:
+        corpus = {"id": ["d1", "d2", "d3"], "text": ["aaa bbb", "ccc ddd", "eee fff"]}
+        queries = {"id": ["q1", "q2"], "text": ["aab", "ccd"]}
+        self.dataset = {
+            "default": {
+                "test": {
+                    "corpus": Dataset.from_dict(corpus),
+                    "queries": Dataset.from_dict(queries),
+                    "relevant_docs": {"q1": {"d1": 1}, "q2": {"d3": 1}},
+                    "top_ranked": None,
+                }
+            }
+        }
+        self.data_loaded = True
+
+
+class Languages(AbsTaskSTS):
+    metadata = metadata(
+        "Languages",
+        "STS",
+        "cosine_spearman",
+        eval_langs={"en": ["eng-Latn"], "en-de": ["eng-Latn", "deu-Latn"], "de": ["deu-Latn"]},
+        eval_splits=["validation", "test"],
+    )
+
+    def load_data(self, **given: Any) -> None:
+        reverse = [(5 - score, one, two) for score, one, two in PAIRS]
+        rows = {"en": PAIRS, "en-de": reverse, "de": PAIRS}
+        self.dataset = {
+            name: DatasetDict(test=graded(rows[name]), validation=graded(reverse))
+            for name in self.hf_subsets
+        }
+        self.data_loaded = True
+
+
+class Pictures(Pairs):
+    metadata = metadata("Pictures", "STS", "cosine_spearman", modalities=["image"], category="i2i")
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """The tasks above, by name, among MTEB's own."""
+    registry = sys.modules["mteb.get_tasks"]._TASKS_REGISTRY
+    for task in (Pairs, Dogs, Search, Languages, Pictures):
+        monkeypatch.setitem(registry, task.metadata.name, task)
+
+
+def task(tasks: str, tmp_path: Path, **more: Any) -> Any:
+    return make_task("mteb", {"tasks": tasks, "data": tmp_path, **more})
+
+
+def spearman(pairs: Sequence[tuple[float, str, str]]) -> float:
+    """Of our own evaluation."""
+    score, first, second = zip(*pairs, strict=True)
+    own = GradedPairs("own", first, second, np.array(score))
+    found = evaluate_pairs(Letters().encode, own).spearman
+    assert found is not None
+    return found
+
+
+def test_the_score_of_a_task_of_pairs_is_our_own_spearman(tmp_path):
+    found = task("Pairs", tmp_path).score(model())
+    assert found.scores["MTEB Pairs"] == pytest.approx(spearman(PAIRS), abs=1e-6)
+    assert found.scores["MTEB Avg"] == found.scores["MTEB Pairs"]
+    assert list(found.scores) == ["MTEB Pairs", "MTEB Avg"]
+
+
+def test_tasks_of_every_kind_and_their_means(tmp_path):
+    given = task("Pairs, Dogs,Search,Languages", tmp_path)
+    found = given.score(model()).scores
+    assert list(found) == [metric.name for metric in given.metrics]
+    assert found["MTEB Dogs"] == 100  # "d", "g" and "s", "e" separate the two classes
+    # q1 finds its document first, q2 last of three: (1 + 1 / log2(4)) / 2
+    assert found["MTEB Search"] == pytest.approx(75)
+    assert found["MTEB Languages"] == found["MTEB Pairs"]
+    assert found["MTEB Avg STS"] == found["MTEB Pairs"]
+    assert found["MTEB Avg Classification"] == 100
+    tasks = [found[f"MTEB {name}"] for name in ("Pairs", "Dogs", "Search", "Languages")]
+    assert found["MTEB Avg"] == pytest.approx(np.mean(tasks))
+    alone = {metric.name: metric.data.examples for metric in given.metrics}
+    assert [alone[f"MTEB {name}"] for name in ("Pairs", "Dogs", "Search")] == [6, 8, 5]
+    assert alone["MTEB Avg"] == 6 + 8 + 5 + 6
+
+
+def test_of_a_named_task_english_and_the_test_split_are_evaluated(tmp_path):
+    splits = task("Languages", tmp_path).settings_of_result()["tasks"]["Languages"]["splits"]
+    assert splits == {"test": ["en"]}
+    both = task("Languages", tmp_path, languages="eng,deu")
+    found = both.score(model())
+    own = spearman(PAIRS)
+    parts = {"test en": own, "test en-de": -own, "test de": own}
+    assert found.subsets["MTEB Languages"] == pytest.approx(parts)
+    assert found.scores["MTEB Languages"] == pytest.approx(own / 3)
+    with pytest.raises(SightlineError, match="'Languages' has no subset in fra alone"):
+        task("Languages", tmp_path, languages="fra")
+
+
+def test_every_model_sees_the_same_random_choices(tmp_path, monkeypatch):
+    """Clustering draws its documents from the task's own random numbers."""
+
+    class Groups(AbsTaskClustering):
+        metadata = metadata("Groups", "Clustering", "v_measure")
+
+        def load_data(self, **given: Any) -> None:
+            generator = np.random.default_rng(0)
+            text = ["".join(generator.choice(list("abcd"), 5)) for _ in range(200)]
+            label = [[min(3, each.count("a"))] for each in text]
+            rows = Dataset.from_dict({"sentences": text, "labels": label})
+            self.dataset = DatasetDict(test=rows)
+            self.data_loaded = True
+
+    monkeypatch.setitem(sys.modules["mteb.get_tasks"]._TASKS_REGISTRY, "Groups", Groups)
+    given = task("Groups", tmp_path)
+    first = given.score(model()).scores
+    assert 0 < first["MTEB Groups"] < 100
+    assert given.score(model()).scores == first
+
+
+def test_each_sentence_is_encoded_once_for_all_tasks(tmp_path):
+    letters = Letters()
+    one = EvaluatedModel("letters", letters)  # pyright: ignore[reportArgumentType]
+    pairs = tmp_path / "pairs.tsv"
+    rows = ["score\tsentence1\tsentence2", *(f"{s}\t{a}\t{b}" for s, a, b in PAIRS)]
+    pairs.write_text("\n".join(rows) + "\n")
+    given = {"mteb": {"tasks": "Pairs,Languages,Dogs", "data": tmp_path}}
+    found = Evaluation.load({"similarity": {"data": pairs}, **given}).score(one)
+    encoded = [sentence for call in letters.calls for sentence in call]
+    assert sorted(encoded) == sorted(set(encoded))
+    assert len(encoded) == len({s for _, *two in PAIRS for s in two}) + 8
+    assert found.scores["similarity"] == pytest.approx(found.scores["MTEB Pairs"])
+
+
+def test_documents_of_retrieval_are_not_kept_in_memory(tmp_path):
+    one = model()
+    task("Search", tmp_path).score(one)
+    assert set(one._row_of) == {"aab", "ccd"}
+
+
+def test_an_undefined_score_has_a_reason(tmp_path):
+    found = task("Pairs,Dogs", tmp_path).score(model(constant=True))
+    assert found.scores["MTEB Pairs"] is None
+    assert "not a number" in found.reasons["MTEB Pairs"]
+    assert found.scores["MTEB Avg"] is None
+    assert found.reasons["MTEB Avg"] == "MTEB Pairs is not defined"
+
+
+def test_the_result_says_what_was_evaluated(tmp_path, monkeypatch):
+    def result():
+        found = evaluate_model(
+            model(), Evaluation.load({"mteb": {"tasks": "Pairs", "data": tmp_path}})
+        )
+        return load_result(save_result(found, tmp_path / "result.json"))
+
+    first = result()
+    settings = first.tasks["mteb"].settings
+    assert settings["mteb"] == mteb.__version__
+    about = {"type": "STS", "revision": REVISION, "splits": {"test": ["default"]}}
+    assert settings["tasks"] == {"Pairs": about}
+    monkeypatch.setattr(Pairs, "rows", [(score, two, one) for score, one, two in PAIRS])
+    second = result()
+    assert first.evaluated_on == second.evaluated_on  # MTEB's results know no contents
+    assert first.tasks["mteb"] != second.tasks["mteb"]  # so that the change is scored again
+
+
+def test_a_task_of_tasks_is_their_mean(tmp_path, monkeypatch):
+    """As CQADupstackRetrieval is the mean of twelve."""
+
+    class Reversed(Pairs):
+        metadata = metadata("Reversed", "STS", "cosine_spearman")
+        rows = (*((5 - score, one, two) for score, one, two in PAIRS[:4]), *PAIRS[4:])
+
+    class Both(AbsTaskAggregate):
+        metadata = AggregateTaskMetadata(
+            name="Both",
+            description="both",
+            tasks=[Pairs(), Reversed()],
+            main_score="cosine_spearman",
+            type="STS",
+            eval_splits=["test"],
+        )
+
+    monkeypatch.setitem(sys.modules["mteb.get_tasks"]._TASKS_REGISTRY, "Both", Both)
+    given = task("Both,Pairs", tmp_path)
+    assert [each.data.examples for each in given.metrics] == [12, 6, 18]
+    for _ in range(2):  # the parts are shared by all models
+        scores = given.score(model()).scores
+        expected = (spearman(Pairs.rows) + spearman(Reversed.rows)) / 2
+        assert scores["MTEB Both"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_many_tasks_are_shown_by_their_means(tmp_path, monkeypatch):
+    monkeypatch.setattr("train.evaluate.tasks.mteb.MOST_COLUMNS", 1)
+    found = {each.name: each.shown for each in task("Pairs,Dogs", tmp_path).metrics}
+    assert [name for name, shown in found.items() if shown] == [
+        "MTEB Avg STS",
+        "MTEB Avg Classification",
+        "MTEB Avg",
+    ]
+
+
+def test_types_of_a_benchmark(tmp_path):
+    from train.evaluate.mteb_data import find_tasks
+
+    names = [each.metadata.name for each in find_tasks("MTEB(eng, v2),STS16", "STS", "eng")]
+    assert len(names) == 10
+    assert names[-1] == "STS16"
+    table = find_tasks("MTEB(eng, v1)", "Reranking,Classification,Retrieval,STS", "eng")
+    assert len(table) == 4 + 12 + 15 + 10  # DALR's table 5, docs/mteb.md
+    with pytest.raises(SightlineError, match=r"no tasks of type 'Sts', only .*PairClass.*, STS, "):
+        find_tasks("MTEB(eng, v2)", "Sts", "eng")
+
+
+def test_an_unknown_name_suggests_the_nearest(tmp_path):
+    with pytest.raises(SightlineError, match="no task or benchmark 'SST12'; did you mean 'STS12'"):
+        task("SST12", tmp_path)
+    with pytest.raises(SightlineError, match=r"'MTEB\(eng, v9\)'; did you mean 'MTEB\(eng, v"):
+        task("MTEB(eng, v9)", tmp_path)
+    with pytest.raises(SightlineError, match="no MTEB task is named"):
+        task(" , ", tmp_path)
+
+
+def test_tasks_of_images_are_refused(tmp_path):
+    with pytest.raises(SightlineError, match="'Pictures' is about image"):
+        task("Pictures", tmp_path)
+
+
+def test_data_that_is_missing_is_one_error_with_the_command_that_fetches_it(tmp_path):
+    with pytest.raises(SightlineError) as caught:
+        task("STS12,Pairs,STS13", tmp_path / "cache")
+    said = str(caught.value)
+    assert f"MTEB's data of STS12, STS13 is not in {tmp_path / 'cache'}" in said
+    command = said.splitlines()[-1].strip()
+    assert command.startswith(f'HF_DATASETS_CACHE="{tmp_path / "cache"}" python -c "import mteb;')
+    code = command.partition('python -c "')[2].removesuffix('"')
+    loaded = []
+    stub = type("Stub", (), {"load_data": lambda self: loaded.append(1)})
+    patched = pytest.MonkeyPatch()
+    with patched.context() as patch:  # the command as it stands, with a stub for the network
+        patch.setattr(mteb, "get_task", lambda name, hf_subsets: loaded.append(name) or stub())
+        exec(code)
+    assert loaded == ["STS12", 1, "STS13", 1]
+
+
+def test_without_the_package_one_error_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    with pytest.raises(SightlineError, match=r"needs the package mteb .*'sightline\[mteb\]'"):
+        task("Pairs", tmp_path)
+
+
+def test_the_cache_is_that_of_this_machine_by_default(tmp_path, monkeypatch):
+    from train.evaluate.tasks.mteb import MtebSettings
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    assert MtebSettings().data == tmp_path
+    monkeypatch.delenv("HF_DATASETS_CACHE")
+    assert MtebSettings().data.name == "datasets"
+
+
+def test_compare_reads_the_folder_that_mteb_writes(tmp_path, monkeypatch):
+    """The scores of one model, evaluated by us and by MTEB's own command, agree."""
+    from train.evaluate.mteb_run import MtebEncoder
+    from train.report.compare import compare_runs
+    from train.report.find_runs import find_runs
+
+    monkeypatch.chdir(tmp_path)
+    mteb.evaluate(
+        MtebEncoder(model()),  # pyright: ignore[reportArgumentType]
+        [Pairs(), Dogs(), Search(), Languages()],
+        cache=mteb.ResultCache(tmp_path / "theirs"),
+        co2_tracker=False,
+        show_progress_bar=False,
+    )
+    given = {"mteb": {"tasks": "Pairs,Dogs,Languages", "data": tmp_path}}
+    save_result(evaluate_model(model(), Evaluation.load(given)), tmp_path / "ours.json")
+    folder = "theirs/results/sightline__model"
+    runs, baseline = find_runs(["ours.json", f"theirs={folder}"], tmp_path)
+    ours, theirs = compare_runs(runs, baseline).table.rows
+    assert set(ours.cells) == {*(f"MTEB {name}" for name in ("Pairs", "Dogs", "Languages"))} | {
+        "MTEB Avg",
+        "MTEB Avg STS",
+        "MTEB Avg Classification",
+    }
+    assert theirs.name == "theirs"
+    for metric, cell in ours.cells.items():
+        assert theirs.cells[metric].mean == pytest.approx(cell.mean, abs=1e-3), metric
+
+
+def cached(
+    cache: Path, path: str, revision: str, rows: Sequence[dict[str, Any]], config: str = "default"
+) -> Path:
+    """The test split of a data set, as a download leaves it in the cache of `datasets`."""
+    work = cache.parent / f"work-{path.replace('/', '-')}-{config}-{revision}"
+    work.mkdir()
+    file = work / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load_dataset("json", data_files={"test": str(file)}, cache_dir=str(work))
+    (built,) = (each.parent for each in work.glob("json/*/*/*/dataset_info.json"))
+    owner, name = path.split("/")
+    place = cache / f"{owner}___{name}" / config / "0.0.0" / revision
+    shutil.copytree(built, place)
+    info = json.loads((place / "dataset_info.json").read_text())
+    info.update(config_name=config, dataset_name=name, builder_name="parquet")
+    (place / "dataset_info.json").write_text(json.dumps(info))
+    for arrow in place.glob("json-*.arrow"):
+        arrow.rename(place / arrow.name.replace("json-", f"{name}-"))
+    return place
+
+
+def rows_of(pairs: Sequence[tuple[float, str, str]]) -> list[dict[str, Any]]:
+    names = ("score", "sentence1", "sentence2")
+    return [dict(zip(names, row, strict=True)) for row in pairs]
+
+
+@pytest.mark.parametrize("config", ["default", "qrels"])
+def test_reranking_from_the_cache_ranks_the_candidates_alone(tmp_path, monkeypatch, config):
+    """Without a network `datasets` lists no configurations; mteb would rank the whole corpus."""
+
+    class Rerank(AbsTaskRetrieval):
+        metadata = metadata("rerank", "Reranking", "ndcg_at_10")
+
+    monkeypatch.setitem(sys.modules["mteb.get_tasks"]._TASKS_REGISTRY, "rerank", Rerank)
+    cache = tmp_path / "cache"
+    texts = {"d1": "aaa bbb", "d2": "ccc ddd", "d3": "aab aab", "d4": "eee"}
+    given = {
+        "corpus": [{"_id": key, "title": "", "text": text} for key, text in texts.items()],
+        "queries": [{"_id": "q1", "text": "aab"}],
+        config: [{"query-id": "q1", "corpus-id": "d1", "score": 1}],
+        "top_ranked": [{"query-id": "q1", "corpus-ids": ["d2", "d1", "d4"]}],
+    }
+    for name, rows in given.items():
+        cached(cache, "tests/rerank", REVISION, rows, name)
+    found = task("rerank", cache)
+    assert found.metrics[0].data.examples == 5
+    assert found.score(model()).scores["MTEB rerank"] == pytest.approx(100)  # d3 is no candidate
+    shutil.rmtree(cache / "tests___rerank/top_ranked")
+    with pytest.raises(SightlineError, match=r"candidates \(top_ranked\) are not cached"):
+        task("rerank", cache)
+
+
+def test_the_pinned_revision_is_read_even_if_another_is_newer(tmp_path):
+    cache = tmp_path / "cache"
+    place = cached(cache, "mteb/sts12-sts", STS12, rows_of(PAIRS))
+    pinned = task("STS12", cache)
+    assert pinned.metrics[0].data.examples == len(PAIRS)
+    later = cached(cache, "mteb/sts12-sts", "c" * 40, rows_of(PAIRS[:4]))
+    os.utime(later, (2**31 - 1, 2**31 - 1))
+    again = task("STS12", cache)
+    assert again.settings_of_result() == pinned.settings_of_result()
+    found = again.score(model()).scores["MTEB STS12"]
+    assert found == pytest.approx(spearman(PAIRS), abs=1e-6)
+    shutil.rmtree(place)
+    with pytest.raises(SightlineError, match="data of STS12 is not in"):
+        task("STS12", cache)
+
+
+def test_the_command_line_scores_a_folder_and_compares_it(tmp_path, monkeypatch, capsys):
+    from tiny_encoder import make_encoder
+
+    from pipeline.cli import main
+
+    def sightline(words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["sightline", *words.split()])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        said = capsys.readouterr()
+        assert not caught.value.code, said.err
+        return said.out
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    for part in make_encoder():
+        part.save_pretrained("student")
+    cached(tmp_path / "cache", "mteb/sts12-sts", STS12, rows_of(PAIRS))
+    given = "--tasks STS12,Pairs --data cache --model student --pooling cls --out scores"
+    shown = sightline(f"evaluate mteb {given}")
+    assert "MTEB STS12" in shown
+    scores = load_result(tmp_path / "scores/student/result.json").scores
+    assert scores["MTEB STS12"] == pytest.approx(scores["MTEB Pairs"])  # the same six pairs
+    assert "MTEB Avg" in sightline("compare scores/student again=scores/student")
+
+
+def test_sts12_of_senteval_has_the_score_of_our_own_task(tmp_path, shared_data):
+    """MTEB correlates all pairs of a year at once, as our task does: the same figure.
+
+    The last digits differ: its cosines are float32, so some of our ties are not ties there.
+    """
+    folder = shared_data / "senteval" / "downstream"
+    parts = load_sts(folder, ["STS12"]).tasks["STS12"]
+    pairs = [
+        (float(score), one, two)
+        for part in parts
+        for score, one, two in zip(part.gold, part.first, part.second, strict=True)
+    ]
+    assert len(pairs) == 3108
+    cached(tmp_path / "cache", "mteb/sts12-sts", STS12, rows_of(pairs))
+    ours = Evaluation.load({"sts": {"data": folder}}).score(model()).scores["STS12"]
+    theirs = task("STS12", tmp_path / "cache").score(model()).scores["MTEB STS12"]
+    assert theirs == pytest.approx(ours, abs=0.02)

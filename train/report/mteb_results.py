@@ -1,0 +1,180 @@
+"""Results that MTEB itself wrote: results/<model>/<revision>/<task>.json. Needs no mteb."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from sightline.errors import SightlineError
+from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.mteb_scores import TITLE, MtebTask, averages, mean, metric_of
+from train.report.results import NOT_TRAINED, RunResult, TaskRecord
+
+META = "model_meta.json"
+NAME = "mteb"
+"""The evaluation task whose metrics these results have."""
+
+
+class _Part(BaseModel):
+    hf_subset: str
+    main_score: float | None
+
+
+class TaskFile(BaseModel):
+    """One of MTEB's files, since its version 1.11; only what is used of it.
+
+    Attributes:
+        scores: split → main score of each subset.
+    """
+
+    task_name: str
+    dataset_revision: str
+    mteb_version: str | None = None
+    scores: dict[str, list[_Part]]
+
+    @property
+    def about(self) -> MtebTask:
+        """All that it has of the test split, or of every split if it has no such split."""
+        splits = {
+            split: tuple(part.hf_subset for part in parts) for split, parts in self.scores.items()
+        }
+        tested = {split: subsets for split, subsets in splits.items() if split == "test"}
+        return MtebTask(revision=self.dataset_revision, splits=tested or splits)
+
+
+@dataclass(frozen=True)
+class MtebFolder:
+    """MTEB's results of one model.
+
+    Attributes:
+        path: the folder with a file for each task.
+        model: its name.
+        files: task → its file.
+    """
+
+    path: Path
+    model: str
+    files: dict[str, TaskFile]
+
+    @classmethod
+    def read(cls, path: Path) -> MtebFolder | None:
+        """The results in a folder, or in the only revision below the folder of a model.
+
+        Returns:
+            None if MTEB wrote nothing there.
+
+        Raises:
+            SightlineError: several revisions, or a file that is not one of MTEB's results.
+        """
+        places = [each for each in (path, *sorted(path.iterdir())) if _has_results(each)]
+        if not places:
+            return None
+        if len(places) > 1:
+            raise SightlineError(
+                f"{path}: holds MTEB's results of {len(places)} revisions "
+                f"({', '.join(each.name for each in places)}); name the folder of one"
+            )
+        folder = places[0]
+        files = [_read(file) for file in _json_files(folder)]
+        return cls(folder, _model_name(folder), {each.task_name: each for each in files})
+
+    @property
+    def versions(self) -> set[str]:
+        """Of the package mteb."""
+        return {each.mteb_version or "unknown" for each in self.files.values()}
+
+    def result(
+        self, tasks: Mapping[str, MtebTask] | None = None, record: TaskRecord | None = None
+    ) -> RunResult:
+        """As a result of ours.
+
+        Args:
+            tasks: what is scored; None: everything here. What is missing has no score.
+            record: of a run beside which the result is shown, whose metrics it gets.
+
+        Raises:
+            SightlineError: a task was evaluated on another revision of its data set.
+        """
+        if tasks is None:
+            tasks = {name: file.about for name, file in self.files.items()}
+        scores: dict[str, float | None] = {}
+        sets: dict[str, EvaluationSet] = {}
+        reasons: dict[str, str] = {}
+        for name, about in tasks.items():
+            scores[name], why = self._score(name, about)
+            if scores[name] is None:
+                reasons[name] = why
+            sets[name] = about.test_set(name, None)
+        for average, of in averages({name: each.type for name, each in tasks.items()}).items():
+            scores[average] = mean([scores[task] for task in of])
+            if scores[average] is None:
+                reasons[average] = next(reasons[task] for task in of if task in reasons)
+            sets[average] = EvaluationSet.of(None, *(sets[task].sha256 for task in of))
+        if record is None:
+            metrics = tuple(metric_of(name) if name in tasks else name for name in scores)
+            record = TaskRecord(task=NAME, title=TITLE, metrics=metrics)
+        named = dict(zip(scores, record.metrics, strict=True))
+        return RunResult(
+            run=self.model,
+            objective=NOT_TRAINED,
+            seed=0,
+            scores={named[name]: value for name, value in scores.items()},
+            reasons={named[name]: why for name, why in reasons.items()},
+            evaluated_on={named[name]: found for name, found in sets.items()},
+            tasks={NAME: record.model_copy(update={"settings": {"mteb": sorted(self.versions)}})},
+        )
+
+    def _score(self, name: str, about: MtebTask) -> tuple[float | None, str]:
+        """The score of a task, or why there is none."""
+        file = self.files.get(name)
+        if file is None:
+            return None, f"{self.path} has no {name}.json"
+        if file.dataset_revision != about.revision:
+            raise SightlineError(
+                f"{self.path / name}.json: evaluated on revision {file.dataset_revision} of the "
+                f"data set, the others on {about.revision}; scores of different data cannot be "
+                "compared: evaluate it again with the same version of mteb"
+            )
+        parts = about.parts(file.model_dump()["scores"])
+        missing = [part for part, value in parts.items() if value is None]
+        return mean(list(parts.values())), f"{self.path / name}.json has no score of " + ", ".join(
+            missing
+        )
+
+
+def _json_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*.json") if file.name != META)
+
+
+def _has_results(folder: Path) -> bool:
+    """Whether MTEB describes its model there, or the first file is one of its results."""
+    files = _json_files(folder)
+    if not files:
+        return False
+    return (folder / META).is_file() or '"task_name"' in files[0].read_text(errors="replace")
+
+
+def _read(file: Path) -> TaskFile:
+    try:
+        return TaskFile.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        found = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (OSError, ValueError) as error:
+        found = str(error)
+    raise SightlineError(
+        f"{file}: not a result of MTEB 1.11 or later ({found}); remove it, or evaluate it again"
+    )
+
+
+def _model_name(folder: Path) -> str:
+    """From MTEB's description of the model, or the name of its folder."""
+    try:
+        name = json.loads((folder / META).read_text(encoding="utf-8")).get("name")
+    except (OSError, ValueError, AttributeError):
+        name = None
+    return name or folder.absolute().parent.name.replace("__", "/")
