@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
-from train.evaluate.evaluated_model import EvaluatedModel
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.task import Metric, Task, TaskScores
 from train.evaluate.tasks import make_task
 from train.report.results import TaskRecord
+
+if TYPE_CHECKING:
+    from train.evaluate.evaluated_model import EvaluatedModel
 
 
 @dataclass(frozen=True)

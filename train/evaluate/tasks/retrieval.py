@@ -14,9 +14,7 @@ from pydantic import Field
 from pipeline.cache import CacheError, FeatureSet, keys_of_texts
 from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
-from train.evaluate.evaluated_model import NoHeadsError, project
 from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.image_space import image_space
 from train.evaluate.retrieval import KS, Retrieval, UndefinedRecall, chance, evaluate_retrieval
 from train.evaluate.retrieval_data import load_retrieval
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
@@ -86,6 +84,10 @@ class RetrievalTask(Task[RetrievalSettings]):
         return self.data.captions
 
     def score(self, model: EvaluatedModel) -> TaskScores:
+        # checking the data needs no torch
+        from train.evaluate.evaluated_model import NoHeadsError, project
+        from train.evaluate.image_space import image_space
+
         references, notes = self._references
         try:
             space = image_space(model, self.settings.encoder)
