@@ -89,5 +89,6 @@ def averages(types: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _percent(value: object) -> float | None:
-    usable = isinstance(value, int | float) and math.isfinite(value)
-    return 100 * float(value) if usable else None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return 100 * float(value)

@@ -48,7 +48,7 @@ class Transfer(Task[TransferSettings]):
     def metrics(self) -> tuple[Metric, ...]:
         data = {name: EvaluationSet.of(len(t), t.sha256) for name, t in self.data.tasks.items()}
         every = EvaluationSet.of(
-            sum(each.examples for each in data.values()), *(each.sha256 for each in data.values())
+            sum(map(len, self.data.tasks.values())), *(each.sha256 for each in data.values())
         )
         return (*(Metric(name, each) for name, each in data.items()), Metric(AVERAGE, every))
 
