@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -19,3 +20,17 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the real data (../shared/data) is not on this machine")
     return SHARED_DATA
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `sightline WORDS`: its exit code, standard output and standard error."""
+    from command_line import sightline
+
+    def run(*words: object) -> tuple[int, str, str]:
+        code = sightline(*words)
+        found = capsys.readouterr()
+        assert "Traceback" not in found.err
+        return code, found.out, found.err
+
+    return run

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from command_line import sightline
 from PIL import Image
 from shown_commands import ROOT, shown_commands
 from tiny_encoder import make_encoder
@@ -23,7 +24,6 @@ from pipeline import graph
 from pipeline.cache import FeatureSet, key_of_file, verify
 from pipeline.cache.rle import decode_mask
 from pipeline.cache.tables import read_phrases
-from pipeline.cli import main
 from pipeline.datasets.kinds import KINDS
 from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.grounding.grounder_config import GrounderSettings
@@ -144,35 +144,27 @@ def clone(tmp_path, lamplight, monkeypatch) -> Path:
     return root
 
 
-def sightline(monkeypatch, *words: object) -> int:
-    """Run the command in this process and return its exit code."""
-    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
-
-
-def ran(monkeypatch, capsys, *words: object) -> str:
+def ran(capsys, *words: object) -> str:
     """Run a command that succeeds and return its output."""
-    code = sightline(monkeypatch, *words)
+    code = sightline(*words)
     said = capsys.readouterr()
     assert code == 0, f"{' '.join(map(str, words))}\n{said.err}"
     return said.out
 
 
-def refused(monkeypatch, capsys, *words: object) -> str:
+def refused(capsys, *words: object) -> str:
     """Run a command that ends in one error and return it."""
-    assert sightline(monkeypatch, *words) == 1
+    assert sightline(*words) == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said
     return " ".join(said.split())
 
 
-def test_the_commands_of_the_page_run_in_order(clone, monkeypatch, capsys):
+def test_the_commands_of_the_page_run_in_order(clone, capsys):
     done = []
     for command in COMMANDS:
         words = command.split()[1:]
-        ran(monkeypatch, capsys, *words, *(["--workers", "1"] if words[0] == "extract" else []))
+        ran(capsys, *words, *(["--workers", "1"] if words[0] == "extract" else []))
         done.append(" ".join(words[:2]))
     assert done == [
         "stage prepare",
@@ -207,9 +199,9 @@ def test_the_commands_of_the_page_run_in_order(clone, monkeypatch, capsys):
     expected = encoder.encode(encoder.preprocessing(pixels)[None])[0].numpy()
     np.testing.assert_allclose(on_paths.take([key_of_file(picture)])[0], expected, atol=2e-3)
     again = ["--inputs", "data/raw/album/pictures", "--recompute", "3"]
-    assert "3 rows" in ran(monkeypatch, capsys, "cache", "verify", "features/thumbnail", *again)
+    assert "3 rows" in ran(capsys, "cache", "verify", "features/thumbnail", *again)
     graph_set = "data/features/album/image/thumbnail"
-    assert "the album's owner has all" in ran(monkeypatch, capsys, "cache", "info", graph_set)
+    assert "the album's owner has all" in ran(capsys, "cache", "info", graph_set)
 
     phrases = read_phrases(clone / "objects/album").to_pylist()
     assert sorted(row["phrase"] for row in phrases) == ["dog"] * 4 + ["tree"] * 4
@@ -228,21 +220,21 @@ def test_the_commands_of_the_page_run_in_order(clone, monkeypatch, capsys):
     assert "VSE++" in (clone / "runs/hardest/model/README.md").read_text()
 
     assert load_params().evaluation.tasks["odd-one-out"].data == Path("odd.tsv")
-    assert "odd-one-out: here, 3 examples" in ran(monkeypatch, capsys, "evaluate", "list")
+    assert "odd-one-out: here, 3 examples" in ran(capsys, "evaluate", "list")
     data = clone / "data/evaluation/odd-one-out.json"
-    ran(monkeypatch, capsys, "stage", "evaluation-data", "odd-one-out")
+    ran(capsys, "stage", "evaluation-data", "odd-one-out")
     before = data.read_text()
     assert json.loads(before)["metrics"]["odd one out"]["examples"] == 3
     (clone / "odd.tsv").write_text("a dog\tthe dog\ta tree\n")
-    ran(monkeypatch, capsys, "stage", "evaluation-data", "odd-one-out")
+    ran(capsys, "stage", "evaluation-data", "odd-one-out")
     assert data.read_text() != before
     (clone / "odd.tsv").write_text("a dog\tthe dog\n")
-    said = refused(monkeypatch, capsys, "stage", "evaluation-data", "odd-one-out")
+    said = refused(capsys, "stage", "evaluation-data", "odd-one-out")
     assert "odd.tsv, line 1: 2 tab-separated columns" in said
 
     # the same objective as a system of the graph, with the features of the stage
-    ran(monkeypatch, capsys, "stage", "tokens")
-    ran(monkeypatch, capsys, "stage", "train", "hardest-margin", 0)
+    ran(capsys, "stage", "tokens")
+    ran(capsys, "stage", "train", "hardest-margin", 0)
     run = clone / "runs/hardest-margin/seed-0"
     summary = json.loads((run / "run.json").read_text())
     assert {"loss_text", "loss_hinge"} <= {name for entry in summary["log"] for name in entry}
@@ -295,7 +287,7 @@ def test_the_stage_on_the_page_matches_the_inputs_of_the_run(clone):
     assert spec.parameters == {"image": "thumbnail", "margin": 0.5}
 
 
-def test_parameters_of_the_package_are_checked_like_ours(clone, monkeypatch, capsys):
+def test_parameters_of_the_package_are_checked_like_ours(clone, capsys):
     params = (clone / "params.yaml").read_text()
     for wrong, message in [
         (
@@ -312,7 +304,7 @@ def test_parameters_of_the_package_are_checked_like_ours(clone, monkeypatch, cap
     ]:
         (clone / "params.yaml").write_text(params.replace(*wrong))
         assert wrong[0] in params
-        assert message in refused(monkeypatch, capsys, "stage", "prepare", "album")
+        assert message in refused(capsys, "stage", "prepare", "album")
     (clone / "params.yaml").write_text(params)
     image = ["extract", "image", "--images", "data/raw/album/pictures", "--out", "out"]
     for encoder, weights, message in [
@@ -320,17 +312,17 @@ def test_parameters_of_the_package_are_checked_like_ours(clone, monkeypatch, cap
         ("thumbnail:small", "pretrained:x", "thumbnail: has no published weights"),
         ("thumbnial:small", "random:0", "or FAMILY:MODEL with a family of torchvision, open_clip,"),
     ]:
-        said = refused(monkeypatch, capsys, *image, "--encoder", encoder, "--weights", weights)
+        said = refused(capsys, *image, "--encoder", encoder, "--weights", weights)
         assert message in said
     said = refused(
-        monkeypatch, capsys, "extract", "text", "--texts", "dev.tsv", "--out", "out",
+        capsys, "extract", "text", "--texts", "dev.tsv", "--out", "out",
         "--encoder", "thumbnail:small", "--weights", "random:0",
     )  # fmt: skip
     assert "'thumbnail' (small) does not encode texts; families that do: open_clip, tr" in said
 
 
 @pytest.mark.parametrize("group", REGISTRIES)
-def test_two_packages_with_one_name_are_one_error(site, monkeypatch, group):
+def test_two_packages_with_one_name_are_one_error(site, group):
     registry = REGISTRIES[group]
     install(site, "first", {group: {"mine": "first.a:A"}})
     assert registry.places["mine"] == "first.a:A"
@@ -360,7 +352,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_an_entry_point_that_cannot_be_used_is_one_error(site, clone, monkeypatch, capsys, name):
+def test_an_entry_point_that_cannot_be_used_is_one_error(site, clone, capsys, name):
     place, message = BROKEN[name]
     (site / "broken.py").write_text("raise RuntimeError('out of order')\n")
     (site / "plain.py").write_text("Y = 3\n")
@@ -375,14 +367,14 @@ def test_an_entry_point_that_cannot_be_used_is_one_error(site, clone, monkeypatc
     ):
         assert wrong[0] in params
         (clone / "params.yaml").write_text(params.replace(*wrong))
-        said = refused(monkeypatch, capsys, "stage", "prepare", "album")
+        said = refused(capsys, "stage", "prepare", "album")
         assert message in said
         assert place in said
     (clone / "params.yaml").write_text(params)
     said = refused(
-        monkeypatch, capsys, "train", "--objective", name, "--out", "runs/x",
+        capsys, "train", "--objective", name, "--out", "runs/x",
         "--student", "bert-base-uncased", "--tokens", "tokens", "--sentences", "nothing",
     )  # fmt: skip
     assert message in said
     # an entry point that is not used is not imported and does no harm
-    assert "4 images" in ran(monkeypatch, capsys, "stage", "prepare", "album")
+    assert "4 images" in ran(capsys, "stage", "prepare", "album")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import sightline
 from PIL import Image
 from shown_commands import ROOT, shown_commands
 from small_senteval import write_senteval, write_transfer
 from tiny_encoder import make_encoder
 
-from pipeline.cli import main
 from train.evaluate.sts import TASKS
 
 STAND_INS = {"pretrained:IMAGENET1K_V1": "random:0", "bert-base-uncased": "student"}
@@ -47,18 +46,15 @@ def of_sightline(page: Path) -> list[str]:
     return [command for command in shown_commands(page) if command.startswith("sightline ")]
 
 
-def run(monkeypatch, command: str) -> int:
+def run(command: str) -> int:
     """Run a shown command in this process, with stand-ins, and return its exit code."""
     words = [STAND_INS.get(word, word) for word in command.split()]
-    monkeypatch.setattr(sys, "argv", words + SMALL.get(" ".join(words[1:3]), []))
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+    return sightline(*words[1:], *SMALL.get(" ".join(words[1:3]), []))
 
 
-def test_shown_commands_run_in_order(place, monkeypatch, capsys):
+def test_shown_commands_run_in_order(place, capsys):
     for command in of_sightline(ROOT / "docs/real-data.md"):
-        assert run(monkeypatch, command) == 0, f"{command}\n{capsys.readouterr().err}"
+        assert run(command) == 0, f"{command}\n{capsys.readouterr().err}"
     _, header, _, row = capsys.readouterr().out.strip().splitlines()[-4:]
     assert header.split() == ["run", "seeds", *TASKS, "Avg"]
     assert all(-100 <= float(score) <= 100 for score in row.split()[2:])
@@ -69,7 +65,7 @@ def test_shown_commands_run_in_order(place, monkeypatch, capsys):
     shutil.copytree("features", "data/features")
     readme = ROOT / "README.md"
     for command in of_sightline(readme):
-        assert run(monkeypatch, command) == 0, f"{command}\n{capsys.readouterr().err}"
+        assert run(command) == 0, f"{command}\n{capsys.readouterr().err}"
     said = capsys.readouterr().out
     assert "nothing to compute" in said
     assert "data/features/resnet50: sound" in said
@@ -117,9 +113,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("command", "message"), MISTAKES, ids=[c for c, _ in MISTAKES])
-def test_a_mistake_is_one_clear_error(place, monkeypatch, capsys, command, message):
+def test_a_mistake_is_one_clear_error(place, capsys, command, message):
     Path("broken.parquet").write_bytes(b"no parquet")
-    assert run(monkeypatch, f"sightline {command}") in (1, 2)
+    assert run(f"sightline {command}") in (1, 2)
     said = capsys.readouterr()
     assert message in " ".join(said.err.replace("│", "").split())
     assert "Traceback" not in said.err + said.out

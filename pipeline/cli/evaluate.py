@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.options import DEVICE, JSON, print_json
+from pipeline.cli.options import DEVICE, JSON, MODELS, POOLING, models_of, print_json
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -21,28 +21,16 @@ LIST = "list"
 _TASKS = Annotated[
     list[str], typer.Argument(help="Names of tasks; `list` shows them and their settings.")
 ]
-_MODELS = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        help="Folder of a training run or of a model, or a name on the hub; repeatable.",
-        show_default=False,
-    ),
-]
 _OUT = Annotated[
     Path | None,
     typer.Option(help="Folder for result files, which `sightline compare` reads."),
-]
-_POOLING = Annotated[
-    str | None,
-    typer.Option(help="cls, pooler, mean or first_last_mean; default: from the folder."),
 ]
 
 
 def evaluate(
     tasks: _TASKS,
-    models: _MODELS = None,
-    pooling: _POOLING = None,
+    models: MODELS = None,
+    pooling: POOLING = None,
     device: DEVICE = "auto",
     out: _OUT = None,
     as_json: JSON = False,
@@ -59,28 +47,25 @@ def evaluate(
         _list_tasks(settings, as_json)
         return
     given = _settings_of(names, settings)
-    if not models:
-        raise typer.BadParameter(
-            "give at least one, a folder or a name on the hub", param_hint="--model"
-        )
-    from train.evaluate.evaluated_model import EvaluatedModel
+    sources = models_of(models)
+    from train.evaluate.named_models import load_each, name_models
     from train.evaluate.score import Evaluation
     from train.evaluate.score_run import evaluate_model
 
+    named = name_models(sources)
     evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
-
-    results = []
-    for source in models:
-        model = EvaluatedModel.load(source, pooling, device)  # pyright: ignore[reportArgumentType]
-        results.append(evaluate_model(model, evaluation))
-    if out is not None:
-        _save(results, out)
+    results = [
+        evaluate_model(model, evaluation, each.run)
+        for each, model in load_each(named, pooling, device)
+    ]
     if as_json:
         print_json([result.model_dump(mode="json", by_alias=True) for result in results])
-        return
-    for warning in evaluation.warnings:
-        print(f"warning: {warning}")
-    _print_results(results)
+    else:
+        for warning in evaluation.warnings:
+            print(f"warning: {warning}")
+        _print_results(results)
+    if out is not None:
+        _save(results, out)
 
 
 def _tasks_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

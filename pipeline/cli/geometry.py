@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import DEVICE, JSON, MOST_SEED, OUT, print_json
+from pipeline.cli.options import (
+    DEVICE,
+    JSON,
+    MODELS,
+    MOST_SEED,
+    OUT,
+    POOLING,
+    models_of,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from train.evaluate.similarity import GradedPairs
@@ -30,15 +39,7 @@ def geometry(
         typer.Option(help="TSV of graded pairs, or SentEval's `downstream` folder, for STS-B."),
     ],
     out: OUT,
-    models: Annotated[
-        list[str],
-        typer.Option(
-            "--model",
-            help="Folder of a training run or of a model, or a name on the hub; NAME=MODEL renames "
-            "it; repeatable.",
-            show_default=False,
-        ),
-    ] = [],  # noqa: B006
+    models: MODELS = None,
     split: Annotated[
         Split | None, typer.Option(help="Of STS-B; `all` is every split.", show_default="dev")
     ] = None,
@@ -57,10 +58,7 @@ def geometry(
     seed: Annotated[
         int, typer.Option(min=0, max=MOST_SEED, help="Of the drawing, k-means and t-SNE.")
     ] = 0,
-    pooling: Annotated[
-        str | None,
-        typer.Option(help="cls, pooler, mean or first_last_mean; default: from the folder."),
-    ] = None,
+    pooling: POOLING = None,
     device: DEVICE = "auto",
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Embedding spaces",
     as_json: JSON = False,
@@ -70,10 +68,7 @@ def geometry(
     Example: sightline geometry --model runs/simcse/seed-0 --model runs/mcse-clip/seed-0
     --data senteval/downstream --out geometry
     """
-    if not models:
-        raise typer.BadParameter(
-            "give at least one, a folder or a name on the hub", param_hint="--model"
-        )
+    sources = models_of(models)
     if split is not None and not data.is_dir():
         raise typer.BadParameter(
             f"{data} is not SentEval's folder, and has no splits; leave it out",
@@ -92,7 +87,7 @@ def geometry(
     from train.report.space_page import check_output, to_json, write_geometry
     from train.report.space_terminal import space_table
 
-    named = name_models(models)
+    named = name_models(sources)
     inputs = [data, *([sentences] if sentences is not None else [])]
     inputs += [Path(each.source) for each in named]
     check_output(out, inputs)
@@ -103,9 +98,9 @@ def geometry(
         drawn = read_map_sentences(sentences, limit, seed)
     study = SpaceStudy(pairs, drawn, MapSettings(clusters, perplexity, seed))
     with progress("geometry", len(named), "models") as advance:
-        for name, model in load_each(named, pooling, device):  # pyright: ignore[reportArgumentType]
+        for each, model in load_each(named, pooling, device):
             model.encode_once(study.every_sentence())
-            study.add(name, model.encode)
+            study.add(each.name, model.encode)
             advance(1)
     files = write_geometry(study, title, out, inputs)
     if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import DEVICE, JSON, MOST_SEED, print_json
+from pipeline.cli.options import DEVICE, JSON, MODELS, MOST_SEED, POOLING, models_of, print_json
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -23,15 +23,7 @@ def neighbours(
     sentences: Annotated[
         list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="Sentences to start from.")
     ] = None,
-    models: Annotated[
-        list[str],
-        typer.Option(
-            "--model",
-            help="Folder of a training run or of a model, or a name on the hub; NAME=MODEL renames "
-            "it; repeatable.",
-            show_default=False,
-        ),
-    ] = [],  # noqa: B006
+    models: MODELS = None,
     queries: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File with a sentence on each line.")
     ] = None,
@@ -61,10 +53,7 @@ def neighbours(
             show_default="data/features",
         ),
     ] = None,
-    pooling: Annotated[
-        str | None,
-        typer.Option(help="cls, pooler, mean or first_last_mean; default: from the folder."),
-    ] = None,
+    pooling: POOLING = None,
     device: DEVICE = "auto",
     out: Annotated[
         Path | None, typer.Option("--out", dir_okay=False, help="HTML file to write as well.")
@@ -80,10 +69,7 @@ def neighbours(
     Example: sightline neighbours "a dog runs" --model runs/simcse/seed-0 --model
     runs/mcse-clip/seed-0 --captions data/datasets/scenes/captions.parquet
     """
-    if not models:
-        raise typer.BadParameter(
-            "give at least one, a folder or a name on the hub", param_hint="--model"
-        )
+    sources = models_of(models)
     if not sentences and queries is None and not sample:
         raise typer.BadParameter("give a sentence, --queries FILE or --sample N")
     for needed, option in ((to_images, "--to-images"), (root is not None, "--root")):
@@ -100,7 +86,7 @@ def neighbours(
     from train.report.neighbours import Sides, print_neighbours, shown_images
     from train.report.neighbours_page import MARK, Thumbnail, to_page
 
-    named = name_models(models)
+    named = name_models(sources)
     given = (captions, queries, images_manifest, root, features)
     inputs = [path for path in given if path is not None]
     inputs += [Path(each.source) for each in named]
@@ -115,7 +101,8 @@ def neighbours(
     texts: dict[str, Found] = {}
     pictures: dict[str, Found] = {}
     with progress("neighbours", len(named), "models") as advance:
-        for name, model in load_each(named, pooling, device):  # pyright: ignore[reportArgumentType]
+        for each, model in load_each(named, pooling, device):
+            name = each.name
             texts[name] = _nearest_captions(model, asked, pool, k)
             if to_images:
                 assert images is not None
@@ -167,8 +154,7 @@ def _nearest_images(
 ) -> Found:
     """Images in the grounded space; a model without heads says why it finds none."""
     from train.evaluate.evaluated_model import NoHeadsError, project
-    from train.evaluate.grounded_space import open_features, rows_of_images
-    from train.evaluate.image_space import image_space
+    from train.evaluate.image_space import image_space, open_features, rows_of_images
     from train.evaluate.neighbours import nearest
     from train.report.neighbours import Found, found_images
 

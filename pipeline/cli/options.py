@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+MODELS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="Folder of a training run or of a model, or a name on the hub; NAME=MODEL renames it; "
+        "repeatable.",
+        show_default=False,
+    ),
+]
+POOLING = Annotated[
+    str | None,
+    typer.Option(help="cls, pooler, mean or first_last_mean; default: from the folder."),
+]
 MOST_SEED = (1 << 32) - 1  # the largest that NumPy and PyTorch both accept
 PARAMS = Annotated[Path, typer.Option("--params", help="Parameter file of the graph.")]
 
@@ -55,6 +68,15 @@ def worker_of(given: str | None) -> Worker | None:
         return None if given is None else Worker.parse(given)
     except SightlineError as error:
         raise typer.BadParameter(str(error), param_hint="--worker") from error
+
+
+def models_of(given: list[str] | None) -> list[str]:
+    """The models of ``--model``; misuse (exit code 2) if there are none."""
+    if not given:
+        raise typer.BadParameter(
+            "give at least one, a folder or a name on the hub", param_hint="--model"
+        )
+    return given
 
 
 def print_json(value: Any) -> None:

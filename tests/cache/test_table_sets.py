@@ -6,7 +6,6 @@ import json
 import random
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bombs import BOMBS
+from command_line import sightline
 from stub_set import fill, flip
 from table_sets import (
     HEADER,
@@ -42,7 +42,6 @@ from pipeline.cache.record import TABLE_KINDS, TABLES_OF, TableKind
 from pipeline.cache.repair import repair
 from pipeline.cache.tables import TABLES, read_tables, table_content
 from pipeline.cache.verify import bytes_to_verify
-from pipeline.cli import main
 
 every_kind = pytest.mark.parametrize("kind", TABLE_KINDS)
 
@@ -60,13 +59,6 @@ def world(made: Path, tmp_path: Path) -> Path:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-def sightline(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
 
 
 # --- intact sets
@@ -99,17 +91,17 @@ def test_a_damaged_set_is_not_exported(world: Path, kind: TableKind) -> None:
     assert not (world / "set.tar").exists()
 
 
-def test_the_command_checks_the_sets_of_every_kind(world: Path, monkeypatch, capsys) -> None:
+def test_the_command_checks_the_sets_of_every_kind(world: Path, capsys) -> None:
     fill(world / "features")
     kinds = ["features", *TABLE_KINDS]
-    assert sightline(monkeypatch, "cache", "verify", world) == 0
+    assert sightline("cache", "verify", world) == 0
     said = capsys.readouterr().out
     assert all(f"{world / kind}: sound" in said for kind in kinds)
     rng = random.Random(0)
     for path in [path for kind in kinds for path in sorted((world / kind).iterdir())]:
         before = path.read_bytes()
         flip(path, rng.randrange(len(before)), rng.randrange(8))
-        assert sightline(monkeypatch, "cache", "verify", world) == 1
+        assert sightline("cache", "verify", world) == 1
         said = capsys.readouterr().out
         assert path.name in said
         assert said.count(": sound") == len(kinds) - 1
@@ -431,14 +423,14 @@ def test_a_header_of_other_types_is_refused(world: Path, kind: TableKind) -> Non
                 opened(world / kind)
 
 
-def test_a_record_cannot_send_control_codes_to_the_terminal(world, monkeypatch, capsys) -> None:
+def test_a_record_cannot_send_control_codes_to_the_terminal(world, capsys) -> None:
     forger = Forger(world / "tokens")
     shutil.copytree(world / "tokens", world / "same")
     forger.say(lambda body: body["counts"].update({"\x1b[2J": "\x1b]0;owned\x07"}))
     forger.say(lambda body: body["spec"]["description"].update(student="\x1b[2J"))
     forger.say(lambda body: body["shards"][0]["computed"].update(device="good\u202eevil"))
     for words in (["info", world / "tokens"], ["diff", world / "tokens", world / "same"]):
-        assert sightline(monkeypatch, "cache", *words) == 0
+        assert sightline("cache", *words) == 0
         said = capsys.readouterr().out
         assert not {"\x1b", "\x07", "\u202e"} & set(said)
 
@@ -535,23 +527,21 @@ def test_missing_cutouts_are_recreated_after_repair(world: Path, monkeypatch) ->
     assert files(folder) == before
 
 
-def test_a_token_set_without_its_table_names_the_command_that_makes_it(
-    world: Path, monkeypatch
-) -> None:
+def test_a_token_set_without_its_table_names_the_command_that_makes_it(world: Path) -> None:
     model, tokenizer = make_encoder()
     for part in (model, tokenizer):
         part.save_pretrained(world / "bert")
     (world / "texts.txt").write_text("a red dog\na big house\n")
     words = ["tokens", "--texts", world / "texts.txt", "--student", world / "bert"]
     words += ["--out", world / "words"]
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     before = files(world / "words")
     flip(Forger(world / "words").table("tokens"), 100)
-    assert sightline(monkeypatch, "cache", "repair", world / "words") == 0
+    assert sightline("cache", "repair", world / "words") == 0
     assert verify(world / "words") == []
     with pytest.raises(CacheError, match="no longer holds a table; rerun `sightline tokens`"):
         TokenSet.open(world / "words")
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     assert files(world / "words") == before
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import sightline
 from diagnosed_world import DiagnosedWorld
 
 from pipeline.cache import key_of_text
-from pipeline.cli import main
 
 ROOT = Path(__file__).parents[2]
 SETS = "data/features/scenes/image/clip", "data/features/scenes/text/clip"
@@ -23,11 +22,8 @@ def world(tmp_path, monkeypatch) -> DiagnosedWorld:
     return DiagnosedWorld.make(Path("world"))
 
 
-def diagnose(monkeypatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["sightline", "cache", "diagnose", *map(str, words)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+def diagnose(*words: object) -> int:
+    return sightline("cache", "diagnose", *words)
 
 
 def inputs(world: DiagnosedWorld) -> list[object]:
@@ -43,9 +39,9 @@ def with_hostile_text(world: DiagnosedWorld) -> DiagnosedWorld:
     return world.write()
 
 
-def test_the_json_and_the_page_hold_the_same(world, monkeypatch, capsys):
+def test_the_json_and_the_page_hold_the_same(world, capsys):
     with_hostile_text(world)
-    assert diagnose(monkeypatch, *inputs(world), "--json", "--out", "page.html") == 0
+    assert diagnose(*inputs(world), "--json", "--out", "page.html") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "sightline.diagnosis/1"
     assert [each["kind"] for each in found["sets"]] == ["image", "text"]
@@ -63,19 +59,19 @@ def test_the_json_and_the_page_hold_the_same(world, monkeypatch, capsys):
         assert each["fingerprint"] in page
 
 
-def test_the_same_sets_give_the_same_page(world, monkeypatch, capsys):
+def test_the_same_sets_give_the_same_page(world, capsys):
     world.write()
     pages = []
     for _ in range(2):
-        assert diagnose(monkeypatch, *inputs(world), "--out", "page.html") == 0
+        assert diagnose(*inputs(world), "--out", "page.html") == 0
         pages.append(Path("page.html").read_bytes())
     assert pages[0] == pages[1]
     assert "page.html: written" in capsys.readouterr().out
 
 
-def test_the_summary_says_what_was_found(world, monkeypatch, capsys):
+def test_the_summary_says_what_was_found(world, capsys):
     world.write()
-    assert diagnose(monkeypatch, *inputs(world), "--threshold", 0.3, "--batch-size", 8) == 0
+    assert diagnose(*inputs(world), "--threshold", 0.3, "--batch-size", 8) == 0
     said = capsys.readouterr().out
     for part in ("rows × width", "30 × 12", "median rank", "No problem found", "threshold, image"):
         assert part in said
@@ -83,9 +79,9 @@ def test_the_summary_says_what_was_found(world, monkeypatch, capsys):
     assert re.search(r"^0\.9 \(default\)", said, re.M)
 
 
-def test_one_set_alone(world, monkeypatch, capsys):
+def test_one_set_alone(world, capsys):
     world.write()
-    assert diagnose(monkeypatch, world.image_set, "--json", "--out", "page.html") == 0
+    assert diagnose(world.image_set, "--json", "--out", "page.html") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cross"] is found["pairs"] is None
     assert found["filters"] == []
@@ -93,7 +89,7 @@ def test_one_set_alone(world, monkeypatch, capsys):
     assert Path("page.html").read_text().count("<svg") == 1
 
 
-def test_a_repository_provides_manifests_and_thresholds(world, monkeypatch, capsys):
+def test_a_repository_provides_manifests_and_thresholds(world, capsys):
     world.write()
     for source, target in zip((world.image_set, world.text_set), SETS, strict=True):
         Path(target).parent.mkdir(parents=True)
@@ -108,7 +104,7 @@ def test_a_repository_provides_manifests_and_thresholds(world, monkeypatch, caps
     Path("params.yaml").write_text(
         changed.replace("batch_size: 64\n  learning", "batch_size: 9\n  learning")
     )
-    assert diagnose(monkeypatch, *SETS, "--json") == 0
+    assert diagnose(*SETS, "--json") == 0
     settings = json.loads(capsys.readouterr().out)["settings"]
     assert (settings["run"], settings["batch_size"], settings["caption"]) == (
         "kdmcse",
@@ -117,27 +113,27 @@ def test_a_repository_provides_manifests_and_thresholds(world, monkeypatch, caps
     )
     assert settings["configured"] == {"image": 0.4, "teacher_text": 0.9, "released": False}
 
-    assert diagnose(monkeypatch, *SETS, "--json", "--batch-size", 12, "--caption", "all") == 0
+    assert diagnose(*SETS, "--json", "--batch-size", 12, "--caption", "all") == 0
     settings = json.loads(capsys.readouterr().out)["settings"]
     assert (settings["batch_size"], settings["caption"]) == (12, "all")
 
 
-def test_a_foreign_file_is_not_replaced_and_is_refused_before_any_work(world, monkeypatch, capsys):
+def test_a_foreign_file_is_not_replaced_and_is_refused_before_any_work(world, capsys):
     world.write()
     Path("notes.html").write_text("mine")
-    assert diagnose(monkeypatch, *inputs(world), "--out", "notes.html") == 1
+    assert diagnose(*inputs(world), "--out", "notes.html") == 1
     assert "was not written by this command" in capsys.readouterr().err
     assert Path("notes.html").read_text() == "mine"
-    assert diagnose(monkeypatch, *inputs(world), "--out", world.image_set / "page.html") == 1
+    assert diagnose(*inputs(world), "--out", world.image_set / "page.html") == 1
     assert "is inside the input" in capsys.readouterr().err
 
 
-def test_a_mistake_is_one_line(world, monkeypatch, capsys):
+def test_a_mistake_is_one_line(world, capsys):
     world.write()
-    assert diagnose(monkeypatch, world.image_set, world.text_set) == 1
+    assert diagnose(world.image_set, world.text_set) == 1
     said = capsys.readouterr()
     assert "give --captions and --images" in said.err
     assert "Traceback" not in said.err + said.out
-    assert diagnose(monkeypatch, "nowhere") == 1
+    assert diagnose("nowhere") == 1
     assert "nowhere" in capsys.readouterr().err
-    assert diagnose(monkeypatch) == 2
+    assert diagnose() == 2

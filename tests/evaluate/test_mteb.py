@@ -17,6 +17,7 @@ import pytest
 mteb = pytest.importorskip("mteb")
 
 from datasets import Dataset, DatasetDict, load_dataset
+from letters import Letters, model
 from mteb.abstasks import (
     AbsTaskClassification,
     AbsTaskClustering,
@@ -48,26 +49,6 @@ PAIRS = [
     (4.0, "rain fell all day", "it rained the whole day"),
 ]
 WORDS = {0: ["dog", "dogs", "a dog", "dogged"], 1: ["sea", "the sea", "seas", "a sea"]}
-
-
-class Letters:
-    """A deterministic encoder that needs no model and counts what it encodes."""
-
-    dim = 10
-
-    def __init__(self, constant: bool = False) -> None:
-        self.constant = constant
-        self.calls: list[list[str]] = []
-
-    def encode(self, sentences: Sequence[str]) -> np.ndarray:
-        self.calls.append(list(sentences))
-        counts = [[sentence.count(letter) for letter in "abcdefghst"] for sentence in sentences]
-        rows = np.array(counts, dtype=np.float32) + 0.1
-        return np.ones_like(rows) if self.constant else rows
-
-
-def model(constant: bool = False) -> EvaluatedModel:
-    return EvaluatedModel("letters", Letters(constant))  # pyright: ignore[reportArgumentType]
 
 
 def metadata(name: str, kind: str, score: str, **more: Any) -> TaskMetadata:
@@ -472,18 +453,13 @@ def test_the_pinned_revision_is_read_even_if_another_is_newer(tmp_path):
         task("STS12", cache)
 
 
-def test_the_command_line_scores_a_folder_and_compares_it(tmp_path, monkeypatch, capsys):
+def test_the_command_line_scores_a_folder_and_compares_it(tmp_path, monkeypatch, said):
     from tiny_encoder import make_encoder
 
-    from pipeline.cli import main
-
     def sightline(words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["sightline", *words.split()])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        said = capsys.readouterr()
-        assert not caught.value.code, said.err
-        return said.out
+        code, out, err = said(*words.split())
+        assert code == 0, err
+        return out
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from captioned import CAPTIONS_OF, HOSTILE, write_captioned
 from rich.console import Console
 from tiny_encoder import make_encoder
 
-from pipeline.cli import main
 from sightline.errors import SightlineError
 from train.evaluate import neighbours as module
 from train.evaluate.caption_pool import read_pool, read_queries
@@ -111,9 +110,9 @@ def test_names_of_models(tmp_path):
     folder = tmp_path / "x=y"
     folder.mkdir()
     assert name_models(["a", "b=hub/c", str(folder)]) == [
-        NamedModel("a", "a"),
-        NamedModel("b", "hub/c"),
-        NamedModel(str(folder), str(folder)),
+        NamedModel("a", "a", "a"),
+        NamedModel("b", "hub/c", "b"),
+        NamedModel(str(folder), str(folder), str(folder)),
     ]
     for empty in ("", "=a", "a="):
         with pytest.raises(SightlineError, match="expected MODEL or NAME=MODEL"):
@@ -217,17 +216,8 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def sightline(monkeypatch, capsys):
-    def run(*words: object) -> tuple[int, str, str]:
-        base = ["sightline", "neighbours", "--pooling", "mean", "--device", "cpu"]
-        monkeypatch.setattr(sys, "argv", [*base, *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return int(caught.value.code or 0), said.out, said.err
-
-    return run
+def sightline(said):
+    return partial(said, "neighbours", "--pooling", "mean", "--device", "cpu")
 
 
 MODELS = ("--model", "small", "--model", "broad=wide", "--captions", "set/captions.parquet")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from letters import Letters, model
 from small_senteval import write_transfer
 
 from sightline.errors import SightlineError
@@ -22,26 +22,6 @@ from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
 from train.evaluate.transfer_data import TASKS as TRANSFER_TASKS
 from train.report.results import RunResult, load_result, save_result
 from train.report.table import make_table
-
-
-class Letters:
-    """A deterministic encoder that needs no model and counts what it encodes."""
-
-    dim = 10
-
-    def __init__(self, constant: bool = False) -> None:
-        self.constant = constant
-        self.calls: list[list[str]] = []
-
-    def encode(self, sentences: Sequence[str]) -> np.ndarray:
-        self.calls.append(list(sentences))
-        counts = [[sentence.count(letter) for letter in "abcdefghst"] for sentence in sentences]
-        rows = np.array(counts, dtype=np.float32) + 0.1
-        return np.ones_like(rows) if self.constant else rows
-
-
-def model(constant: bool = False) -> EvaluatedModel:
-    return EvaluatedModel("letters", Letters(constant))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture

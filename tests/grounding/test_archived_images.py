@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import numpy as np
 import pytest
 import yaml
 from archived_images import archive, write_rows
+from command_line import sightline
 from ground_data import DataSet, files_of, run_ground
 
 from pipeline.cache import IMAGES, PHRASES, FeatureSet, read_manifest, write_manifest
 from pipeline.cache.tables import read_phrases, read_tables
-from pipeline.cli import main
 
 CLIP = {
     "embed_dim": 8,
@@ -50,11 +49,9 @@ class Data:
         """Run a command; returns its output."""
         given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         said = io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
-            patch.setattr(sys, "argv", ["sightline", *words, *given])
-            with pytest.raises(SystemExit) as caught:
-                main()
-        assert int(caught.value.code or 0) == code, said.getvalue()
+        with redirect_stdout(said), redirect_stderr(said):
+            found = sightline(*words, *given)
+        assert found == code, said.getvalue()
         return said.getvalue()
 
     def extract_images(self, code: int = 0, **options: object) -> str:

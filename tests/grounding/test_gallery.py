@@ -5,29 +5,21 @@ from __future__ import annotations
 import base64
 import io
 import re
-import sys
 
 import numpy as np
 import pytest
+from command_line import sightline
 from gallery_data import Builder, small_grounding
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from pipeline.cli import main
 from pipeline.grounding.gallery.cards import COLOURS, Phrase, pieces, read_contents
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.page import write_gallery
 from pipeline.grounding.gallery.pictures import cut_out, photograph
 from sightline.errors import SightlineError
-
-
-def sightline(monkeypatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -216,22 +208,22 @@ def test_files_that_do_not_belong_together(tmp_path):
         read_contents(stranger.phrases, one.captions, stranger.images, limit=5)
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command(tmp_path, capsys):
     files = small_grounding(tmp_path)
     out = tmp_path / "look.html"
-    assert sightline(monkeypatch, "gallery", *files.options, "--out", out, "--limit", 2) == 0
+    assert sightline("gallery", *files.options, "--out", out, "--limit", 2) == 0
     assert "2 of 3 images" in capsys.readouterr().out
     missing = [*files.options, "--out", out]
     missing[1] = str(tmp_path / "nowhere.parquet")
-    assert sightline(monkeypatch, "gallery", *missing) == 1
+    assert sightline("gallery", *missing) == 1
     assert "nowhere.parquet: no such manifest" in capsys.readouterr().err
 
 
-def test_a_manifest_without_phrases(tmp_path, monkeypatch, capsys):
+def test_a_manifest_without_phrases(tmp_path, capsys):
     build = Builder(tmp_path)
     build.image("x.png", 9, 9, ["x"])
     files = build.write()
     out = tmp_path / "look.html"
-    assert sightline(monkeypatch, "gallery", *files.options, "--out", out) == 1
+    assert sightline("gallery", *files.options, "--out", out) == 1
     assert "contains no phrases" in capsys.readouterr().err
     assert not out.exists()

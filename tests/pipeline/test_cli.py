@@ -9,19 +9,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from command_line import sightline
 
 from pipeline.cache.record import FEATURE_KINDS
-from pipeline.cli import app, main
+from pipeline.cli import app
 from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]
-
-
-def sightline(monkeypatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
 
 
 def commands(group=None, path=()):
@@ -58,27 +52,27 @@ def test_the_command_that_an_objective_names_for_missing_features_exists(kind):
     assert command.removeprefix("sightline ") in dict(commands())
 
 
-def test_misuse_exits_with_2(monkeypatch):
-    assert sightline(monkeypatch, "cache", "info") == 2
-    assert sightline(monkeypatch, "no-such-command") == 2
+def test_misuse_exits_with_2():
+    assert sightline("cache", "info") == 2
+    assert sightline("no-such-command") == 2
 
 
 def test_a_stage_outside_a_dvc_repository(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert sightline(monkeypatch, "stage", "prepare", "scenes") == 1
+    assert sightline("stage", "prepare", "scenes") == 1
     assert "params.yaml: no such file" in capsys.readouterr().err
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
-    assert sightline(monkeypatch, "stage", "prepare", "scenes") == 1
+    assert sightline("stage", "prepare", "scenes") == 1
     said = capsys.readouterr().err
     assert "not a DVC repository" in said
     assert "dvc init" in said
 
 
-def test_cache_commands_on_nothing(monkeypatch, capsys, tmp_path):
+def test_cache_commands_on_nothing(capsys, tmp_path):
     for command in ("list", "verify"):
-        assert sightline(monkeypatch, "cache", command, tmp_path) == 1
+        assert sightline("cache", command, tmp_path) == 1
         assert "no cache set here or below" in capsys.readouterr().err
-    assert sightline(monkeypatch, "cache", "info", tmp_path) == 1
+    assert sightline("cache", "info", tmp_path) == 1
     assert "no set here" in capsys.readouterr().err
 
 
@@ -92,7 +86,7 @@ def test_a_signal_ends_a_command_with_one_line_on_how_to_resume(monkeypatch, cap
         each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        assert sightline(monkeypatch) == 128 + number
+        assert sightline() == 128 + number
     finally:
         for each, handler in handlers.items():
             signal.signal(each, handler)

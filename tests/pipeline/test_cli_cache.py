@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import sightline
 from PIL import Image
 
 from pipeline.cache import FeatureSet, verify
-from pipeline.cli import main
 
 CLIP = {
     "embed_dim": 8,
@@ -36,8 +35,7 @@ def made(tmp_path_factory) -> Path:
     images = ["--images", folder / "photos", "--out", folder / "image", "--workers", 0]
     texts = ["--texts", folder / "texts.txt", "--out", folder / "text"]
     for words in (["image", *images], ["text", *texts]):
-        with pytest.MonkeyPatch.context() as patch:
-            assert run(patch, "extract", *words, *encoder) == 0
+        assert sightline("extract", *words, *encoder) == 0
     return folder
 
 
@@ -45,13 +43,6 @@ def made(tmp_path_factory) -> Path:
 def world(made, tmp_path) -> Path:
     """A copy of `made` to modify freely."""
     return Path(shutil.copytree(made, tmp_path / "world"))
-
-
-def run(monkeypatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
 
 
 def damage(folder: Path) -> str:
@@ -63,8 +54,8 @@ def damage(folder: Path) -> str:
     return shard.name
 
 
-def test_info_can_be_pasted_into_an_appendix(monkeypatch, capsys, world):
-    assert run(monkeypatch, "cache", "info", world / "image") == 0
+def test_info_can_be_pasted_into_an_appendix(capsys, world):
+    assert sightline("cache", "info", world / "image") == 0
     said = capsys.readouterr().out
     record = FeatureSet.open(world / "image").record
     for part in (
@@ -79,8 +70,8 @@ def test_info_can_be_pasted_into_an_appendix(monkeypatch, capsys, world):
         assert part in said
 
 
-def test_info_as_json(monkeypatch, capsys, world):
-    assert run(monkeypatch, "cache", "info", world / "image", "--json") == 0
+def test_info_as_json(capsys, world):
+    assert sightline("cache", "info", world / "image", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["rows"], said["failed"], said["dim"]) == (6, 0, 8)
     assert "not known here" in said["licence"]
@@ -91,46 +82,46 @@ def test_the_licence_of_a_data_set_in_the_graph_is_shown(monkeypatch, capsys, wo
     shutil.copytree("image", "data/features/mine/image/clip")
     Path("data/datasets/mine").mkdir(parents=True)
     Path("data/datasets/mine/dataset.json").write_text('{"kind": "flickr30k"}')
-    assert run(monkeypatch, "cache", "info", "data/features/mine/image/clip") == 0
+    assert sightline("cache", "info", "data/features/mine/image/clip") == 0
     assert "non-commercial research" in capsys.readouterr().out
 
 
-def test_damage_is_named_repaired_and_recomputed(monkeypatch, capsys, world):
+def test_damage_is_named_repaired_and_recomputed(capsys, world):
     before = FeatureSet.open(world / "image").record
     name = damage(world / "image")
-    assert run(monkeypatch, "cache", "verify", world) == 1
+    assert sightline("cache", "verify", world) == 1
     said = capsys.readouterr().out
     assert name in said
     assert f"{world / 'text'}: sound" in said
-    assert run(monkeypatch, "cache", "repair", world / "image") == 0
+    assert sightline("cache", "repair", world / "image") == 0
     assert "6 rows will be recomputed" in capsys.readouterr().out
     assert verify(world / "image") == []
-    assert run(monkeypatch, "cache", "repair", world / "image", "--json") == 0
+    assert sightline("cache", "repair", world / "image", "--json") == 0
     assert list(json.loads(capsys.readouterr().out).values()) == [[]]
     words = ["--images", world / "photos", "--out", world / "image", "--workers", 0, "--json"]
     encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
-    assert run(monkeypatch, "extract", "image", *words, *encoder) == 0
+    assert sightline("extract", "image", *words, *encoder) == 0
     assert json.loads(capsys.readouterr().out)["computed"] == 6
     assert FeatureSet.open(world / "image").record == before
 
 
-def test_a_damaged_set_hides_no_other(monkeypatch, capsys, world):
+def test_a_damaged_set_hides_no_other(capsys, world):
     (world / "image" / "set.json").write_text("{")
-    assert run(monkeypatch, "cache", "list", world, "--json") == 1
+    assert sightline("cache", "list", world, "--json") == 1
     said = capsys.readouterr()
     assert [each["path"] for each in json.loads(said.out)] == [(world / "text").as_posix()]
     assert "set.json: truncated or not JSON" in said.err
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [("image", "photos"), ("text", "texts.txt")])
-def test_rows_can_be_re_encoded_and_compared(monkeypatch, capsys, world, kind, inputs):
+def test_rows_can_be_re_encoded_and_compared(capsys, world, kind, inputs):
     words = ["cache", "verify", world / kind, "--recompute", 2, "--inputs", world / inputs]
     words += ["--encoder", world / "clip.json"]
-    assert run(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     assert "2 rows re-encoded: 2 with identical bytes" in capsys.readouterr().out
 
 
-def test_rows_that_the_encoder_does_not_reproduce_are_found(monkeypatch, capsys, world):
+def test_rows_that_the_encoder_does_not_reproduce_are_found(capsys, world):
     from pipeline.cache import FeatureSetWriter
 
     features = FeatureSet.open(world / "image")
@@ -143,36 +134,36 @@ def test_rows_that_the_encoder_does_not_reproduce_are_found(monkeypatch, capsys,
         writer.publish()
     assert verify(world / "forged") == []
     words = ["--recompute", 6, "--inputs", world / "photos", "--encoder", world / "clip.json"]
-    assert run(monkeypatch, "cache", "verify", world / "forged", *words) == 1
+    assert sightline("cache", "verify", world / "forged", *words) == 1
     said = capsys.readouterr().out
     assert "6 faults" in said
     assert "0.png" in said
 
 
-def test_an_encoder_that_differs_from_the_record_is_refused(monkeypatch, capsys, world):
+def test_an_encoder_that_differs_from_the_record_is_refused(capsys, world):
     words = ["--recompute", 2, "--inputs", world / "photos", "--encoder", world / "clip.json"]
     words += ["--weights", "random:1"]
-    assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
+    assert sightline("cache", "verify", world / "image", *words) == 1
     said = capsys.readouterr().err
     assert "differs from its record" in said
     assert "encoder.source: random:0 → random:1" in said
 
 
-def test_without_inputs_it_says_what_to_pass(monkeypatch, capsys, world):
-    assert run(monkeypatch, "cache", "verify", world / "image", "--recompute", 2) == 1
+def test_without_inputs_it_says_what_to_pass(capsys, world):
+    assert sightline("cache", "verify", world / "image", "--recompute", 2) == 1
     assert "--inputs" in capsys.readouterr().err
 
 
-def test_a_custom_encoder_must_be_passed(monkeypatch, capsys, world):
+def test_a_custom_encoder_must_be_passed(capsys, world):
     words = ["--recompute", 2, "--inputs", world / "photos"]
-    assert run(monkeypatch, "cache", "verify", world / "image", *words) == 1
+    assert sightline("cache", "verify", world / "image", *words) == 1
     said = capsys.readouterr().err
     assert "was made from a custom model config; pass that file with --encoder" in said
 
 
-def test_inputs_without_recompute_are_a_mistake(monkeypatch, capsys, world):
+def test_inputs_without_recompute_are_a_mistake(capsys, world):
     words = ["--inputs", world / "photos", "--weights", "random:0"]
-    assert run(monkeypatch, "cache", "verify", world / "image", *words) == 2
+    assert sightline("cache", "verify", world / "image", *words) == 2
     assert "--inputs, --weights" in capsys.readouterr().err
 
 
@@ -180,16 +171,16 @@ def test_inputs_without_recompute_are_a_mistake(monkeypatch, capsys, world):
 def test_a_set_without_its_commit_file_is_a_fault(monkeypatch, capsys, world, command):
     monkeypatch.setenv("COLUMNS", "300")
     (world / "image/set.json").unlink()
-    assert run(monkeypatch, "cache", command, world) == 1
+    assert sightline("cache", command, world) == 1
     said = capsys.readouterr()
     assert f"{world / 'image'}: no set here (no set.json)" in said.out + said.err
     assert "text" in said.out  # the other is there all the same
 
 
-def test_a_damaged_commit_file_does_not_stop_other_repairs(monkeypatch, capsys, world):
+def test_a_damaged_commit_file_does_not_stop_other_repairs(capsys, world):
     (world / "image/set.json").write_text("{")
     damage(world / "text")
-    assert run(monkeypatch, "cache", "repair", world) == 1
+    assert sightline("cache", "repair", world) == 1
     assert str(world / "image/set.json") in capsys.readouterr().err
     assert verify(world / "text") == []
 
@@ -197,38 +188,38 @@ def test_a_damaged_commit_file_does_not_stop_other_repairs(monkeypatch, capsys, 
 def test_markup_in_a_name_is_shown_verbatim(monkeypatch, capsys, world):
     monkeypatch.setenv("COLUMNS", "300")
     shutil.copytree(world / "image", world / "[red]clip[" / "]")
-    assert run(monkeypatch, "cache", "list", world) == 0
+    assert sightline("cache", "list", world) == 0
     assert "[red]clip[/]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "repair", "compact", "gc"])
-def test_a_path_that_is_not_a_folder_is_named(monkeypatch, capsys, world, command):
-    assert run(monkeypatch, "cache", command, world / "nowhere") == 1
+def test_a_path_that_is_not_a_folder_is_named(capsys, world, command):
+    assert sightline("cache", command, world / "nowhere") == 1
     assert "nowhere: no such folder; expected a set" in capsys.readouterr().err
-    assert run(monkeypatch, "cache", command, world / "clip.json") == 1
+    assert sightline("cache", command, world / "clip.json") == 1
     assert "clip.json: a file; expected a set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["image/set.json", "image/more.tar", "photos"])
-def test_an_export_damages_nothing(monkeypatch, capsys, world, name):
-    assert run(monkeypatch, "cache", "export", world / "image", "--out", world / name) == 1
+def test_an_export_damages_nothing(capsys, world, name):
+    assert sightline("cache", "export", world / "image", "--out", world / name) == 1
     assert f"{world / name}: " in capsys.readouterr().err
     assert verify(world / "image") == []
 
 
-def test_an_import_that_is_refused_leaves_nothing(monkeypatch, capsys, world):
+def test_an_import_that_is_refused_leaves_nothing(capsys, world):
     before = sorted(world.rglob("*"))
     for archive in ("clip.json", "photos", "nowhere.tar"):
         words = [world / archive, "--out", world / "new"]
-        assert run(monkeypatch, "cache", "import", *words) == 1
+        assert sightline("cache", "import", *words) == 1
         assert archive in capsys.readouterr().err
     assert sorted(world.rglob("*")) == before
 
 
-def test_features_of_a_different_kind_are_not_replaced(monkeypatch, capsys, world):
+def test_features_of_a_different_kind_are_not_replaced(capsys, world):
     encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
     words = ["--texts", world / "texts.txt", "--out", world / "image"]
-    assert run(monkeypatch, "extract", "text", *words, *encoder) == 1
+    assert sightline("extract", "text", *words, *encoder) == 1
     assert (
         "holds a feature set of kind image, but this is a feature set of kind text"
         in capsys.readouterr().err
@@ -236,47 +227,47 @@ def test_features_of_a_different_kind_are_not_replaced(monkeypatch, capsys, worl
     assert verify(world / "image") == []
 
 
-def test_a_folder_to_copy_from_must_be_there(monkeypatch, capsys, world):
+def test_a_folder_to_copy_from_must_be_there(capsys, world):
     encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
     words = ["--texts", world / "texts.txt", "--out", world / "new", "--copy-from", world / "no"]
-    assert run(monkeypatch, "extract", "text", *words, *encoder) == 2
+    assert sightline("extract", "text", *words, *encoder) == 2
     assert "--copy-from" in capsys.readouterr().err
     assert not (world / "new").exists()
 
 
-def test_gc_reports_what_it_would_free_and_frees_it(monkeypatch, capsys, world):
+def test_gc_reports_what_it_would_free_and_frees_it(capsys, world):
     (world / "image" / f"shard-{'0' * 32}.h5").write_bytes(b"x" * 3_000_000)
     (world / "image" / f"shard-{'1' * 32}.h5").write_bytes(b"somebody else's")
     claims = ["sightline.claims/1", f"shard-{'0' * 32}.h5"]
     lines = "".join(f"{json.dumps(line)}\n" for line in claims)
     (world / "image" / "set.claims").write_text(lines)
-    assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run") == 0
+    assert sightline("cache", "gc", world / "image", "--dry-run") == 0
     assert "3.0 MB would be freed" in capsys.readouterr().out
-    assert run(monkeypatch, "cache", "gc", world / "image", "--dry-run", "--json") == 0
+    assert sightline("cache", "gc", world / "image", "--dry-run", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out).values()
     assert found == {"files": {f"shard-{'0' * 32}.h5": 3_000_000}, "rows": 0, "bytes": 3_000_000}
-    assert run(monkeypatch, "cache", "gc", world / "image") == 0
+    assert sightline("cache", "gc", world / "image") == 0
     assert "3.0 MB freed" in capsys.readouterr().out
     assert verify(world / "image") == []
     assert len(list((world / "image").iterdir())) == 4
     assert (world / "image" / f"shard-{'1' * 32}.h5").read_bytes() == b"somebody else's"
 
 
-def test_compact_export_import_and_diff(monkeypatch, capsys, world):
-    assert run(monkeypatch, "cache", "compact", world / "image") == 0
+def test_compact_export_import_and_diff(capsys, world):
+    assert sightline("cache", "compact", world / "image") == 0
     assert "1 shards → 1" in capsys.readouterr().out
-    assert run(monkeypatch, "cache", "compact", world / "image", "--json") == 0
+    assert sightline("cache", "compact", world / "image", "--json") == 0
     assert list(json.loads(capsys.readouterr().out).values()) == [{"shards_before": 1, "shards": 1}]
-    assert run(monkeypatch, "cache", "export", world / "image", "--out", world / "a.tar") == 0
-    assert run(monkeypatch, "cache", "import", world / "a.tar", "--out", world / "b") == 0
+    assert sightline("cache", "export", world / "image", "--out", world / "a.tar") == 0
+    assert sightline("cache", "import", world / "a.tar", "--out", world / "b") == 0
     capsys.readouterr()
-    assert run(monkeypatch, "cache", "diff", world / "image", world / "b") == 0
+    assert sightline("cache", "diff", world / "image", world / "b") == 0
     assert "0 added, 0 removed, 0 changed, 6 unchanged" in capsys.readouterr().out
-    assert run(monkeypatch, "cache", "diff", world / "image", world / "b", "--json") == 0
+    assert sightline("cache", "diff", world / "image", world / "b", "--json") == 0
     assert json.loads(capsys.readouterr().out)["same"] == 6
 
 
-def test_mcse_through_the_commands(monkeypatch, capsys, tmp_path):
+def test_mcse_through_the_commands(capsys, tmp_path):
     import h5py
 
     with h5py.File(tmp_path / "in.hdf5", "w") as file:
@@ -284,10 +275,10 @@ def test_mcse_through_the_commands(monkeypatch, capsys, tmp_path):
     (tmp_path / "in.txt").write_text("one\ntwo\nthree\n")
     data, features = tmp_path / "data", tmp_path / "set"
     words = [tmp_path / "in.hdf5", "--texts", tmp_path / "in.txt", "--dataset", data]
-    assert run(monkeypatch, "cache", "import-mcse", *words, "--out", features) == 0
+    assert sightline("cache", "import-mcse", *words, "--out", features) == 0
     out = ["--out", tmp_path / "out.hdf5", "--texts", tmp_path / "out.txt"]
-    assert run(monkeypatch, "cache", "export-mcse", features, "--dataset", data, *out) == 0
+    assert sightline("cache", "export-mcse", features, "--dataset", data, *out) == 0
     assert (tmp_path / "out.txt").read_text() == "one\ntwo\nthree\n"
     (tmp_path / "in.txt").write_text("one\ntwo\n")
-    assert run(monkeypatch, "cache", "import-mcse", *words, "--out", tmp_path / "other") == 1
+    assert sightline("cache", "import-mcse", *words, "--out", tmp_path / "other") == 1
     assert "2 lines" in capsys.readouterr().err

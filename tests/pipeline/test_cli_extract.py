@@ -5,29 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import sightline
 from PIL import Image
 
 from pipeline.cache import FeatureSet, key_of_file, key_of_text, verify
-from pipeline.cli import main
 
 CLIP = {
     "embed_dim": 8,
     "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
     "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
 }
-
-
-def sightline(monkeypatch, *words: object) -> int:
-    """Run the command in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture
@@ -61,8 +52,8 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_images_of_a_folder(monkeypatch, capsys, photos, clip, tmp_path):
-    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 0
+def test_images_of_a_folder(capsys, photos, clip, tmp_path):
+    assert sightline(*image_words(photos, clip, tmp_path / "out")) == 0
     said = capsys.readouterr().out
     assert "7 rows" in said
     assert "untrained weights" in said
@@ -75,68 +66,62 @@ def test_images_of_a_folder(monkeypatch, capsys, photos, clip, tmp_path):
     assert verify(tmp_path / "out") == []
 
 
-def test_the_number_of_decode_workers_changes_no_byte(monkeypatch, photos, clip, tmp_path):
+def test_the_number_of_decode_workers_changes_no_byte(photos, clip, tmp_path):
     for workers in (0, 1, 2):
         out = tmp_path / str(workers)
-        assert sightline(monkeypatch, *image_words(photos, clip, out, workers=workers)) == 0
+        assert sightline(*image_words(photos, clip, out, workers=workers)) == 0
     assert files(tmp_path / "0") == files(tmp_path / "1") == files(tmp_path / "2")
 
 
-def test_a_second_run_computes_nothing_and_a_new_image_computes_one(
-    monkeypatch, capsys, photos, clip, tmp_path
-):
+def test_a_second_run_computes_nothing_and_a_new_image_computes_one(capsys, photos, clip, tmp_path):
     words = [*image_words(photos, clip, tmp_path / "out"), "--json"]
     computed = []
     for step in range(3):
         if step == 2:
             Image.new("RGB", (30, 30), "red").save(photos / "new.png")
-        assert sightline(monkeypatch, *words) == 0
+        assert sightline(*words) == 0
         computed.append(json.loads(capsys.readouterr().out)["computed"])
     assert computed == [7, 0, 1]
 
 
-def test_unreadable_files_cost_a_row_and_pipes_are_ignored(
-    monkeypatch, capsys, photos, clip, tmp_path
-):
+def test_unreadable_files_cost_a_row_and_pipes_are_ignored(capsys, photos, clip, tmp_path):
     (photos / "nowhere.png").symlink_to(tmp_path / "gone.png")
     os.mkfifo(photos / "pipe.png")
     words = image_words(photos, clip, tmp_path / "out", max_failed=0.5)
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     assert "1 failed" in capsys.readouterr().out
     (line,) = (tmp_path / "out.run" / "failures.jsonl").read_text().splitlines()
     assert "nowhere.png" in line
     assert "no such file" in line
 
 
-def test_renaming_and_copying_recompute_nothing(monkeypatch, capsys, photos, clip, tmp_path):
+def test_renaming_and_copying_recompute_nothing(capsys, photos, clip, tmp_path):
     words = [*image_words(photos, clip, tmp_path / "out"), "--json"]
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     first = json.loads(capsys.readouterr().out)
     (photos / "photo 0.png").rename(photos / "naïve 名.png")
     shutil.copy(photos / "naïve 名.png", photos / "again.png")
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     second = json.loads(capsys.readouterr().out)
     assert second["computed"] == 0
     assert second["content_digest"] == first["content_digest"]
 
 
-def test_different_weights_recompute_everything_and_say_why(
-    monkeypatch, capsys, photos, clip, tmp_path
-):
+def test_different_weights_recompute_everything_and_say_why(capsys, photos, clip, tmp_path):
     words = image_words(photos, clip, tmp_path / "out")
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     words[words.index("random:0")] = "random:1"
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     said = capsys.readouterr()
     assert "recomputing everything because" in said.err
     assert "encoder.source: random:0 → random:1" in said.err
     assert "7 computed" in said.out
 
 
-def test_one_bad_image_costs_one_row(monkeypatch, capsys, photos, clip, tmp_path):
+def test_one_bad_image_costs_one_row(capsys, photos, clip, tmp_path):
     (photos / "broken.jpg").write_bytes(b"not an image at all")
     words = image_words(photos, clip, tmp_path / "out", max_failed=0.5)
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     assert "7 rows · 8 computed" in (said := capsys.readouterr().out)
     assert "1 failed" in said
     assert len(FeatureSet.open(tmp_path / "out")) == 7
@@ -146,40 +131,40 @@ def test_one_bad_image_costs_one_row(monkeypatch, capsys, photos, clip, tmp_path
 
 
 def test_too_many_bad_images_end_it_after_the_good_ones_are_published(
-    monkeypatch, capsys, photos, clip, tmp_path
+    capsys, photos, clip, tmp_path
 ):
     for i in range(2):
         (photos / f"broken {i}.jpg").write_bytes(b"nothing" * (i + 1))
-    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
+    assert sightline(*image_words(photos, clip, tmp_path / "out")) == 1
     said = capsys.readouterr().err
     assert "2 of 9 images failed, more than max_failed = 0.01" in said
     assert "failures.jsonl" in said
     assert len(FeatureSet.open(tmp_path / "out")) == 7
 
 
-def test_nothing_but_bad_images_is_an_error(monkeypatch, capsys, photos, clip, tmp_path):
+def test_nothing_but_bad_images_is_an_error(capsys, photos, clip, tmp_path):
     for path in photos.rglob("*.png"):
         path.write_bytes(path.read_bytes()[:60])
-    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out", max_failed=1)) == 1
+    assert sightline(*image_words(photos, clip, tmp_path / "out", max_failed=1)) == 1
     assert "all 7 images failed" in capsys.readouterr().err
 
 
-def test_a_fixed_bad_image_is_a_new_image(monkeypatch, capsys, photos, clip, tmp_path):
+def test_a_fixed_bad_image_is_a_new_image(capsys, photos, clip, tmp_path):
     (photos / "broken.png").write_bytes(b"nothing")
     words = image_words(photos, clip, tmp_path / "out", max_failed=1)
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     Image.new("RGB", (30, 30), "red").save(photos / "broken.png")
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     features = FeatureSet.open(tmp_path / "out")
     assert (len(features), features.failed) == (8, {})
     assert (tmp_path / "out.run" / "failures.jsonl").read_text() == ""
 
 
-def test_texts_of_a_file(monkeypatch, clip, tmp_path):
+def test_texts_of_a_file(clip, tmp_path):
     (tmp_path / "texts.txt").write_text("a red bird\n\na boat\na red bird\n")
     words = ["extract", "text", "--texts", tmp_path / "texts.txt", "--encoder", clip]
     words += ["--weights", "random:0", "--out", tmp_path / "out", "--dtype", "float32"]
-    assert sightline(monkeypatch, *words) == 0
+    assert sightline(*words) == 0
     features = FeatureSet.open(tmp_path / "out")
     assert features.take([key_of_text("a boat"), key_of_text("a red bird")]).shape == (2, 8)
     assert features.dtype == np.float32
@@ -189,7 +174,7 @@ def test_a_full_disk_is_reported_before_anything_starts(
     monkeypatch, capsys, photos, clip, tmp_path
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
-    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
+    assert sightline(*image_words(photos, clip, tmp_path / "out")) == 1
     said = capsys.readouterr().err
     assert "Nothing was started" in said
     assert not (tmp_path / "out").exists()
@@ -206,9 +191,7 @@ def test_a_full_disk_is_reported_before_anything_starts(
         ({"--precision": "fp8"}, "unknown precision 'fp8'"),
     ],
 )
-def test_impossible_requests_are_one_clear_error(
-    monkeypatch, capsys, photos, clip, tmp_path, change, message
-):
+def test_impossible_requests_are_one_clear_error(capsys, photos, clip, tmp_path, change, message):
     import torch
 
     if "--device" in change and torch.cuda.is_available():
@@ -219,45 +202,43 @@ def test_impossible_requests_are_one_clear_error(
             words[words.index(option) + 1] = value
         else:
             words += [option, value]
-    assert sightline(monkeypatch, *words) == 1
+    assert sightline(*words) == 1
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said
 
 
 def test_a_file_in_place_of_the_output_is_reported_before_anything_starts(
-    monkeypatch, capsys, photos, clip, tmp_path
+    capsys, photos, clip, tmp_path
 ):
     (tmp_path / "out").write_text("a file")
-    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "out")) == 1
+    assert sightline(*image_words(photos, clip, tmp_path / "out")) == 1
     assert "out: is a file, not a folder" in capsys.readouterr().err
     assert not (tmp_path / "out.run").exists()
 
 
-def test_an_empty_folder_is_an_error(monkeypatch, capsys, clip, tmp_path):
+def test_an_empty_folder_is_an_error(capsys, clip, tmp_path):
     (tmp_path / "none").mkdir()
-    assert sightline(monkeypatch, *image_words(tmp_path / "none", clip, tmp_path / "out")) == 1
+    assert sightline(*image_words(tmp_path / "none", clip, tmp_path / "out")) == 1
     assert "no images in this folder" in capsys.readouterr().err
 
 
-def test_failed_rows_are_retried_on_request(monkeypatch, capsys, photos, clip, tmp_path):
+def test_failed_rows_are_retried_on_request(capsys, photos, clip, tmp_path):
     bad = photos / "broken.png"
     bad.write_bytes(b"nothing")
     words = [*image_words(photos, clip, tmp_path / "out", max_failed=1), "--json"]
     computed = []
     for more in ([], [], ["--retry", "failed"]):
-        assert sightline(monkeypatch, *words, *more) == 0
+        assert sightline(*words, *more) == 0
         computed.append(json.loads(capsys.readouterr().out)["computed"])
     assert computed == [8, 0, 1]
 
 
-def test_rows_of_another_set_are_copied_with_other_workers(
-    monkeypatch, capsys, photos, clip, tmp_path
-):
-    assert sightline(monkeypatch, *image_words(photos, clip, tmp_path / "sets" / "one")) == 0
+def test_rows_of_another_set_are_copied_with_other_workers(capsys, photos, clip, tmp_path):
+    assert sightline(*image_words(photos, clip, tmp_path / "sets" / "one")) == 0
     words = image_words(photos, clip, tmp_path / "two", workers=1, copy_from=tmp_path / "sets")
     capsys.readouterr()
-    assert sightline(monkeypatch, *words, "--json") == 0
+    assert sightline(*words, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["computed"], said["copied"]) == (0, 7)
     assert files(tmp_path / "two") == files(tmp_path / "sets" / "one")
@@ -271,20 +252,18 @@ def test_rows_of_another_set_are_copied_with_other_workers(
         ("a/b", "worker 'a/b': expected i/n"),
     ],
 )
-def test_an_invalid_worker_is_misuse(monkeypatch, capsys, photos, clip, tmp_path, given, said):
+def test_an_invalid_worker_is_misuse(capsys, photos, clip, tmp_path, given, said):
     words = image_words(photos, clip, tmp_path / "out", worker=given)
-    assert sightline(monkeypatch, *words) == 2
+    assert sightline(*words) == 2
     assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sole_worker_leaves_the_files_of_a_single_run(
-    monkeypatch, capsys, photos, clip, tmp_path
-):
+def test_a_sole_worker_leaves_the_files_of_a_single_run(capsys, photos, clip, tmp_path):
     (photos / "broken.jpg").write_bytes(b"not an image at all")
     for name, options in ("alone", {}), ("shared", {"worker": "1/3"}):
         words = image_words(photos, clip, tmp_path / name, max_failed=1, **options)
-        assert sightline(monkeypatch, *words, "--json") == 0
+        assert sightline(*words, "--json") == 0
         said = json.loads(capsys.readouterr().out)
         assert (said["published"], said["rows"], said["failed"]) == (True, 7, 1)
         assert (said["computed"], said["resumed"]) == (8, 0)
@@ -308,7 +287,7 @@ def test_threads_are_as_requested_and_recorded(monkeypatch, capsys, photos, clip
     )
     for count in (1, 2):
         out = tmp_path / str(count)
-        assert sightline(monkeypatch, *image_words(photos, clip, out, threads=count)) == 0
+        assert sightline(*image_words(photos, clip, out, threads=count)) == 0
         assert set(seen) == {count}
         seen.clear()
         assert FeatureSet.open(out).record.shards[0].computed["threads"] == count

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from command_line import sightline
 
-from pipeline.cli import doctor, main
+from pipeline.cli import doctor
 from sightline import hardware
 from sightline.hardware import Gpu
 
@@ -29,11 +29,8 @@ MEMINFO = f"MemTotal: {64 * GIB >> 10} kB\nMemFree: 1 kB\nMemAvailable: {32 * GI
 
 
 def run_doctor(monkeypatch, capsys, *words: str) -> str:
-    monkeypatch.setattr(sys, "argv", ["sightline", "doctor", *words])
     monkeypatch.setattr(hardware, "bf16_gain", lambda: 0.5)
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code in (None, 0)
+    assert sightline("doctor", *words) == 0
     return capsys.readouterr().out
 
 

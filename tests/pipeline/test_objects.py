@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from command_line import sightline
 from PIL import Image
 
 from pipeline.cache import (
@@ -23,7 +23,6 @@ from pipeline.cache import (
     write_manifest,
 )
 from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
-from pipeline.cli import main
 from pipeline.extract import objects
 from sightline.errors import SightlineError
 
@@ -72,7 +71,7 @@ class Photos:
         table = pa.table({name: columns[name] for name in IMAGES.names}, schema=IMAGES)
         write_manifest(self.folder / "images.parquet", table, IMAGES)
 
-    def extract(self, monkeypatch, out: str = "out", **options: object) -> int:
+    def extract(self, out: str = "out", **options: object) -> int:
         """Run the command on the current phrases; returns its exit code."""
         table = pa.Table.from_pylist(self.rows, schema=PHRASES)
         write_manifest(self.folder / "phrases.parquet", table, PHRASES)
@@ -89,10 +88,7 @@ class Photos:
             **{name.replace("_", "-"): value for name, value in options.items()},
         }
         line = [str(word) for name, value in words.items() for word in (f"--{name}", value)]
-        monkeypatch.setattr(sys, "argv", ["sightline", "extract", "object", *line, "--json"])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return int(caught.value.code or 0)
+        return sightline("extract", "object", *line, "--json")
 
     def failures(self) -> dict[str, str]:
         """Code → reason of failed rows."""
@@ -105,8 +101,8 @@ def photos(tmp_path) -> Photos:
     return Photos(tmp_path)
 
 
-def test_each_object_is_one_row_no_matter_how_often_it_is_named(monkeypatch, capsys, photos):
-    assert photos.extract(monkeypatch) == 0
+def test_each_object_is_one_row_no_matter_how_often_it_is_named(capsys, photos):
+    assert photos.extract() == 0
     assert json.loads(capsys.readouterr().out)["computed"] == 15
     features = FeatureSet.open(photos.folder / "out")
     assert (len(features), features.dim) == (15, 8)
@@ -117,14 +113,14 @@ def test_each_object_is_one_row_no_matter_how_often_it_is_named(monkeypatch, cap
     assert verify(photos.folder / "out") == []
 
 
-def test_a_row_is_the_encoding_of_its_own_cut_out(monkeypatch, photos):
+def test_a_row_is_the_encoding_of_its_own_cut_out(photos):
     import torch
 
     from pipeline.encoders.named_encoder import named_encoder
     from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
     from pipeline.extract.inputs import objects_of_phrases
 
-    assert photos.extract(monkeypatch, dtype="float32") == 0
+    assert photos.extract(dtype="float32") == 0
     config = named_encoder(str(photos.folder / "clip.json"), "random:0", "image")
     encoder = config.build_image(torch.device("cpu"), "fp32")
     read = objects.ObjectReader(CutoutPreprocessing(encoder.preprocessing, CutoutRules()))
@@ -144,24 +140,24 @@ def test_an_image_is_decoded_once_for_all_its_objects(monkeypatch, photos):
         return usual(path, *others)
 
     monkeypatch.setattr(objects, "load_image", load_image)
-    assert photos.extract(monkeypatch) == 0
+    assert photos.extract() == 0
     assert len(loaded) == len(set(loaded)) == 5
 
 
-def test_the_number_of_workers_changes_no_byte(monkeypatch, photos):
+def test_the_number_of_workers_changes_no_byte(photos):
     photos.name(2, {"size": [30, 42], "counts": "00"})  # one row in error
     files = []
     for workers in (0, 2):
-        assert photos.extract(monkeypatch, str(workers), workers=workers, max_failed=0.5) == 0
+        assert photos.extract(str(workers), workers=workers, max_failed=0.5) == 0
         folder = photos.folder / str(workers)
         files.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert files[0] == files[1]
 
 
-def test_the_order_of_phrases_and_images_changes_no_byte(monkeypatch, photos):
+def test_the_order_of_phrases_and_images_changes_no_byte(photos):
     files = []
     for out in ("one", "two"):
-        assert photos.extract(monkeypatch, out) == 0
+        assert photos.extract(out) == 0
         files.append({path.name: path.read_bytes() for path in (photos.folder / out).iterdir()})
         photos.rows.reverse()
         photos.paths.reverse()
@@ -172,7 +168,7 @@ def test_the_order_of_phrases_and_images_changes_no_byte(monkeypatch, photos):
 def test_an_interrupted_run_resumes_to_the_bytes_of_an_uninterrupted_one(
     monkeypatch, capsys, photos
 ):
-    assert photos.extract(monkeypatch, "whole") == 0
+    assert photos.extract("whole") == 0
     usual, loaded = objects.load_image, []
 
     def load_image(path, *others):
@@ -182,9 +178,9 @@ def test_an_interrupted_run_resumes_to_the_bytes_of_an_uninterrupted_one(
         return usual(path, *others)
 
     monkeypatch.setattr(objects, "load_image", load_image)
-    assert photos.extract(monkeypatch) == 1
+    assert photos.extract() == 1
     capsys.readouterr()
-    assert photos.extract(monkeypatch) == 0
+    assert photos.extract() == 0
     assert json.loads(capsys.readouterr().out)["resumed"] == 8
     whole, out = photos.folder / "whole", photos.folder / "out"
     names = sorted(path.name for path in whole.iterdir())
@@ -192,24 +188,24 @@ def test_an_interrupted_run_resumes_to_the_bytes_of_an_uninterrupted_one(
     assert all((whole / name).read_bytes() == (out / name).read_bytes() for name in names)
 
 
-def test_new_phrases_compute_only_new_objects(monkeypatch, capsys, photos):
+def test_new_phrases_compute_only_new_objects(capsys, photos):
     computed = []
     for step in range(3):
         if step == 2:
             mask = np.zeros((30, 41), dtype=bool)
             mask[20:25, 1:30] = True
             new = photos.name(1, encode_mask(mask))
-        assert photos.extract(monkeypatch) == 0
+        assert photos.extract() == 0
         computed.append(json.loads(capsys.readouterr().out)["computed"])
     assert computed == [15, 0, 1]
     assert len(FeatureSet.open(photos.folder / "out").take([new])) == 1
 
 
 @pytest.mark.parametrize("change", [{"margin": 0.2}, {"background": "white"}])
-def test_different_rules_give_a_different_feature_set(monkeypatch, capsys, photos, change):
+def test_different_rules_give_a_different_feature_set(capsys, photos, change):
     fingerprints, computed = set(), []
     for options in ({}, change):
-        assert photos.extract(monkeypatch, **options) == 0
+        assert photos.extract(**options) == 0
         said = json.loads(capsys.readouterr().out)
         fingerprints.add(said["fingerprint"])
         computed.append(said["computed"])
@@ -217,7 +213,7 @@ def test_different_rules_give_a_different_feature_set(monkeypatch, capsys, photo
     assert computed == [15, 15]
 
 
-def test_an_object_that_cannot_be_cut_out_costs_only_its_row(monkeypatch, photos):
+def test_an_object_that_cannot_be_cut_out_costs_only_its_row(photos):
     whole = np.ones((30, 43), dtype=bool)
     photos.name(3, encode_mask(whole[:, :40]))  # of another size than the image
     photos.name(3, encode_mask(~whole))
@@ -228,7 +224,7 @@ def test_an_object_that_cannot_be_cut_out_costs_only_its_row(monkeypatch, photos
         if row["cutout_key"] == changed:
             row["cutout_key"] = bytes(32)
     (photos.folder / "photos" / "0.png").unlink()
-    assert photos.extract(monkeypatch, max_failed=0.5) == 0
+    assert photos.extract(max_failed=0.5) == 0
     features = FeatureSet.open(photos.folder / "out")
     assert len(features) == 12
     codes = sorted(features.failed.values())
@@ -243,32 +239,32 @@ def test_an_object_that_cannot_be_cut_out_costs_only_its_row(monkeypatch, photos
     assert CROP_RULE in failures["changed"]
 
 
-def test_a_phrase_without_a_mask_costs_its_own_row(monkeypatch, photos):
+def test_a_phrase_without_a_mask_costs_its_own_row(photos):
     for row in photos.rows[:2]:
         row["mask"] = None
-    assert photos.extract(monkeypatch, max_failed=0.5) == 0
+    assert photos.extract(max_failed=0.5) == 0
     assert list(FeatureSet.open(photos.folder / "out").failed.values()) == ["changed"]
 
 
-def test_too_many_failures_end_it_after_the_good_ones_are_published(monkeypatch, capsys, photos):
+def test_too_many_failures_end_it_after_the_good_ones_are_published(capsys, photos):
     (photos.folder / "photos" / "0.png").write_bytes(b"")
-    assert photos.extract(monkeypatch) == 1
+    assert photos.extract() == 1
     said = capsys.readouterr().err
     assert "3 of 15 objects failed" in said
     assert "0.png" in said
     assert len(FeatureSet.open(photos.folder / "out")) == 12
 
 
-def test_phrases_of_other_images_are_one_clear_error(monkeypatch, capsys, photos):
+def test_phrases_of_other_images_are_one_clear_error(capsys, photos):
     photos.paths.pop()
     photos.write_images()
-    assert photos.extract(monkeypatch) == 1
+    assert photos.extract() == 1
     said = capsys.readouterr().err
     assert "belong to 1 images that" in said
     assert "Traceback" not in said
 
 
-def test_a_huge_object_is_refused(monkeypatch, photos):
+def test_a_huge_object_is_refused(photos):
     from pipeline.encoders.preprocessing import ImagePreprocessing
     from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
     from pipeline.extract.decode import ImageError
@@ -278,7 +274,7 @@ def test_a_huge_object_is_refused(monkeypatch, photos):
     photos.paths.append("strip.png")
     photos.write_images()
     strip = photos.name(5, encode_mask(np.ones((1, 400), dtype=bool)))
-    assert photos.extract(monkeypatch) == 0
+    assert photos.extract() == 0
     manifests = photos.folder / "phrases.parquet", photos.folder / "images.parquet"
     entries = objects_of_phrases(*manifests, photos.folder / "photos")
     image = ImagePreprocessing((8, 8), (8, 8), "bilinear", (0.5,) * 3, (0.5,) * 3)
@@ -289,21 +285,18 @@ def test_a_huge_object_is_refused(monkeypatch, photos):
     assert caught.value.code == "too_many_pixels"
 
 
-def test_an_unknown_background(monkeypatch, capsys, photos):
-    assert photos.extract(monkeypatch, background="grey") == 2
+def test_an_unknown_background(capsys, photos):
+    assert photos.extract(background="grey") == 2
     said = " ".join(capsys.readouterr().err.replace("│", "").split())
     assert all(name in said for name in ("mean", "white", "black", "keep"))
 
 
-def verify_again(monkeypatch, photos: Photos, out: str = "out", **options: object) -> int:
+def verify_again(photos: Photos, out: str = "out", **options: object) -> int:
     """`sightline cache verify --recompute`; its exit code."""
     words = {"recompute": 4, "encoder": photos.folder / "clip.json", **options}
     line = [str(word) for name, value in words.items() for word in (f"--{name}", value)]
     path = str(photos.folder / out)
-    monkeypatch.setattr(sys, "argv", ["sightline", "cache", "verify", path, *line])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+    return sightline("cache", "verify", path, *line)
 
 
 def named(photos: Photos) -> dict[str, object]:
@@ -313,37 +306,37 @@ def named(photos: Photos) -> dict[str, object]:
     return {"phrases": folder / "phrases.parquet", "inputs": inputs, "root": folder / "photos"}
 
 
-def test_objects_are_re_encoded_with_the_rules_of_their_record(monkeypatch, capsys, photos):
-    assert photos.extract(monkeypatch, margin=0.3, background="white") == 0
-    assert verify_again(monkeypatch, photos, **named(photos)) == 0
+def test_objects_are_re_encoded_with_the_rules_of_their_record(capsys, photos):
+    assert photos.extract(margin=0.3, background="white") == 0
+    assert verify_again(photos, **named(photos)) == 0
     assert "4 rows re-encoded: 4 with identical bytes" in capsys.readouterr().out
 
 
-def test_objects_that_the_encoder_does_not_reproduce_are_found(monkeypatch, capsys, photos):
-    assert photos.extract(monkeypatch) == 0
+def test_objects_that_the_encoder_does_not_reproduce_are_found(capsys, photos):
+    assert photos.extract() == 0
     features = FeatureSet.open(photos.folder / "out")
     with FeatureSetWriter(photos.folder / "forged", features.record.spec) as writer:
         for batch in writer.plan(features.keys, batch_size=4):
             rows = np.random.default_rng(1).standard_normal((len(batch.keys), features.dim))
             writer.add(batch.keys, rows.astype(np.float32), computed={"batch_size": 4})
         writer.publish()
-    assert verify_again(monkeypatch, photos, "forged", **named(photos)) == 1
+    assert verify_again(photos, "forged", **named(photos)) == 1
     assert "4 faults" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("missing", ["phrases", "inputs", "root"])
-def test_missing_inputs_for_re_encoding_objects_are_named(monkeypatch, capsys, photos, missing):
-    assert photos.extract(monkeypatch) == 0
+def test_missing_inputs_for_re_encoding_objects_are_named(capsys, photos, missing):
+    assert photos.extract() == 0
     given = {name: value for name, value in named(photos).items() if name != missing}
-    assert verify_again(monkeypatch, photos, **given) == 1
+    assert verify_again(photos, **given) == 1
     said = capsys.readouterr().err
     assert "--phrases, --inputs (the images manifest) and --root" in said
 
 
-def test_an_object_whose_photograph_is_missing_is_named(monkeypatch, capsys, photos):
-    assert photos.extract(monkeypatch) == 0
+def test_an_object_whose_photograph_is_missing_is_named(capsys, photos):
+    assert photos.extract() == 0
     (photos.folder / "photos" / "1.png").unlink()
-    assert verify_again(monkeypatch, photos, **named(photos), seed=0, recompute=15) == 1
+    assert verify_again(photos, **named(photos), seed=0, recompute=15) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "3 of the sampled rows cannot be re-encoded" in said
     assert "1.png is missing; give the inputs that the set was made from" in said

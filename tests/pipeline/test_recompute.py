@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from command_line import sightline
 from tiny_scenes import TINY
-
-from pipeline.cli import main
 
 ROOT = Path(__file__).parents[2]
 STAGES = [
@@ -21,14 +19,6 @@ STAGES = [
     ("text-features", "scenes", "clip"),
     ("teachers", "scenes", "similarity"),
 ]
-
-
-def sightline(*words: object) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture(scope="module")

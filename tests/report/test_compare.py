@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from invented_runs import SCORES, SUBSETS, invented, write_invented
 
-from pipeline.cli import main
 from train.evaluate.evaluation_set import EvaluationSet
 from train.report.compare import RunComparison, compare_runs
 from train.report.differences import differences_from
@@ -38,18 +37,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def sightline(monkeypatch, capsys):
-    """Runs the command line: exit code, standard output, standard error on one line."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sightline", "compare", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return int(caught.value.code or 0), said.out, said.err
-
-    return run
+def sightline(said):
+    return partial(said, "compare")
 
 
 def cell(*seeds: float) -> Cell:

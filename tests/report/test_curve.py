@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.cli import main
 from sightline.errors import SightlineError
 from train.report.curve import RUN, Curve, curve_of, value_text
 from train.report.curve_plot import axis_of, curve_chart
@@ -235,22 +234,14 @@ def test_every_format_has_the_figures():
 
 
 @pytest.fixture
-def sightline(tmp_path, monkeypatch, capsys):
+def sightline(tmp_path, monkeypatch, said):
     """Runs `sightline compare` in a folder with results of `WEIGHTS` and of `base`."""
     for run in (*WEIGHTS, found("base", 1.0, 3.0, objective="simcse")):
         for each in run.results:
             save_result(each, tmp_path / "results" / run.name / f"seed-{each.seed}.json")
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sightline", "compare", *words])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return int(caught.value.code or 0), said.out, said.err
-
-    return run
+    return partial(said, "compare")
 
 
 def test_the_command_prints_the_table_and_writes_the_figure(sightline):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from matplotlib.text import Text
 from small_senteval import write_senteval
 from tiny_encoder import WORDS, make_encoder
 
-from pipeline.cli import main
 from train.evaluate.embedding_space import Spectrum
 from train.evaluate.geometry import Geometry
 from train.evaluate.map_sentences import MapSentences
@@ -168,17 +167,8 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def sightline(monkeypatch, capsys):
-    def run(*words: object) -> tuple[int, str, str]:
-        base = ["sightline", "geometry", "--pooling", "mean", "--device", "cpu"]
-        monkeypatch.setattr(sys, "argv", [*base, *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return int(caught.value.code or 0), said.out, said.err
-
-    return run
+def sightline(said):
+    return partial(said, "geometry", "--pooling", "mean", "--device", "cpu")
 
 
 MODELS = ("--model", "bert", "--model", "other=roberta")

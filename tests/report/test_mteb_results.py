@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.cli import main
 from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.mteb_scores import MtebTask
@@ -185,15 +183,11 @@ def test_a_damaged_or_old_file_is_named(tmp_path, text, said):
         find_run(str(folder), tmp_path)
 
 
-def test_the_command_prints_both(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_both(tmp_path, monkeypatch, said):
     ours(tmp_path / "mcse.json")
     folder = written(tmp_path / "results")
     monkeypatch.chdir(tmp_path)
-    words = ["sightline", "compare", "mcse.json", str(folder), "--format", "markdown"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as caught:
-        main()
-    said = capsys.readouterr()
-    assert not caught.value.code, said.err
-    assert "an/encoder" in said.out
-    assert "68.00" in said.out
+    code, out, err = said("compare", "mcse.json", folder, "--format", "markdown")
+    assert code == 0, err
+    assert "an/encoder" in out
+    assert "68.00" in out

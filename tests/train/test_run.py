@@ -19,6 +19,7 @@ from transformers import AutoModel, AutoTokenizer
 from sightline.errors import SightlineError
 from train.data import TrainingData
 from train.embed import Embedder
+from train.evaluate.evaluated_model import EvaluatedModel
 from train.evaluate.score import Evaluation
 from train.evaluate.score_run import evaluate_run
 from train.loop import Callback, LoopState, NonFiniteLoss
@@ -186,7 +187,9 @@ def test_only_what_changed_is_scored_again(world: World, tmp_path: Path) -> None
     assert out.read_bytes() == whole
     assert scored(spec.dev, geometry=spec.dev) == ["geometry"]
     assert scored(other, geometry=spec.dev) == ["similarity"]
-    assert scored(other) == []  # a task left out takes its scores along
+    with pytest.MonkeyPatch.context() as patch:  # a task left out takes its scores along
+        patch.delattr(EvaluatedModel, "load")  # and needs no model
+        assert scored(other) == []
     assert scored(spec.dev) == ["similarity"]
     assert out.read_bytes() == whole
     out.write_bytes(whole[:-20])  # a damaged one is replaced
@@ -194,6 +197,41 @@ def test_only_what_changed_is_scored_again(world: World, tmp_path: Path) -> None
     summary = run / "run.json"
     summary.write_text(summary.read_text().replace('"max_steps": 2', '"max_steps": 3'))
     assert scored(spec.dev) == ["similarity"]
+
+
+def test_several_seeds_of_a_run_make_one_row_of_the_command(
+    world: World, tmp_path: Path, said: Callable[..., tuple[int, str, str]]
+) -> None:
+    models: list[str] = []
+    for seed in (0, 1):
+        spec = world.spec(tmp_path / f"{seed}", seed=seed, train={"max_steps": 2, "eval_steps": 1})
+        train_run(spec, say=silent)
+        models += ["--model", str(tmp_path / f"{seed}")]
+    words = ["evaluate", "similarity", "--data", str(spec.dev), "--device", "cpu"]
+    code, out, err = said(*words, *models, "--out", tmp_path / "results")
+    assert code == 0, err
+    assert re.search(r"simcse +0, 1 ", out)
+    files = sorted(path.name for path in (tmp_path / "results").rglob("*.json"))
+    assert files == ["seed-0.json", "seed-1.json"]
+    code, out, err = said(*words, *models, "--model", f"again={tmp_path / '1'}", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [each["run"] for each in found] == ["simcse", "simcse", "again"]
+    assert found[1]["scores"] == found[2]["scores"]
+    code, _, err = said(*words, *models, *models[2:])
+    assert code == 1
+    assert "two models are called 'simcse, seed 1'" in err
+
+
+def test_a_given_pooling_holds_for_the_last_step_too(world: World, tmp_path: Path) -> None:
+    train = {"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1}
+    spec = world.spec(tmp_path, train=train)
+    summary = train_run(spec, say=silent)
+    assert summary.best_step != summary.steps
+    last = EvaluatedModel.load(str(tmp_path), "mean", "cpu").at_last_step()
+    assert last is not None
+    assert last.embedder.pooling == "mean"
+    assert spec.student.pooling != "mean"
 
 
 def test_the_summary_records_the_cost_of_the_run(world: World, tmp_path: Path) -> None:

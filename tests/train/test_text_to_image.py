@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,9 @@ import torch
 from conftest import World, make_world, silent
 
 from pipeline.cache import FeatureSet
-from pipeline.cli import main
 from sightline.errors import SightlineError
 from train.evaluate.evaluated_model import EvaluatedModel, project
-from train.evaluate.grounded_space import open_features, rows_of_images
-from train.evaluate.image_space import image_space
+from train.evaluate.image_space import image_space, open_features, rows_of_images
 from train.objectives import make_objective
 from train.run_summary import RunSummary
 from train.train_run import train_run
@@ -88,18 +86,16 @@ def test_failed_images_are_left_out(tmp_path: Path) -> None:
 
 
 def test_the_command_finds_images(
-    world: World, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    world: World, runs: Path, said: Callable[..., tuple[int, str, str]]
 ) -> None:
-    words = ["sightline", "neighbours", "a red circle", "--json", "--k", "20", "--to-images"]
+    words = ["neighbours", "a red circle", "--json", "--k", "20", "--to-images"]
     words += ["--model", str(runs / "simcse"), "--model", str(runs / "mcse"), "--device", "cpu"]
     words += ["--captions", str(world.root / "captions.parquet")]
     words += ["--images-manifest", str(world.root / "images.parquet")]
     words += ["--features", str(world.root / "features")]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert not caught.value.code
-    found = json.loads(capsys.readouterr().out)
+    code, out, err = said(*words)
+    assert code == 0, err
+    found = json.loads(out)
     (query,) = found["queries"]
     assert query["nearest_images"]["simcse"] is None
     assert "simcse, images: its objective, simcse, projects no image features" in " ".join(

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from sightline.html_templates import html_templates
 from sightline.output_file import write_file
 from train.diagnose.diagnosis import Diagnosis
 from train.diagnose.figures import cosine_figure, rank_figure, removal_figure, set_figure
@@ -41,13 +41,7 @@ def _sentence(text: str) -> Markup:
 
 def to_html(diagnosis: Diagnosis) -> str:
     """The page as one HTML document."""
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDERS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates(*_FOLDERS)
     environment.filters |= {"percent": percent, "sentence": _sentence}
     cosines, removals = (
         cosine_figure(diagnosis),

@@ -44,9 +44,15 @@ class EvaluatedModel:
         embedder: Embedder,
         folder: Path | None = None,
         summary: RunSummary | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
+        """
+        Args:
+            pooling: the one that was asked for; None if the folder's own is used.
+        """
         self.name, self.embedder = name, embedder
         self.folder, self.summary = folder, summary
+        self._pooling: Pooling | None = pooling
         self._row_of: dict[str, int] = {}
         self._rows = np.empty((0, embedder.dim), dtype=np.float32)
         self._has_heads = summary is not None
@@ -65,7 +71,7 @@ class EvaluatedModel:
             return cls(source, Embedder.load(source, pooling, device=device))
         summary = RunSummary.read(folder)
         embedder = Embedder.load(folder / MODEL_FOLDER, pooling, device=device)
-        return cls(summary.run, embedder, folder, summary)
+        return cls(summary.run, embedder, folder, summary, pooling)
 
     def at_last_step(self) -> EvaluatedModel | None:
         """The same run with the weights of its last step, without heads.
@@ -80,9 +86,10 @@ class EvaluatedModel:
             return None
         if LAST_FILE not in summary.files:
             return self if summary.best_step in (None, summary.steps) else None
-        embedder = Embedder.load(folder / MODEL_FOLDER, device=str(self.embedder.model.device))
+        device = str(self.embedder.model.device)
+        embedder = Embedder.load(folder / MODEL_FOLDER, self._pooling, device=device)
         load_last(folder / LAST_FILE, embedder.model)
-        last = EvaluatedModel(self.name, embedder, folder, summary)
+        last = EvaluatedModel(self.name, embedder, folder, summary, self._pooling)
         last._has_heads = False  # the exported heads belong to the kept step
         return last
 

@@ -8,17 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.errors import SightlineError
-from sightline.pooling_names import Pooling
+from sightline.pooling import check_pooling
 from train.evaluate.evaluated_model import EvaluatedModel
 from train.run_summary import FILE_NAME, RunSummary
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """Where a model is, and its name in tables and figures."""
+    """Where a model is, and its names in tables and figures.
+
+    Attributes:
+        name: its own.
+        source: a folder or a name on the hub.
+        run: shared by the seeds of one training run, which make one row; else ``name``.
+    """
 
     name: str
     source: str
+    run: str
 
 
 def name_models(given: Sequence[str]) -> list[NamedModel]:
@@ -47,7 +54,9 @@ def name_models(given: Sequence[str]) -> list[NamedModel]:
             found.append((summary.run, source, summary.seed))
     runs = Counter(name for name, _, seed in found if seed is not None)
     models = [
-        NamedModel(name if seed is None or runs[name] == 1 else f"{name}, seed {seed}", source)
+        NamedModel(
+            name if seed is None or runs[name] == 1 else f"{name}, seed {seed}", source, name
+        )
         for name, source, seed in found
     ]
     sources: dict[str, str] = {}
@@ -62,12 +71,13 @@ def name_models(given: Sequence[str]) -> list[NamedModel]:
 
 
 def load_each(
-    models: Sequence[NamedModel], pooling: Pooling | None = None, device: str = "auto"
-) -> Iterator[tuple[str, EvaluatedModel]]:
-    """Each model with its name; the one before is released unless the caller keeps it.
+    models: Sequence[NamedModel], pooling: str | None = None, device: str = "auto"
+) -> Iterator[tuple[NamedModel, EvaluatedModel]]:
+    """Each model with its names; the one before is released unless the caller keeps it.
 
     Raises:
-        SightlineError: see `EvaluatedModel.load`.
+        SightlineError: an unknown pooling; or see `EvaluatedModel.load`.
     """
+    known = None if pooling is None else check_pooling(pooling)
     for model in models:
-        yield model.name, EvaluatedModel.load(model.source, pooling, device)
+        yield model, EvaluatedModel.load(model.source, known, device)

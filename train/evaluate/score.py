@@ -103,7 +103,7 @@ class Evaluation:
         found = Scores()
         for name, task in chosen.items():
             each = task.score(model)
-            _check(name, task, each)
+            _check(name, task, [each.name for each in self._metrics[name].values()], each)
             titles = {metric.name: title for title, metric in self._metrics[name].items()}
             found.scores.update((titles[metric], value) for metric, value in each.scores.items())
             found.subsets.update((titles[metric], part) for metric, part in each.subsets.items())
@@ -137,9 +137,8 @@ def _sentences(tasks: Iterable[Task[Any]]) -> Iterable[str]:
     return (sentence for task in tasks for sentence in task.sentences())
 
 
-def _check(name: str, task: Task[Any], found: TaskScores) -> None:
+def _check(name: str, task: Task[Any], expected: list[str], found: TaskScores) -> None:
     """A task of another package may forget a metric; that is its error, not the reader's."""
-    expected = [metric.name for metric in task.metrics]
     if list(found.scores) != expected:
         raise SightlineError(
             f"the evaluation task {name!r} returned {', '.join(found.scores) or 'nothing'}, but "

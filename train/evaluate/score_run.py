@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pipeline.cache.keys import key_of_file
 from sightline.errors import SightlineError
@@ -18,9 +19,20 @@ from train.report.results import (
 from train.run_summary import FILE_NAME, RunSummary
 
 
-def evaluate_model(model: EvaluatedModel, evaluation: Evaluation) -> RunResult:
-    """The result of any model: the weights it was exported with, and those of its last step."""
-    return _result(model, evaluation, *_scores(model, evaluation, list(evaluation.tasks)))
+def evaluate_model(
+    model: EvaluatedModel, evaluation: Evaluation, run: str | None = None
+) -> RunResult:
+    """The result of any model: the weights it was exported with, and those of its last step.
+
+    Args:
+        run: name of the result's row; None for the model's own.
+    """
+    found, last = _scores(model, evaluation, list(evaluation.tasks))
+    name = run or model.name
+    if model.folder is None or model.summary is None:
+        scored = _scored(evaluation, found, last)
+        return RunResult(run=name, objective=NOT_TRAINED, seed=0, **scored)
+    return _result_of_run(name, model.folder, model.summary, evaluation, found, last)
 
 
 def evaluate_run(
@@ -40,14 +52,16 @@ def evaluate_run(
     Raises:
         SightlineError: the run is not finished.
     """
-    RunSummary.read(folder)
+    summary = RunSummary.read(folder)
     old = _previous(out, _sha256(folder))
     kept = _current(old, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
     if old is not None and not missing and list(old.tasks) == list(evaluation.tasks):
         return old, []
-    model = EvaluatedModel.load(str(folder), device=device)
-    found, last = _scores(model, evaluation, missing)
+    found = last = Scores()
+    if missing:
+        model = EvaluatedModel.load(str(folder), device=device)
+        found, last = _scores(model, evaluation, missing)
     if old is not None:
         found = Scores(
             {**old.scores, **found.scores},
@@ -57,7 +71,7 @@ def evaluate_run(
             {**{name: old.notes[name] for name in kept if name in old.notes}, **found.notes},
         )
         last = Scores({**old.last_scores, **last.scores})
-    result = _result(model, evaluation, found, last)
+    result = _result_of_run(summary.run, folder, summary, evaluation, found, last)
     save_result(result, out)
     return result, missing
 
@@ -73,11 +87,11 @@ def _scores(
     return found, found if last is model else evaluation.score(last, names)
 
 
-def _result(
-    model: EvaluatedModel, evaluation: Evaluation, found: Scores, last: Scores
-) -> RunResult:
-    metrics = list(evaluation.evaluated_on)
-    scored = {
+def _scored(evaluation: Evaluation, found: Scores, last: Scores) -> dict[str, Any]:
+    """The fields of a result that the tasks fill."""
+    evaluated_on = evaluation.evaluated_on
+    metrics = list(evaluated_on)
+    return {
         "scores": {metric: found.scores[metric] for metric in metrics},
         "last_scores": {metric: last.scores[metric] for metric in metrics if metric in last.scores},
         "subsets": {metric: found.subsets[metric] for metric in metrics if metric in found.subsets},
@@ -86,14 +100,21 @@ def _result(
         },
         "references": found.references,
         "notes": found.notes,
-        "evaluated_on": evaluation.evaluated_on,
+        "evaluated_on": evaluated_on,
         "tasks": evaluation.records,
     }
-    summary, folder = model.summary, model.folder
-    if summary is None or folder is None:
-        return RunResult(run=model.name, objective=NOT_TRAINED, seed=0, **scored)
+
+
+def _result_of_run(
+    name: str,
+    folder: Path,
+    summary: RunSummary,
+    evaluation: Evaluation,
+    found: Scores,
+    last: Scores,
+) -> RunResult:
     return RunResult(
-        run=summary.run,
+        run=name,
         objective=summary.objective,
         seed=summary.seed,
         parameters={
@@ -105,7 +126,7 @@ def _result(
         code_accepted=bool(summary.accepted_code),
         features=tuple(summary.features.values()),
         training=_training(summary),
-        **scored,
+        **_scored(evaluation, found, last),
     )
 
 
@@ -129,14 +150,12 @@ def _current(old: RunResult | None, evaluation: Evaluation) -> list[str]:
     """The tasks of ``old`` that need not be scored again."""
     if old is None:
         return []
+    evaluated_on = evaluation.evaluated_on
     return [
         name
         for name, record in evaluation.records.items()
         if old.tasks.get(name) == record
-        and all(
-            old.evaluated_on.get(metric) == evaluation.evaluated_on[metric]
-            for metric in record.metrics
-        )
+        and all(old.evaluated_on.get(metric) == evaluated_on[metric] for metric in record.metrics)
     ]
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from sightline.html_templates import html_templates
 from train.feature_use import FeatureUse
 from train.report.gains import Gain, headline
 from train.report.render import cell_text, seeds_text
@@ -38,13 +38,7 @@ def to_html(
     Args:
         figures: their SVG text is the only input that is not escaped.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates(Path(__file__).parent)
     return environment.get_template("report.html.j2").render(
         title=title,
         table=table,

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from sightline.html_templates import html_templates
 from train.report.neighbours import OWN, Sides, shown_images
 
 MARK = b'<meta name="generator" content="Sightline neighbours">'
@@ -45,13 +45,7 @@ def to_page(sides: Sides, title: str, thumbnails: Mapping[str, Thumbnail] | None
         if uri:
             assert re.fullmatch(r"data:image/\w+;base64,[\w+/=]*", uri), image
             style += f'.p{numbers[image]} {{ background-image: url("{uri}") }}\n'
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates(_HERE)
     return (
         environment.get_template("neighbours.html.j2")
         .render(

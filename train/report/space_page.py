@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from sightline.html_templates import html_templates
 from sightline.output import Output, json_record
 from train.evaluate.embedding_space import Agreement
 from train.evaluate.space_study import GOLD, ModelSpace, SpaceStudy, binned_means
@@ -78,13 +78,7 @@ def to_page(study: SpaceStudy, title: str, figures: Mapping[str, str]) -> str:
     Args:
         figures: name → SVG, the only input that is not escaped.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates(Path(__file__).parent)
     environment.filters["number"] = _number
     groupings = list(study.groupings)
     return environment.get_template("geometry.html.j2").render(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.cache.rle import decode_mask
@@ -19,6 +18,7 @@ from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
 from sightline.errors import SightlineError
+from sightline.html_templates import html_templates
 from sightline.output_file import check_output_file, replacing_file
 
 MARK = b'<meta name="generator" content="Sightline gallery">'
@@ -110,13 +110,7 @@ def write_gallery(
             yield _view(card, root, side)
             advance(1)
 
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates(_HERE)
     style, script = (_HERE / "page.css").read_text(), (_HERE / "page.js").read_text()
     stream = environment.get_template("page.html.j2").stream(
         title=title,
