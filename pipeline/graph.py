@@ -44,14 +44,13 @@ def image_root(params: Params, dataset: str) -> Path:
     """Base folder of the paths in a data set's image manifest.
 
     Raises:
-        ParamsError: there is no such data set.
+        SightlineError: there is no such data set, or its images are not on this machine.
     """
     if dataset in params.joined:
         from pipeline.datasets.joined import common_root
 
         return common_root(joined_source(params, dataset).images.values())
-    root = getattr(params.dataset(dataset).source, "images", None)
-    return Path(root) if root is not None else dataset_folder(dataset) / "images"
+    return params.dataset(dataset).source.image_root(dataset_folder(dataset))
 
 
 def joined_source(params: Params, dataset: str) -> JoinedSource:

@@ -12,6 +12,7 @@ _EXTRA = {
     "open_clip": "extract",
     "PIL": "extract",
     "matplotlib": "report",
+    "datasets": "datasets",
 }
 
 

@@ -84,6 +84,86 @@ def coco(
 
 
 @app.command()
+def webdataset(
+    images: Annotated[Path, typer.Option(help="Folder of the shards.")],
+    out: OUT,
+    shards: Annotated[
+        str, typer.Option(help="Which files below it, such as '{00000..01242}.tar'.")
+    ] = "*.tar",
+    split: Annotated[
+        list[str],
+        typer.Option("--split", help="NAME=PATTERN, the shards of a split; repeatable."),
+    ] = [],  # noqa: B006
+    caption_field: Annotated[
+        str | None,
+        typer.Option(help="Field of KEY.json with the caption or a list; default: KEY.txt."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only this many images.")] = None,
+    strict: _STRICT = False,
+    as_json: JSON = False,
+) -> None:
+    """WebDataset shards, as img2dataset writes them; nothing is unpacked.
+
+    Example: sightline prepare webdataset --images cc12m --shards '{00000..00099}.tar'
+    --out data/cc12m
+    """
+    given = {
+        "images": images,
+        "shards": shards,
+        "splits": pairs_of(split, "--split") or None,
+        "caption_field": caption_field,
+        "limit": limit,
+        "strict": strict,
+    }
+    _prepare("webdataset", given, out, as_json)
+
+
+@app.command()
+def huggingface(
+    out: OUT,
+    path: Annotated[
+        Path | None, typer.Option(help="Folder of save_to_disk, or of Parquet or Arrow files.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name on the hub, instead of a path.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Of the named data set.")] = None,
+    config: Annotated[str | None, typer.Option(help="One of its configurations.")] = None,
+    image: Annotated[str, typer.Option(help="Column of images.")] = "image",
+    caption: Annotated[str, typer.Option(help="Column of captions, or of lists of them.")] = (
+        "caption"
+    ),
+    split: Annotated[
+        list[str],
+        typer.Option("--split", help="NAME=SPLIT, as in dev=validation; repeatable."),
+    ] = [],  # noqa: B006
+    split_column: Annotated[
+        str | None, typer.Option(help="Column with the split of each row.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder that the paths in a column of paths start from.")
+    ] = None,
+    strict: _STRICT = False,
+    as_json: JSON = False,
+) -> None:
+    """A Hugging Face data set with a column of images and one of captions.
+
+    Example: sightline prepare huggingface --path flickr30k --caption captions --out data/flickr30k
+    """
+    given = {
+        "name": name,
+        "revision": revision,
+        "config": config,
+        "image": image,
+        "caption": caption,
+        "splits": pairs_of(split, "--split") or None,
+        "split_column": split_column,
+        "images": images,
+        "strict": strict,
+        **({} if path is None else {"path": path}),
+    }
+    _prepare("huggingface", given, out, as_json)
+
+
+@app.command()
 def sentences(
     path: Annotated[Path, typer.Option(help="A UTF-8 text file, one sentence per line.")],
     out: OUT,
@@ -149,7 +229,8 @@ def _prepare(kind: str, given: dict[str, Any], out: Path, as_json: bool) -> None
         raise DatasetError(f"{kind}: {first_mistake(error)}") from error
     report = prepare(kind, source, out, PhaseProgress())
     if as_json:
-        print_json({"counts": report.counts, "problem_counts": report.problem_counts})
+        counts = {"counts": report.counts, "problem_counts": report.problem_counts}
+        print_json({**counts, "shards": report.shards} if report.shards else counts)
         return
     print(f"{out}: {report.summary()}")
     if report.problems:

@@ -79,7 +79,7 @@ def scan_images(
             keys[i] = np.frombuffer(digest, dtype=np.uint8)
             sizes[i] = size
 
-    with _no_pixel_limit(), ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+    with any_pixel_count(), ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
         for start, _ in zip(starts, pool.map(read, starts), strict=True):
             if progress is not None:
                 progress("reading", min(start + _BATCH, len(paths)), len(paths), "images")
@@ -136,13 +136,16 @@ def _read(root: Path, path: str) -> tuple[bytes, tuple[int, int]]:
         with (root / path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
             file.seek(0)
-            return digest, _upright_size(file)
+            return digest, upright_size(file)
     except OSError:
         return key_of_text(f"cannot be opened: {path}"), (0, 0)
 
 
-def _upright_size(file: IO[bytes]) -> tuple[int, int]:
-    """Width and height of the image as displayed, or (0, 0)."""
+def upright_size(file: IO[bytes]) -> tuple[int, int]:
+    """Width and height of the image as displayed, from its header; (0, 0) if it cannot be read.
+
+    Call it within `any_pixel_count`.
+    """
     from PIL import Image
 
     try:
@@ -164,7 +167,7 @@ def _orientation(image: Any) -> int:
 
 
 @contextmanager
-def _no_pixel_limit() -> Iterator[None]:
+def any_pixel_count() -> Iterator[None]:
     """Allow headers of any image size: nothing is decoded here."""
     require("PIL", "reading images")
     from PIL import Image

@@ -16,6 +16,8 @@ KINDS = Registry(
         "pairs": "pipeline.datasets.pairs:PairsSource",
         "flickr30k": "pipeline.datasets.flickr30k:Flickr30kSource",
         "coco": "pipeline.datasets.coco:CocoSource",
+        "webdataset": "pipeline.datasets.webdataset:WebDatasetSource",
+        "huggingface": "pipeline.datasets.huggingface:HuggingFaceSource",
         "sentences": "pipeline.datasets.sentences:SentencesSource",
         "joined": "pipeline.datasets.joined:JoinedSource",
     },

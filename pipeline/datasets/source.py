@@ -47,6 +47,11 @@ class Source(BaseModel):
         "not known here; the terms of the data set that it was computed from apply"
     )
 
+    def image_root(self, prepared: Path) -> Path:
+        """Base folder of the paths in the images manifest that was prepared in ``prepared``."""
+        images: Path | None = getattr(self, "images", None)
+        return prepared / "images" if images is None else Path(images)
+
     def inputs(self) -> list[Path]:
         """The input files and folders of the data set."""
         values = [getattr(self, name) for name in type(self).model_fields]
@@ -88,12 +93,18 @@ class PrepareReport:
         counts: numbers of items read and kept, by name.
         problems: for each type of problem, the names it concerns (at most `MOST_LISTED`).
         problem_counts: for each type of problem, their number.
+        shards: for each file of a data set that comes in several, its counts by name.
+        facts: what readers of the manifests need to know, by name.
+        notes: lines for the terminal, below the summary.
     """
 
     kind: str
     counts: dict[str, int] = field(default_factory=dict)
     problems: dict[str, list[str]] = field(default_factory=dict)
     problem_counts: dict[str, int] = field(default_factory=dict)
+    shards: dict[str, dict[str, int]] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def note(self, problem: str, names: Iterable[str]) -> None:
         """Record that ``problem`` concerns ``names``; does nothing without names."""
@@ -128,16 +139,18 @@ class PrepareReport:
             "counts": self.counts,
             "problem_counts": self.problem_counts,
             "problems": self.problems,
+            **({"shards": self.shards} if self.shards else {}),
+            **self.facts,
         }
 
     def summary(self) -> str:
-        """One line for the terminal."""
+        """One line for the terminal, and the notes on lines of their own."""
         parts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.counts.items()]
         parts += [
             f"{count:,} {problem.replace('_', ' ')}"
             for problem, count in self.problem_counts.items()
         ]
-        return f"{self.kind}: " + ", ".join(parts)
+        return "\n  ".join([f"{self.kind}: " + ", ".join(parts), *self.notes])
 
 
 def _some(names: list[str], count: int) -> str:

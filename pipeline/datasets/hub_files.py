@@ -1,0 +1,143 @@
+"""The files of a Hugging Face data set, by split, on disk or from the hub; runs no code of it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline.datasets.source import DatasetError
+from sightline.extras import require
+from sightline.hub import first_lines, reaching, use_cache_where_silent
+from sightline.silenced_libraries import quiet
+
+_SAVED = ("dataset_dict.json", "state.json")
+_FETCHED = ["*.parquet", "*.arrow", "README.md", *(f"*{name}" for name in _SAVED)]
+_FETCHED += ["*dataset_info.json"]
+_NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<rest>.*)")
+
+
+def fetch(name: str, revision: str | None) -> Path:
+    """The folder of a data set of the hub in this machine's cache; fetches what is missing there.
+
+    Only Parquet and Arrow files and their descriptions are fetched. Nothing is with HF_HUB_OFFLINE.
+
+    Raises:
+        SightlineError: it is not cached and cannot be fetched, or the name is not valid.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    use_cache_where_silent()
+    try:
+        with reaching(name, "data set"), quiet():
+            found = snapshot_download(
+                name, repo_type="dataset", revision=revision, allow_patterns=_FETCHED
+            )
+    except HFValidationError as error:
+        raise DatasetError(
+            f"{name}: not a valid name of a data set on the hub ({first_lines(error, 1)}); for one "
+            "on disk give `path`"
+        ) from error
+    return Path(found)
+
+
+def cached(name: str, commit: str) -> Path:
+    """The folder of a commit that `fetch` found earlier.
+
+    Raises:
+        DatasetError: it is not in this machine's cache.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    repository = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
+    folder = repository / "snapshots" / commit
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{name}: its images are read from the hub's cache, but {folder} does not exist; run "
+            f"`hf download {name} --repo-type dataset --revision {commit}`"
+        )
+    return folder
+
+
+def files_by_split(path: Path, config: str | None) -> dict[str, list[Path]]:
+    """Split → its Arrow or Parquet files, in order; a data set without splits has the split "".
+
+    Args:
+        path: a file, a folder of `save_to_disk`, or a folder of Parquet or Arrow files, whose
+            README and names tell splits and configurations as on the hub.
+
+    Raises:
+        DatasetError: nothing there, other kinds of files, or a data set that needs its own code.
+    """
+    if path.is_file():
+        return {"": [path]}
+    if not path.is_dir():
+        raise DatasetError(f"{path}: no such file or folder; check the path")
+    datasets = require("datasets", "a Hugging Face data set")
+    if (path / f"{path.resolve().name}.py").exists():
+        raise DatasetError(
+            f"{path}: has a script of its own, which Sightline never runs; move it away, or use "
+            "the data set's Parquet files (on the hub: revision refs/convert/parquet)"
+        )
+    saved = any((path / name).is_file() for name in _SAVED)
+    try:
+        with quiet():
+            return _saved(datasets, path) if saved else _loose(datasets, path, config)
+    except DatasetError:
+        raise
+    except Exception as error:  # the library has no base class for errors of its files
+        raise DatasetError(
+            f"{path}: not a data set that `datasets` can read ({type(error).__name__}: "
+            f"{first_lines(error)}); expected a folder of save_to_disk, or of Parquet or Arrow "
+            "files"
+        ) from error
+
+
+def _saved(datasets, path: Path) -> dict[str, list[Path]]:
+    found = datasets.load_from_disk(str(path), keep_in_memory=False)
+    named = found if isinstance(found, datasets.DatasetDict) else {"": found}
+    splits: dict[str, list[Path]] = {}
+    for split, part in named.items():
+        if part._indices is not None:
+            raise DatasetError(
+                f"{path}: its rows are chosen by indices; save it again with "
+                "flatten_indices().save_to_disk(...)"
+            )
+        splits[split] = [Path(each["filename"]) for each in part.cache_files]
+    return splits
+
+
+def _loose(datasets, path: Path, config: str | None) -> dict[str, list[Path]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        builder = datasets.load_dataset_builder(str(path), name=config, cache_dir=scratch)
+    given = builder.config.data_files or {}
+    splits = {str(split): [Path(each) for each in files] for split, files in given.items()}
+    other = [
+        each.name
+        for files in splits.values()
+        for each in files
+        if each.suffix not in (".parquet", ".arrow")
+    ]
+    if other or not splits:
+        raise DatasetError(
+            f"{path}: contains {other[0] if other else 'nothing to read'}, expected Parquet or "
+            "Arrow files; for tar files use the kind `webdataset`, for a folder of images `pairs`"
+        )
+    return splits
+
+
+def missing_numbers(files: Iterable[Path]) -> list[str]:
+    """What is missing of files that are named as in ``train-00000-of-00012.parquet``."""
+    found: dict[tuple[str, str, int], int] = {}
+    for file in files:
+        if match := _NUMBERED.fullmatch(file.name):
+            series = (match["stem"], match["rest"], int(match["count"]))
+            found[series] = found.get(series, 0) + 1
+    return [
+        f"{there} of {count} files {stem}-*-of-{count:05d}{rest} are here; get the others too"
+        for (stem, rest, count), there in found.items()
+        if there != count
+    ]

@@ -1,0 +1,171 @@
+"""Uncompressed tar files: where the bytes of each member are, without unpacking anything."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from pipeline.datasets.source import DatasetError
+
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\x00": ("xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", "zstd -d"),
+    b"\x04\x22\x4d\x18": ("LZ4", "lz4 -d"),
+}
+_EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+_MOST_HEADER = 1 << 20  # of an extended header, whose length the archive itself declares
+
+
+class Member(NamedTuple):
+    """A plain file in a tar.
+
+    Attributes:
+        name: its path in the tar, without a leading ``./``.
+        offset: start of its bytes in the tar.
+        length: in bytes.
+    """
+
+    name: str
+    offset: int
+    length: int
+
+
+class TarShard:
+    """One uncompressed tar file, read member by member.
+
+    ```python
+    with TarShard(path) as shard:
+        for member in shard:
+            data = shard.read(member)
+    print(shard.fault)
+    ```
+
+    Attributes:
+        fault: why the file was read only in part, once all members have been; else empty.
+        odd_names: members left out because their name leads out of the tar, or is not text.
+        others: the number of members that are not plain files, folders aside.
+
+    Raises:
+        DatasetError: no such file, compressed, or not a tar.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fault = ""
+        self.odd_names: list[str] = []
+        self.others = 0
+
+    def __enter__(self) -> Self:
+        if not self.path.is_file():
+            raise DatasetError(f"{self.path}: no such file; check the path")
+        self._file = self.path.open("rb")
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._refuse_compressed()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def __iter__(self) -> Iterator[Member]:
+        if not self._size:
+            self.fault = "has 0 bytes"
+            return
+        try:
+            tar = tarfile.open(fileobj=self._file, mode="r:", tarinfo=_Header)  # noqa: SIM115
+        except (tarfile.TarError, OSError, ValueError) as error:
+            raise DatasetError(f"{self.path}: not a tar file ({error}); check `shards`") from None
+        last = ""
+        try:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
+                last = _shown(member.name)
+                if member.offset_data + member.size > self._size:
+                    self.fault = f"ends in the middle of {last}"
+                    return
+                if found := self._plain(member):
+                    yield found
+        except (tarfile.TarError, OSError, ValueError) as error:
+            self.fault = f"cannot be read after {last} ({error})"
+            return
+        self.fault = self._fault_of_the_end(tar.offset, last)
+
+    def read(self, member: Member) -> bytes:
+        """The bytes of a member."""
+        return os.pread(self._file.fileno(), member.length, member.offset)
+
+    def _plain(self, member: tarfile.TarInfo) -> Member | None:
+        if member.isdir():
+            return None
+        if not member.isreg() or member.issparse():
+            self.others += 1
+            return None
+        if not _is_inside(member.name):
+            self.odd_names.append(_shown(member.name))
+            return None
+        name = PurePosixPath(member.name).as_posix()
+        return Member(name, member.offset_data, member.size)
+
+    def _fault_of_the_end(self, at: int, last: str) -> str:
+        after = f"after {last}" if last else "at its start"
+        end = os.pread(self._file.fileno(), tarfile.BLOCKSIZE, at)
+        if not end:
+            return f"has no end {after}: the rest may be missing"
+        if any(end):
+            return f"cannot be read {after} (damaged header)"
+        while block := os.pread(self._file.fileno(), 1 << 20, at):
+            if any(block):
+                return f"has more bytes behind its end {after}, such as a second tar"
+            at += len(block)
+        return ""
+
+    def _refuse_compressed(self) -> None:
+        head = os.pread(self._file.fileno(), 8, 0)
+        for magic, (name, command) in _COMPRESSED.items():
+            if head.startswith(magic):
+                raise DatasetError(
+                    f"{self.path}: is compressed with {name}, so no image in it has a place of its "
+                    f"own; decompress it first: `{command} {self.path.name}`"
+                )
+
+
+class _Header(tarfile.TarInfo):
+    """A header whose sizes are plausible."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0 or (member.type in _EXTENDED and member.size > _MOST_HEADER):
+            raise tarfile.ReadError(f"a header declares {member.size} bytes")
+        return member
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is text and stays below the folder that it would be unpacked to."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    parts = PurePosixPath(name).parts
+    return name.isprintable() and bool(parts) and parts[0] != "/" and ".." not in parts
+
+
+def _shown(name: str) -> str:
+    """A member's name, without anything that a terminal would obey."""
+    return ascii(name)[1:-1] if not (name.isprintable() and name.isascii()) else name

@@ -1,0 +1,247 @@
+"""WebDataset shards, as img2dataset writes them: tar files with KEY.jpg, KEY.txt and KEY.json."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Annotated, ClassVar
+
+from pydantic import Field, ValidationError, create_model, field_validator
+
+from pipeline.cache.place import Place
+from pipeline.datasets.images import SUFFIXES, any_pixel_count
+from pipeline.datasets.packed import Manifests, Packed
+from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source, split_name
+from pipeline.datasets.tar_shard import Member, TarShard
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MOST_SHARDS = 1_000_000
+_MOST_IMAGE = 1 << 30  # bytes
+_MOST_TEXT = 1 << 24  # bytes of a .txt or .json
+
+
+class WebDatasetSource(Source):
+    """Tar files whose members belong together by the part of their name before the first dot.
+
+    Attributes:
+        images: folder of the shards; in `params.yaml` by default `source` itself.
+        shards: which files below it, as in ``*.tar`` or ``cc12m/{00000..01242}.tar``; every
+            number of a range must be there.
+        splits: instead of ``shards``: for each split, its shards.
+        caption_field: field of KEY.json with the caption, or a list of them; without it, KEY.txt
+            is the caption.
+        limit: read only this many images, in the order of the shards.
+        strict: treat problems such as captions without image or images without caption as errors.
+    """
+
+    licence: ClassVar[str] = (
+        "not known here; images from the web belong to their authors, and the terms of the data "
+        "set that lists them apply"
+    )
+
+    images: Path = Path()
+    shards: str = Field(default="*.tar", min_length=1)
+    splits: dict[str, str] | None = None
+    caption_field: str | None = Field(default=None, min_length=1)
+    limit: int | None = Field(default=None, ge=1)
+    strict: bool = False
+
+    @field_validator("shards", "splits")
+    @classmethod
+    def _below_the_folder(cls, given: str | dict[str, str] | None) -> str | dict[str, str] | None:
+        for pattern in given.values() if isinstance(given, dict) else [given or "*"]:
+            path = PurePosixPath(pattern)
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                raise ValueError(f"found {pattern!r}, expected a pattern below the folder `images`")
+        return given
+
+
+def prepare(
+    source: WebDatasetSource, folder: Path, report: PrepareReport, progress: Progress | None = None
+) -> None:
+    """Write the manifests of ``source`` into ``folder`` and fill ``report``.
+
+    An image's place in the manifest is its shard, offset and length. A shard that ends early costs
+    the samples that are not whole, and is reported.
+
+    Raises:
+        DatasetError: a pattern matches no file, a file is no uncompressed tar, or there are no
+            images with captions.
+    """
+    shards = [
+        (path, split)
+        for split, pattern in (source.splits or {"": source.shards}).items()
+        for path in find_shards(source.images, pattern)
+    ]
+    shards = [(path, split_name(split, "splits") if split else "") for path, split in shards]
+    if len({path for path, _ in shards}) < len(shards):
+        raise DatasetError(f"{source.images}: a shard is in several of `splits`; use it once")
+    found = Manifests()
+    for done, packed in enumerate(_read_all(source, shards), start=1):
+        found.add(packed, None if source.limit is None else source.limit - found.count)
+        if progress is not None:
+            progress("reading", done, len(shards), "shards")
+        if found.count == source.limit:
+            break
+    if source.limit is not None and found.count < source.limit:
+        report.notes.append(f"warning: limit is {source.limit:,}, but there are fewer images")
+    found.write(folder, report, str(source.images), strict=source.strict)
+
+
+def find_shards(root: Path, pattern: str) -> list[Path]:
+    """The files below ``root`` that ``pattern`` names, sorted, relative to it.
+
+    Raises:
+        DatasetError: no such folder, no file matches, or a number of a range is missing.
+    """
+    if not root.is_dir():
+        raise DatasetError(f"{root}: no such folder of shards; check the path")
+    found: set[Path] = set()
+    for each in _expanded(pattern):
+        matches = [path.relative_to(root) for path in root.glob(each) if path.is_file()]
+        if not matches:
+            of = "" if each == pattern else f" (of {pattern})"
+            there = sorted(path.name for path in root.iterdir())[:3]
+            raise DatasetError(
+                f"{root}: no shard matches {each!r}{of}; check `shards` and the folder, which "
+                f"contains {', '.join(map(ascii, there)) or 'nothing'}"
+            )
+        found.update(matches)
+    return sorted(found)
+
+
+def _expanded(pattern: str) -> list[str]:
+    """``{00..02}.tar`` → 00.tar, 01.tar, 02.tar; WebDataset's notation."""
+    match = _RANGE.search(pattern)
+    if match is None:
+        return [pattern]
+    first, last = int(match[1]), int(match[2])
+    if not first <= last < first + _MOST_SHARDS:
+        raise DatasetError(f"shards: found {match[0]}, expected a range that counts up")
+    before, after, width = pattern[: match.start()], pattern[match.end() :], len(match[1])
+    numbers = range(first, last + 1)
+    return [each for n in numbers for each in _expanded(f"{before}{n:0{width}}{after}")]
+
+
+def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[Packed]:
+    """Every shard in order, a few at a time: a `limit` stops soon after it is reached."""
+    workers = min(8, 2 * (os.cpu_count() or 1))
+    captions = _captions_of(source.caption_field)
+    waiting = iter(shards)
+    with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
+        while some := list(islice(waiting, 2 * workers)):
+            yield from pool.map(
+                lambda each: _read_shard(source.images, *each, captions=captions), some
+            )
+
+
+@dataclass
+class _Sample:
+    image: Member | None = None
+    text: Member | None = None
+
+
+def _read_shard(root: Path, path: Path, split: str, captions: _Captions) -> Packed:
+    packed = Packed(path.as_posix())
+    samples: dict[str, _Sample] = {}
+    with TarShard(root / path) as shard:
+        seen: set[str] = set()
+        for member in shard:
+            if member.name in seen:
+                packed.problem("members_with_a_name_used_before", f"{path}/{member.name}")
+                continue
+            seen.add(member.name)
+            _sort(member, samples, captions.suffix, packed)
+        for sample in samples.values():
+            _add(sample, shard, packed, captions, split)
+    if shard.fault:
+        packed.problem("incomplete_shards", f"{path}: {shard.fault}")
+    for name in shard.odd_names:
+        packed.problem("members_with_unusable_names", f"{path}/{name}")
+    if shard.others:
+        packed.problem("shards_with_links_or_devices", f"{path}: {shard.others} left out")
+    if not packed.images["image_id"]:
+        packed.problem("shards_without_images", str(path))
+    return packed
+
+
+def _sort(member: Member, samples: dict[str, _Sample], suffix: str, packed: Packed) -> None:
+    """Put a member into its sample, if it is an image or the caption's file."""
+    folder, _, name = member.name.rpartition("/")
+    stem, _, extension = name.partition(".")
+    extension = f".{extension.lower()}"
+    if extension != suffix and extension not in SUFFIXES:
+        return
+    sample = samples.setdefault(f"{folder}/{stem}", _Sample())
+    if extension == suffix:
+        sample.text = sample.text or member
+    elif sample.image is not None:
+        packed.problem("images_whose_key_has_another", f"{packed.name}/{member.name}")
+    else:
+        sample.image = member
+
+
+def _add(sample: _Sample, shard: TarShard, packed: Packed, captions: _Captions, split: str) -> None:
+    image, text = sample.image, sample.text
+    if image is None:
+        assert text is not None
+        packed.problem("captions_without_image", f"{packed.name}/{text.name}")
+        return
+    image_id = f"{packed.name}/{image.name}"
+    if image.length > _MOST_IMAGE:
+        packed.problem("images_above_1_gib", image_id)
+        return
+    place = Place(Path(packed.name), image.offset, image.length)
+    packed.add_image(image_id, place, shard.read(image), split)
+    if text is None:
+        return
+    try:
+        if text.length > _MOST_TEXT:
+            raise DatasetError(f"{text.length:,} bytes, expected at most {_MOST_TEXT:,}")
+        texts = captions.read(shard.read(text))
+    except DatasetError as error:
+        packed.problem("unusable_captions", f"{packed.name}/{text.name}: {error}")
+        return
+    for number, each in enumerate(texts):
+        packed.add_caption(image_id, number, each, split)
+
+
+class _Captions:
+    """Reads the captions of KEY.txt."""
+
+    suffix = ".txt"
+
+    def read(self, data: bytes) -> list[str]:
+        """The captions in the member's bytes; DatasetError without the member's name."""
+        try:
+            return [data.decode("utf-8-sig")]
+        except UnicodeDecodeError as error:
+            raise DatasetError(f"byte {error.start} is not UTF-8") from None
+
+
+class _JsonCaptions(_Captions):
+    """Reads the captions in a field of KEY.json."""
+
+    suffix = ".json"
+
+    def __init__(self, field: str) -> None:
+        caption = Annotated[str | list[str] | None, Field(alias=field)]
+        self._schema = create_model("Sample", caption=(caption, ...))
+
+    def read(self, data: bytes) -> list[str]:
+        try:
+            found = self._schema.model_validate_json(data).model_dump()["caption"]
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"][:1]))
+            raise DatasetError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        return [found] if isinstance(found, str) else found or []
+
+
+def _captions_of(field: str | None) -> _Captions:
+    return _Captions() if field is None else _JsonCaptions(field)
