@@ -76,6 +76,8 @@ STREAMS = {  # data → pairs, text
     "flickr": ("flickr30k", ""),
     "coco": ("coco", ""),
     "wiki+flickr+coco": ("flickr30k-coco", "wiki"),
+    "wiki+cc12m": ("cc12m", "wiki"),
+    "wiki+cc12m-2": ("cc12m-2", "wiki"),
 }
 
 
