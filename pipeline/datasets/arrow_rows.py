@@ -65,7 +65,9 @@ def read_rows(path: Path, columns: Columns) -> Iterator[ImageRow]:
     read = _parquet if path.suffix.lower() == ".parquet" else _arrow
     try:
         yield from read(path, columns)
-    except (pa.ArrowException, OSError) as error:
+    except DatasetError:
+        raise
+    except Exception as error:  # on forged or damaged files the library may raise anything
         first = str(error).partition("\n")[0]
         raise DatasetError(
             f"{path}: damaged, or of another kind ({first}); get it again"
@@ -126,7 +128,10 @@ def _parquet(path: Path, columns: Columns) -> Iterator[ImageRow]:
 def _finder(group: pq.RowGroupMetaData, column: str, whole: mmap.mmap) -> _Finder:
     """Finds the values of a row group: in order in its pages, or in the page of its dictionary."""
     chunks = [group.column(number) for number in range(group.num_columns)]
-    chunk = next(each for each in chunks if each.path_in_schema in (column, f"{column}.bytes"))
+    found = [each for each in chunks if each.path_in_schema in (column, f"{column}.bytes")]
+    if not found:  # a column of paths
+        return lambda values: [None] * len(values)
+    chunk = found[0]
     if chunk.compression != "UNCOMPRESSED":
         return lambda values: [None] * len(values)
     start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset

@@ -12,6 +12,7 @@ from sightline.extras import require
 from sightline.hub import first_lines, reaching, use_cache_where_silent
 from sightline.silenced_libraries import quiet
 
+_TABLES = ("parquet", "arrow")
 _SAVED = ("dataset_dict.json", "state.json")
 _FETCHED = ["*.parquet", "*.arrow", "README.md", *(f"*{name}" for name in _SAVED)]
 _FETCHED += ["*dataset_info.json"]
@@ -111,22 +112,26 @@ def _saved(datasets, path: Path) -> dict[str, list[Path]]:
 
 
 def _loose(datasets, path: Path, config: str | None) -> dict[str, list[Path]]:
-    with tempfile.TemporaryDirectory() as scratch:
-        builder = datasets.load_dataset_builder(str(path), name=config, cache_dir=scratch)
-    given = builder.config.data_files or {}
-    splits = {str(split): [Path(each) for each in files] for split, files in given.items()}
-    other = [
-        each.name
-        for files in splits.values()
-        for each in files
-        if each.suffix not in (".parquet", ".arrow")
-    ]
-    if other or not splits:
-        raise DatasetError(
-            f"{path}: contains {other[0] if other else 'nothing to read'}, expected Parquet or "
-            "Arrow files; for tar files use the kind `webdataset`, for a folder of images `pairs`"
-        )
-    return splits
+    attempts: list[dict[str, str]] = [{"path": str(path)}]
+    # beside many images, the library takes a folder for one of images
+    attempts += [{"path": kind, "data_dir": str(path)} for kind in _TABLES if _has(path, kind)]
+    for attempt in attempts:
+        with tempfile.TemporaryDirectory() as scratch:
+            builder = datasets.load_dataset_builder(**attempt, name=config, cache_dir=scratch)
+        splits: dict[str, list[Path]] = {}
+        for split, files in (builder.config.data_files or {}).items():
+            if tables := [Path(each) for each in files if Path(each).suffix[1:] in _TABLES]:
+                splits[str(split)] = tables
+        if splits:
+            return splits
+    raise DatasetError(
+        f"{path}: contains no Parquet or Arrow files; for tar files use the kind `webdataset`, for "
+        "a folder of images `pairs`"
+    )
+
+
+def _has(path: Path, kind: str) -> bool:
+    return next(path.rglob(f"*.{kind}"), None) is not None
 
 
 def missing_numbers(files: Iterable[Path]) -> list[str]:

@@ -1,0 +1,472 @@
+"""Hugging Face data sets: images are read where they are if a file contains them verbatim."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command_line import sightline
+from pydantic import ValidationError
+from shards import picture
+
+from pipeline.cache import CAPTIONS, IMAGES, places_of, read_manifest
+from pipeline.datasets.huggingface import HuggingFaceSource
+from pipeline.datasets.kinds import prepare as prepare_source
+from pipeline.datasets.source import DatasetError
+from pipeline.extract.decode import ImageError, load_image
+from sightline.errors import SightlineError
+
+datasets = pytest.importorskip("datasets")
+
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def table(numbers: range, captions: list[Any] | None = None, **more: list) -> pa.Table:
+    images = [{"bytes": picture(n), "path": f"{n}.png"} for n in numbers]
+    said = captions or [f"caption {n}" for n in numbers]
+    columns = {"image": pa.array(images, STRUCT), "caption": said, **more}
+    return pa.table(columns)
+
+
+def dataset(rows: pa.Table) -> Any:
+    made = datasets.Dataset(rows)
+    return made.cast_column("image", datasets.Image(decode=False))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def saved(folder: Path) -> Path:
+    parts = {"train": dataset(table(range(5))), "validation": dataset(table(range(5, 8)))}
+    shards = {"train": 2, "validation": 1}
+    datasets.DatasetDict(parts).save_to_disk(str(folder), num_shards=shards)
+    return folder
+
+
+def prepare(path, out, **given):
+    return prepare_source("huggingface", HuggingFaceSource(path=path, **given), out)
+
+
+def rows(out, name="images", schema=IMAGES):
+    return read_manifest(out / f"{name}.parquet", schema).to_pylist()
+
+
+def texts(out):
+    return {row["caption_id"]: row["text"] for row in rows(out, "captions", CAPTIONS)}
+
+
+def load_all(source, out):
+    """Read every image as extraction does."""
+    manifest = out / "images.parquet"
+    found = read_manifest(manifest, IMAGES)
+    places = [place.below(source.image_root(out)) for place in places_of(manifest, found)]
+    return [load_image(*each) for each in zip(places, found["key"].to_pylist(), strict=True)]
+
+
+def made_by(out):
+    return json.loads((out / "dataset.json").read_text())["images"]
+
+
+def test_a_saved_dataset_is_read_in_place(saved, out):
+    before = {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()}
+    report = prepare(saved, out)
+    found = rows(out)
+    assert [row["image_id"] for row in found] == [
+        *(f"train/{n}" for n in range(5)),
+        *(f"validation/{n}" for n in range(3)),
+    ]
+    assert [row["split"] for row in found] == ["train"] * 5 + ["dev"] * 3
+    for number, row in enumerate(found):
+        data = before[saved / row["path"]][row["offset"] :][: row["length"]]
+        assert data == picture(number)
+        assert row["key"] == hashlib.sha256(data).digest()
+    assert texts(out)["train/3#0"] == "caption 3"
+    assert report.shards["train/data-00000-of-00002.arrow"] == {"images": 3, "captions": 3}
+    assert len(load_all(HuggingFaceSource(path=saved), out)) == 8
+    assert {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()} == before
+    assert not (out / "images").exists()
+    assert f"use it as --root\n  train/data-{0:05}-of-00002.arrow: 3 images" in report.summary()
+
+
+@pytest.mark.parametrize("with_file_format", [False, True])
+def test_a_single_arrow_file(folder, out, with_file_format):
+    folder.mkdir()
+    path = folder / "a.arrow"
+    rows_ = table(range(4))
+    new = pa.ipc.new_file if with_file_format else pa.ipc.new_stream
+    with pa.OSFile(str(path), "wb") as sink, new(sink, rows_.schema) as writer:
+        for batch in rows_.to_batches(max_chunksize=3):
+            writer.write_batch(batch)
+    prepare(path, out)
+    assert [row["image_id"] for row in rows(out)] == ["0", "1", "2", "3"]
+    assert (made_by(out), len(load_all(HuggingFaceSource(path=path), out))) == ("in place", 4)
+
+
+PARQUET = {
+    "plain": ({"compression": "none", "use_dictionary": False}, "in place"),
+    "dictionary": ({"compression": "none"}, "in place"),
+    "small pages": (
+        {"compression": "none", "use_dictionary": False, "data_page_size": 1, "row_group_size": 3},
+        "in place",
+    ),
+    "version 2": (
+        {"compression": "none", "use_dictionary": False, "data_page_version": "2.0"},
+        "in place",
+    ),
+    "snappy": ({}, "written"),
+    "zstd": ({"compression": "zstd"}, "written"),
+    "delta": (
+        {
+            "compression": "none",
+            "use_dictionary": False,
+            "column_encoding": {"image.bytes": "DELTA_BYTE_ARRAY"},
+        },
+        "written",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PARQUET)
+def test_parquet_is_read_in_place_if_it_has_the_bytes(folder, out, form):
+    folder.mkdir()
+    options, expected = PARQUET[form]
+    twice = [0, 1, 2, 3, 1, 4]  # image 1 has two rows
+    chosen = table(range(5)).take(twice)
+    pq.write_table(chosen, folder / "train-00000-of-00001.parquet", **options)
+    prepare(folder, out)
+    assert made_by(out) == expected
+    assert (out / "images" / "00000.tar").is_file() == (expected == "written")
+    found = rows(out)
+    assert [row["key"] for row in found] == [hashlib.sha256(picture(n)).digest() for n in range(5)]
+    assert len(load_all(HuggingFaceSource(path=folder), out)) == 5
+    assert texts(out)["train/1#1"] == "caption 1"
+
+
+def test_parquet_of_the_library_is_read_in_place(folder, out):
+    folder.mkdir()
+    dataset(table(range(3))).to_parquet(str(folder / "a.parquet"))
+    prepare(folder / "a.parquet", out)
+    assert len(load_all(HuggingFaceSource(path=folder / "a.parquet"), out)) == 3
+
+
+def test_written_images_have_the_same_bytes_every_time(folder, out, tmp_path):
+    folder.mkdir()
+    pq.write_table(table(range(3)), folder / "a.parquet")
+    report = prepare(folder, out)
+    assert "so they were written to `images` once" in report.summary()
+    prepare(folder, tmp_path / "again")
+    tars = [(place / "images/00000.tar").read_bytes() for place in (out, tmp_path / "again")]
+    assert tars[0] == tars[1]
+    dataset(table(range(3))).save_to_disk(str(tmp_path / "saved"))
+    prepare(tmp_path / "saved", out)  # the tar of the earlier form is removed
+    assert not (out / "images").exists()
+
+
+def test_compressed_arrow_is_written_once(folder, out):
+    folder.mkdir()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    source = table(range(3))
+    with (
+        pa.OSFile(str(folder / "a.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, source.schema, options=options) as writer,
+    ):
+        writer.write_table(source)
+    prepare(folder / "a.arrow", out)
+    assert made_by(out) == "written"
+    assert len(load_all(HuggingFaceSource(path=folder / "a.arrow"), out)) == 3
+
+
+def test_rows_chosen_by_indices_say_how_to_save_them(saved, out, monkeypatch):
+    read = datasets.load_from_disk
+
+    def shuffled(*given, **named):
+        return read(*given, **named)["train"].select([3, 1, 0])
+
+    monkeypatch.setattr(datasets, "load_from_disk", shuffled)
+    with pytest.raises(DatasetError, match="flatten_indices"):
+        prepare(saved, out)
+
+
+def test_captions_are_texts_or_lists(folder, out):
+    lists = [["one", "two"], [], None, ["", "three"]]
+    dataset(table(range(4), lists)).save_to_disk(str(folder))
+    report = prepare(folder, out)
+    assert texts(out) == {"0#0": "one", "0#1": "two", "3#0": "three"}
+    assert report.problems["images_without_caption"] == ["1", "2"]
+
+
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.binary()])
+def test_a_column_of_plain_bytes(folder, out, kind):
+    folder.mkdir()
+    images = pa.array([picture(n) for n in range(3)], kind)
+    said = pa.array(["a", "b", "c"], pa.large_string())
+    pq.write_table(pa.table({"jpg": images, "txt": said}), folder / "x.parquet", compression="none")
+    prepare(folder / "x.parquet", out, image="jpg", caption="txt")
+    source = HuggingFaceSource(path=folder / "x.parquet")
+    assert (made_by(out), len(load_all(source, out))) == ("in place", 3)
+
+
+def test_paths_are_read_below_the_dataset_only(folder, out):
+    (folder / "photos").mkdir(parents=True)
+    for n in range(2):
+        (folder / f"photos/{n}.png").write_bytes(picture(n))
+    (folder.parent / "secret.png").write_bytes(picture(9))
+    absolute = str(folder / "photos/1.png")
+    paths = ["photos/0.png", absolute, "../secret.png", "/etc/hostname", "gone.png", "a\0b", None]
+    paths += ["https://example.org/x.png", "photos"]
+    columns = {"image": paths, "caption": ["x"] * len(paths)}
+    pq.write_table(pa.table(columns), folder / "a.parquet")
+    report = prepare(folder, out, splits={"train": "train"})
+    found = rows(out)
+    assert [(row["path"], row["offset"]) for row in found] == [
+        ("photos/0.png", None),
+        ("photos/1.png", None),
+    ]
+    assert report.problem_counts == {
+        "images_outside_their_folder": 3,
+        "images_without_file": 3,
+        "rows_without_image": 1,
+    }
+    assert len(load_all(HuggingFaceSource(path=folder), out)) == 2
+    prepare(folder / "a.parquet", out, images=folder)
+    assert len(load_all(HuggingFaceSource(path=folder / "a.parquet", images=folder), out)) == 2
+
+
+def test_a_base_folder_belongs_to_paths(saved, out):
+    with pytest.raises(DatasetError, match="`images` does not apply"):
+        prepare(saved, out, images=saved)
+
+
+def test_splits_are_chosen_and_named(saved, out):
+    report = prepare(saved, out, splits={"test": "validation"})
+    assert {row["split"] for row in rows(out)} == {"test"}
+    assert report.counts["images"] == 3
+    with pytest.raises(DatasetError, match="has no split 'dev'; it has train, validation"):
+        prepare(saved, out, splits={"dev": "dev"})
+
+
+def test_a_column_of_splits(folder, out):
+    split = ["train", "val", "test", "train", ""]
+    datasets.DatasetDict({"everything": dataset(table(range(5), split=split))}).save_to_disk(
+        str(folder)
+    )
+    prepare(folder, out, split_column="split")
+    assert [row["split"] for row in rows(out)] == ["train", "dev", "test", "train", ""]
+    with pytest.raises(DatasetError, match="unknown split 'everything'"):
+        prepare(folder, out)
+    with pytest.raises(DatasetError, match="column caption: unknown split 'caption 0'"):
+        prepare(folder, out, split_column="caption")
+
+
+def test_an_image_in_two_splits_is_reported(folder, out):
+    parts = {"train": dataset(table(range(3))), "test": dataset(table(range(2, 4)))}
+    datasets.DatasetDict(parts).save_to_disk(str(folder))
+    assert prepare(folder, out).problems["images_in_two_splits"] == ["test/0"]
+
+
+def test_missing_files_of_a_series_are_noticed(folder, out):
+    folder.mkdir()
+    pq.write_table(table(range(3)), folder / "train-00001-of-00004.parquet")
+    report = prepare(folder, out)
+    wanted = "1 of 4 files train-*-of-00004.parquet are here; get the others too"
+    assert report.problems["missing_files"] == [wanted]
+    assert f"warning: {wanted}" in report.summary()
+    with pytest.raises(DatasetError, match="missing files: 1"):
+        prepare(folder, out, strict=True)
+
+
+WRONG = {
+    "no image": ({"caption": ["x"]}, "no column 'image'; name one of its columns with `image`"),
+    "number": ({"image": [5], "caption": ["x"]}, "column 'image' is int64, expected bytes"),
+    "struct": (
+        {"image": [{"bytes": b"x", "width": 3}], "caption": ["x"]},
+        "expected bytes, a path, or a struct of both",
+    ),
+    "no caption": ({"image": [b"x"], "text": ["x"]}, "no column 'caption'"),
+    "captions": ({"image": [b"x"], "caption": [[5]]}, "expected a string or a list of strings"),
+    "unusable": ({"image": [b"x"], "caption": ["\u200b"]}, "no usable caption"),
+    "empty": (
+        {"image": pa.array([], pa.binary()), "caption": pa.array([], pa.string())},
+        "found 0 images",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_wrong_columns_are_one_error(folder, out, case, suffix):
+    folder.mkdir()
+    columns, message = WRONG[case]
+    path, made = folder / f"a.{suffix}", pa.table(columns)
+    if suffix == "parquet":
+        pq.write_table(made, path)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, made.schema) as writer:
+            writer.write_table(made)
+    with pytest.raises(DatasetError) as error:
+        prepare(path, out)
+    assert message in str(error.value)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_damaged_files_are_one_error_or_the_same_images(folder, out, suffix):
+    folder.mkdir()
+    path, made = folder / f"a.{suffix}", table(range(3))
+    if suffix == "parquet":
+        pq.write_table(made, path, compression="none", use_dictionary=False)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, made.schema) as writer:
+            writer.write_table(made)
+    whole = path.read_bytes()
+    keys = {hashlib.sha256(picture(n)).digest() for n in range(3)}
+    for size in [0, 1, 7, *range(8, len(whole), 101)]:
+        path.write_bytes(whole[:size])
+        try:
+            prepare(path, out)
+        except DatasetError as error:
+            shown = str(error)
+        else:
+            assert {row["key"] for row in rows(out)} <= keys
+            continue
+        assert str(path) in shown
+    for at in range(0, len(whole), 37):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            prepare(path, out)
+        except (DatasetError, SightlineError):
+            continue
+        for image in rows(out):
+            place = path.read_bytes() if made_by(out) == "in place" else b""
+            data = place[image["offset"] :][: image["length"]] if place else None
+            assert data is None or hashlib.sha256(data).digest() == image["key"]
+
+
+def test_a_changed_file_gives_no_other_bytes(saved, out):
+    prepare(saved, out)
+    path = saved / rows(out)[0]["path"]
+    data = bytearray(path.read_bytes())
+    data[rows(out)[0]["offset"] + 50] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ImageError) as error:
+        load_all(HuggingFaceSource(path=saved), out)
+    assert error.value.code == "changed"
+
+
+def test_other_folders_are_refused_with_the_reason(folder, out):
+    with pytest.raises(DatasetError, match="no such file or folder"):
+        prepare(folder, out)
+    folder.mkdir()
+    with pytest.raises(DatasetError, match="expected a folder of save_to_disk"):
+        prepare(folder, out)
+    (folder / "a.png").write_bytes(picture(0))
+    with pytest.raises(DatasetError, match="for a folder of images `pairs`"):
+        prepare(folder, out)
+
+
+def test_a_dataset_with_code_is_refused_and_its_code_does_not_run(folder, out):
+    folder.mkdir()
+    pq.write_table(table(range(3)), folder / "a.parquet")
+    (folder / "data.py").write_text(f"open({str(out)!r}, 'w')")
+    with pytest.raises(DatasetError, match="a script of its own, which Sightline never runs"):
+        prepare(folder, out)
+    assert not out.exists()
+
+
+def test_a_file_outside_the_dataset_is_refused(saved, out):
+    state = saved / "train" / "state.json"
+    found = json.loads(state.read_text())
+    shutil.copy(saved / "train" / "data-00000-of-00002.arrow", saved.parent / "other.arrow")
+    found["_data_files"] = [{"filename": "../../other.arrow"}]
+    state.write_text(json.dumps(found))
+    with pytest.raises(DatasetError, match="is outside its data set"):
+        prepare(saved, out)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    """A hub's cache with the data set `owner/name`, without network."""
+    from huggingface_hub import constants
+
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = cache / "datasets--owner--name"
+    snapshot = repository / "snapshots" / COMMIT / "data"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(COMMIT)
+    (repository / "blobs").mkdir()
+    for name, numbers in (("train", range(3)), ("test", range(3, 5))):
+        blob = repository / "blobs" / name
+        pq.write_table(table(numbers), blob, compression="none", use_dictionary=False)
+        (snapshot / f"{name}-00000-of-00001.parquet").symlink_to(f"../../../blobs/{name}")
+    return cache
+
+
+def test_a_dataset_of_the_hub_is_read_in_its_cache(hub, out):
+    source = HuggingFaceSource(name="owner/name")
+    report = prepare_source("huggingface", source, out)
+    assert report.counts["images_train"] == 3
+    record = json.loads((out / "dataset.json").read_text())
+    assert (record["commit"], record["images"]) == (COMMIT, "in place")
+    assert str(hub) not in (out / "dataset.json").read_text()
+    assert source.image_root(out) == hub / "datasets--owner--name/snapshots" / COMMIT
+    assert len(load_all(source, out)) == 5
+    shutil.rmtree(hub)
+    with pytest.raises(DatasetError, match=f"hf download owner/name .* --revision {COMMIT}"):
+        source.image_root(out)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "owner/other"}, "owner/other: its data set cannot be fetched"),
+        ({"name": "owner/name", "revision": "other"}, "cannot be fetched"),
+        ({"name": "not/a/name"}, "not a valid name"),
+    ],
+)
+def test_what_cannot_be_had_is_one_error(hub, out, given, message):
+    with pytest.raises(SightlineError, match=message):
+        prepare_source("huggingface", HuggingFaceSource(**given), out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "a/b", "path": Path("x")}, "not both"),
+        ({"path": Path("x"), "revision": "main"}, "give its `name`"),
+        ({"splits": {"train": "a"}, "split_column": "b"}, "not both"),
+    ],
+)
+def test_contradicting_parameters_are_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        HuggingFaceSource(**given)
+
+
+def test_the_command_prints_what_each_file_holds(saved, out, capsys):
+    words = ["--path", str(saved), "--split", "train=train", "--out", str(out)]
+    assert sightline("prepare", "huggingface", *words) == 0
+    said = capsys.readouterr().out
+    assert "2 shards, 5 images, 5 captions, 5 images train" in said
+    assert "train/data-00001-of-00002.arrow: 2 images, 2 captions" in said
+    assert sightline("prepare", "huggingface", *words, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["shards"]) == 2
