@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import sightline
+from datasets import Dataset
 from PIL import Image
 from shown_commands import ROOT, shown_commands
 from small_senteval import write_senteval, write_transfer
@@ -33,6 +36,10 @@ def place(tmp_path, monkeypatch) -> Path:
         Image.new("RGB", (40, 30), colour).save(f"photos/{i}.png")
         rows += [f"{i}.png,a {colour} dog sits", f"{i}.png,the big {colour} tree"]
     Path("captions.csv").write_text("\n".join(rows) + "\n")
+    photos = [path.read_bytes() for path in sorted(Path("photos").iterdir())]
+    pack(Path("shards/00000.tar"), photos)
+    columns = {"image": photos, "captions": [["one", "two"]] * len(photos)}
+    Dataset.from_dict(columns).save_to_disk("saved")
     for part in make_encoder():
         part.save_pretrained("student")
     write_transfer(write_senteval(Path("senteval/downstream")))
@@ -40,6 +47,17 @@ def place(tmp_path, monkeypatch) -> Path:
     shutil.copy(ROOT / "dvc.yaml", ".")
     Path(".dvc").mkdir()
     return tmp_path
+
+
+def pack(path: Path, photos: list[bytes]) -> None:
+    """Write photographs with captions as img2dataset does."""
+    path.parent.mkdir()
+    with tarfile.open(path, "w") as tar:
+        for number, photo in enumerate(photos):
+            for suffix, data in (("jpg", photo), ("txt", f"caption {number}".encode())):
+                member = tarfile.TarInfo(f"{number:09}.{suffix}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
 
 
 def of_sightline(page: Path) -> list[str]:
