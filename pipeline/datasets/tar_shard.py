@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -116,10 +116,10 @@ class TarShard:
         if not member.isreg() or member.issparse():
             self.others += 1
             return None
-        if not _is_inside(member.name):
+        name = _inside(member.name)
+        if not name:
             self.odd_names.append(_shown(member.name))
             return None
-        name = PurePosixPath(member.name).as_posix()
         return Member(name, member.offset_data, member.size)
 
     def _fault_of_the_end(self, at: int, last: str) -> str:
@@ -156,14 +156,12 @@ class _Header(tarfile.TarInfo):
         return member
 
 
-def _is_inside(name: str) -> bool:
-    """Whether a name is text and stays below the folder that it would be unpacked to."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    parts = PurePosixPath(name).parts
-    return name.isprintable() and bool(parts) and parts[0] != "/" and ".." not in parts
+def _inside(name: str) -> str:
+    """The plain form of a name; empty if it leads out of the tar's folder, or is not text."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or not name.isprintable():
+        return ""
+    return "/".join(parts)
 
 
 def _shown(name: str) -> str:

@@ -103,7 +103,7 @@ def load_image(place: Place, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor
             file ends before the place does, ``changed`` if the digest differs.
     """
     try:
-        data = _read(place)
+        data = read_place(place)
     except FileNotFoundError as error:
         raise ImageError("missing", "no such file") from error
     except OSError as error:
@@ -119,8 +119,13 @@ def load_image(place: Place, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor
     return decode_image(data, max_pixels)
 
 
-def _read(place: Place) -> bytes:
-    """The bytes of an image; of an archive, only those."""
+def read_place(place: Place) -> bytes:
+    """The bytes of an image; of an archive, only those.
+
+    Raises:
+        OSError: the file cannot be read.
+        ImageError: ``empty`` or ``outside``.
+    """
     if place.offset is None or place.length is None:
         return place.path.read_bytes()
     if place.length == 0:

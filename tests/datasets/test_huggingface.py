@@ -11,19 +11,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from command_line import sightline
 from pydantic import ValidationError
-from shards import picture
+from shards import picture, sample, write_tar
 
+from pipeline import graph, stages
 from pipeline.cache import CAPTIONS, IMAGES, places_of, read_manifest
 from pipeline.datasets.huggingface import HuggingFaceSource
 from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
 from pipeline.extract.decode import ImageError, load_image
+from pipeline.params import validate_params
 from sightline.errors import SightlineError
 
 datasets = pytest.importorskip("datasets")
 
+ROOT = Path(__file__).parents[2]
 STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -395,6 +399,30 @@ def test_a_file_outside_the_dataset_is_refused(saved, out):
     state.write_text(json.dumps(found))
     with pytest.raises(DatasetError, match="is outside its data set"):
         prepare(saved, out)
+
+
+def test_the_graph_reads_packed_images_where_they_are(saved, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "encoded").mkdir()
+    pq.write_table(table(range(20, 23)), "encoded/a.parquet")
+    samples = [sample(str(n), 30 + n) for n in range(4)]
+    write_tar(tmp_path / "tars/0.tar", [each for some in samples for each in some])
+    given = yaml.safe_load((ROOT / "params.yaml").read_text())
+    given["datasets"] |= {
+        "arrow": {"kind": "huggingface", "source": "data"},
+        "parquet": {"kind": "huggingface", "source": "encoded"},
+        "tar": {"kind": "webdataset", "source": "tars"},
+    }
+    given["joined"] = {
+        "two": {"first": "arrow", "second": "parquet"},
+        "all": {"first": "two", "second": "tar"},
+    }
+    given["graph"] |= {"pairs": "all", "grounded": [], "object_encoders": []}
+    params = validate_params(given, "params.yaml")
+    for name, count in (("arrow", 8), ("parquet", 3), ("tar", 4), ("two", 11), ("all", 15)):
+        stages.prepare(params, name)
+        entries = graph.feature_inputs(params, name, "image", "clip").entries
+        assert len([load_image(entry.place, entry.key) for entry in entries]) == count
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
