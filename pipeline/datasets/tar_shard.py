@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ _EXTENDED = (
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
 )
+_NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MOST_HEADER = 1 << 20  # of an extended header, whose length the archive itself declares
 
 
@@ -159,7 +161,7 @@ class _Header(tarfile.TarInfo):
 def _inside(name: str) -> str:
     """The plain form of a name; empty if it leads out of the tar's folder, or is not text."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
-    if name.startswith("/") or ".." in parts or not name.isprintable():
+    if name.startswith("/") or ".." in parts or _NOT_IN_NAMES.search(name):
         return ""
     return "/".join(parts)
 

@@ -150,11 +150,15 @@ def test_captions_keep_their_text_and_lose_control_characters(root):
         "bell\x07 and \x1b[31mred",
         "\u200b\u2060 ",
         " \t\n",
-        "naïve 日本 👩‍👩‍👧",
+        "naïve 日本\x92s 👩‍👩‍👧",
     ]
     write_tar(root / "0.tar", [m for n, text in enumerate(said) for m in sample(str(n), n, text)])
     report = prepare(root)
-    assert list(texts(root).values()) == ["two\nlines", "bell and [31mred", "naïve 日本 👩‍👩‍👧"]
+    assert list(texts(root).values()) == [
+        "two\nlines",
+        "bell and [31mred",
+        "naïve 日本\x92s 👩‍👩‍👧",
+    ]
     assert report.problems["captions_without_their_control_characters"] == ["0.tar/1.png#0"]
     assert report.problems["empty_captions"] == ["0.tar/2.png#0", "0.tar/3.png#0"]
 
