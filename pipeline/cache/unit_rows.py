@@ -12,7 +12,7 @@ def unit_rows(rows: NDArray) -> NDArray[np.float32]:
     """Each row of [n, dim] divided by its length, in float32; rows of zeros stay."""
     values = rows.astype(np.float32)
     lengths = np.linalg.norm(values, axis=1, keepdims=True)
-    return values / np.where(lengths > 0, lengths, np.float32(1))
+    return (values / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
 
 
 def are_unit(rows: NDArray) -> bool:

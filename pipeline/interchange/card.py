@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.cache import FeatureSpec
-from pipeline.interchange.row_files import FEATURES, KEY, Form
+from pipeline.interchange.row_files import KEY, Form
 
-_DATA = {Form.PARQUET: "data/*.parquet", Form.NPY: "metadata/*.parquet"}
+_PREVIEW = {Form.PARQUET: "data/*.parquet"}  # of the others, hubs show the metadata
 _LOAD = {
     Form.PARQUET: (
-        "from datasets import load_dataset\n\n"
-        'rows = load_dataset("path/to/this/folder", split="train").with_format("numpy")\n'
-        f'rows[0]["{FEATURES}"]  # {{dtype}} [{{dim}}]'
+        "import numpy as np\nfrom datasets import load_dataset\n\n"
+        'rows = load_dataset("path/to/this/folder", split="train")\n'
+        'rows = rows.with_format("numpy", dtype=np.{dtype})\n'
+        'rows[0]["features"]  # {dtype} [{dim}]'
     ),
     Form.NPY: (
         "import numpy as np\nimport pyarrow.parquet as pq\n\n"
@@ -20,10 +21,9 @@ _LOAD = {
         'names = pq.read_table("metadata/metadata_0000.parquet")  # row i belongs to rows[i]'
     ),
     Form.SAFETENSORS: (
-        "from safetensors.numpy import load_file\n\n"
-        'tensors = load_file("data/rows-00000.safetensors")\n'
-        'tensors["features"]  # {dtype} [n, {dim}]\n'
-        'tensors["keys"]  # uint8 [n, 32]'
+        "import pyarrow.parquet as pq\nfrom safetensors.numpy import load_file\n\n"
+        'rows = load_file("data/rows-0000.safetensors")["features"]  # {dtype} [n, {dim}]\n'
+        'names = pq.read_table("metadata/metadata_0000.parquet")  # row i belongs to rows[i]'
     ),
 }
 
@@ -45,11 +45,8 @@ def card(
     encoder = spec.encoder
     front = [f"license: {licence or 'other'}", "tags:", "- sightline", "- embeddings"]
     front += [f"- {spec.kind}-features"]
-    if form in _DATA:
-        front += ["configs:", "- config_name: default", "  data_files:", "  - split: train"]
-        front += [f'    path: "{_DATA[form]}"']
-    else:
-        front += ["viewer: false"]  # it reads no safetensors
+    front += ["configs:", "- config_name: default", "  data_files:", "  - split: train"]
+    front += [f'    path: "{_PREVIEW.get(form, "metadata/*.parquet")}"']
     emb = "text_emb" if spec.kind in ("text", "teacher") else "img_emb"
     load = _LOAD[form].format(dtype=spec.dtype, dim=spec.dim, emb=emb)
     length = {
@@ -65,7 +62,7 @@ def card(
         "---\n" + "\n".join(front) + "\n---",
         f"# Features of kind {spec.kind}, {spec.dim:,} numbers each",
         f"One row per {spec.kind if spec.kind != 'teacher' else 'text'}, computed once by a frozen "
-        f"encoder. {length}\n`{KEY}` is the SHA-256 of the {described_by}.",
+        f"encoder. {length} `{KEY}` is the SHA-256 of the {described_by}.",
         f"```python\n{load}\n```",
         "## Provenance\n\n"
         + "\n".join(f"    {name + ':':21}{value}" for name, value in described.items()),

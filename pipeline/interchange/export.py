@@ -1,4 +1,4 @@
-"""A feature set as a folder for other people's tools and for a hub, and the record that leads back."""
+"""A feature set as a folder for other tools and for a hub, with the record that leads back."""
 
 from __future__ import annotations
 
@@ -115,10 +115,8 @@ def export_features(
     content = Content(spec.fingerprint)
 
     def read(rows: range) -> tuple[Keys, NDArray]:
-        keys, values = (
-            features.keys[rows.start : rows.stop],
-            features.gather(np.arange(*_ends(rows))),
-        )
+        keys = features.keys[rows.start : rows.stop]
+        values = features.gather(np.arange(rows.start, rows.stop))
         if normalise:
             values = unit_rows(values).astype(features.dtype)
         content.add(keys, values)
@@ -151,6 +149,7 @@ def export_features(
         )
         now = {"spec": spec, "fingerprint": spec.fingerprint, "content_digest": digest}
         said = describe(record.model_copy(update=now))
+        said.pop("Size", None)  # of the set, not of this folder
         (made / "README.md").write_text(card(spec, form, said, licence, list(names)), "utf-8")
         output.publish(made, about.model_dump(mode="json", by_alias=True, exclude={"files"}))
     files = [out / name for name in (*digests, "README.md", RECORD)]
@@ -222,10 +221,6 @@ def _computed(record: FeatureSetRecord) -> dict[str, str | int]:
     """How all shards were computed, or nothing if they differ."""
     ways = [shard.computed for shard in record.shards]
     return dict(ways[0]) if ways and all(way == ways[0] for way in ways) else {}
-
-
-def _ends(rows: range) -> tuple[int, int]:
-    return rows.start, rows.stop
 
 
 def _names(folder: Path) -> list[str]:

@@ -31,6 +31,8 @@ from sightline.errors import SightlineError
 IMAGE_NAMES = ("image_path", "path", "file_name", "filename", "image_id", "uid", "__key__")
 TEXTS = ("caption", "text", "sentence")
 """Columns of metadata that name images or hold texts, in the order of preference."""
+SUFFIXES = (".npz", ".parquet", ".arrow", ".npy")
+"""Of files that may hold rows."""
 _EXPECTED = (
     "expected a tar or a folder from `sightline cache export`, a folder of clip-retrieval "
     "(img_emb, metadata), one of DataComp (.npz beside .parquet), or Parquet or Arrow files with a "

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from pipeline.cache.content import Content
 from pipeline.cache.keys import Keys, as_keys, increasing
 from pipeline.interchange.export import RECORD, ExportRecord, schema_of
 from pipeline.interchange.import_rows import Imported
 from pipeline.interchange.imported import write_rows
-from pipeline.interchange.row_files import FEATURES, KEY, KEYS
+from pipeline.interchange.row_files import FEATURES, KEY, METADATA
 from pipeline.interchange.row_readers import (
     RowFile,
     npy_file,
     parquet_column,
+    safetensors_file,
     texts_of_column,
 )
 from sightline.claims import MOST_BYTES
 from sightline.errors import SightlineError
 from sightline.progress import progress
 
+_METADATA = r"metadata/metadata_\d{4}\.parquet"
 _NAMES = {
-    "parquet": r"data/rows-\d{5}\.parquet",
-    "npy": r"(?:img|text)_emb/(?:img|text)_emb_\d{4}\.npy|metadata/metadata_\d{4}\.parquet",
-    "safetensors": r"data/rows-\d{5}\.safetensors",
+    "parquet": r"data/rows-\d{4}\.parquet",
+    "npy": rf"(?:img|text)_emb/(?:img|text)_emb_\d{{4}}\.npy|{_METADATA}",
+    "safetensors": rf"data/rows-\d{{4}}\.safetensors|{_METADATA}",
 }
 _KEY = re.compile(r"[0-9a-f]{64}")
-_BLOCK = 4096
+_READ: dict[str, Callable[[Path], RowFile]] = {
+    "parquet": lambda path: parquet_column(path, FEATURES),
+    "npy": npy_file,
+    "safetensors": lambda path: safetensors_file(path, FEATURES),
+}
 
 
 def is_export(folder: Path) -> bool:
@@ -100,26 +105,26 @@ def _blocks(folder: Path, record: ExportRecord, what: str) -> Iterator[tuple[Key
     names = sorted(name for name in record.digests if not name.startswith("metadata/"))
     with progress(what, record.rows, "rows") as advance:
         for name in names:
-            read = _from_safetensors if record.form == "safetensors" else _from_rows
-            for keys, rows in read(folder / name, record):
+            table = name
+            if record.form != "parquet":
+                table = METADATA.format(number=name.partition(".")[0][-4:])
+            if table not in record.digests:
+                raise SightlineError(
+                    f"{folder / table}: not in {RECORD}, so the rows of {name} have no keys"
+                )
+            file = _READ[record.form](folder / name)
+            dim = file.dim if file.rows else record.spec.dim  # an empty table has no lists
+            if (dim, file.dtype.name) != (record.spec.dim, record.spec.dtype):
+                raise SightlineError(
+                    f"{folder / name}: rows of {dim} {file.dtype.name}, but {RECORD} describes "
+                    f"{record.spec.dim} {record.spec.dtype}"
+                )
+            keys = _keys_of(folder / table, file)
+            start = 0
+            for rows in file.read():
+                yield keys[start : start + len(rows)], rows
+                start += len(rows)
                 advance(len(rows))
-                yield keys, rows
-
-
-def _from_rows(path: Path, record: ExportRecord) -> Iterator[tuple[Keys, NDArray]]:
-    table = path
-    if record.form == "npy":
-        number = path.stem.rpartition("_")[2]
-        table = path.parents[1] / "metadata" / f"metadata_{number}.parquet"
-        if f"metadata/{table.name}" not in record.digests:
-            raise SightlineError(f"{table}: missing, so the rows of {path.name} have no keys")
-    file = npy_file(path) if record.form == "npy" else parquet_column(path, FEATURES)
-    _check_shape(path, record, (file.dim if file.rows else record.spec.dim), file.dtype)
-    keys = _keys_of(table, file)
-    start = 0
-    for rows in file.read():
-        yield keys[start : start + len(rows)], rows
-        start += len(rows)
 
 
 def _keys_of(table: Path, file: RowFile) -> Keys:
@@ -131,27 +136,3 @@ def _keys_of(table: Path, file: RowFile) -> Keys:
             f"{wrong}; expected 64 hexadecimal digits for each row"
         )
     return as_keys([bytes.fromhex(text) for text in texts if text])
-
-
-def _from_safetensors(path: Path, record: ExportRecord) -> Iterator[tuple[Keys, NDArray]]:
-    try:
-        with safe_open(path, "np") as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            shapes = {name: tuple(each.get_shape()) for name, each in found.items()}
-            if set(shapes) != {FEATURES, KEYS} or len({shape[0] for shape in shapes.values()}) > 1:
-                raise SightlineError(f"{path}: has {shapes}, expected features and keys")
-            for start in range(0, shapes[KEYS][0], _BLOCK):
-                here = slice(start, start + _BLOCK)
-                keys, rows = found[KEYS][here], found[FEATURES][here]
-                _check_shape(path, record, rows.shape[-1], rows.dtype)
-                yield as_keys(keys), rows
-    except (SafetensorError, ValueError) as error:
-        raise SightlineError(f"{path}: not such a file of safetensors ({error})") from error
-
-
-def _check_shape(path: Path, record: ExportRecord, dim: int, dtype: np.dtype) -> None:
-    if (dim, dtype.name) != (record.spec.dim, record.spec.dtype):
-        raise SightlineError(
-            f"{path}: rows of {dim} {dtype.name}, but {RECORD} describes {record.spec.dim} "
-            f"{record.spec.dtype}"
-        )

@@ -7,6 +7,7 @@ Every format is split so that a folder of it can be uploaded to a hub: at most `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,8 +22,10 @@ from safetensors.numpy import save_file
 from pipeline.cache.keys import Keys
 from sightline.errors import SightlineError
 
-FEATURES, KEY, KEYS = "features", "key", "keys"
-"""Name of the column or tensor of rows, of the column of hexadecimal keys, of the tensor of keys."""
+FEATURES, KEY = "features", "key"
+"""Names of the column or tensor of rows, and of the column of keys."""
+METADATA = "metadata/metadata_{number}.parquet"
+"""Keys and names of the rows of an .npy or .safetensors file with the same number."""
 MOST_FILES, MOST_BYTES = 10_000, 500_000_000
 _OTHER_FILES = 2  # the card and the record
 _FILL = 0.95  # of MOST_BYTES, for headers, page overhead and footers
@@ -81,7 +84,7 @@ def write_files(form: Form, folder: Path, source: Source) -> None:
     """
     most = _SAFETENSORS_BYTES if form is Form.SAFETENSORS else MOST_BYTES
     parts = list(_files(source, int(min(most, MOST_BYTES) * _FILL)))
-    files = len(parts) * (2 if form is Form.NPY else 1) + _OTHER_FILES
+    files = len(parts) * (1 if form is Form.PARQUET else 2) + _OTHER_FILES
     if files > MOST_FILES:
         raise SightlineError(
             f"{source.rows:,} rows of {source.row_bytes:,} bytes would be {files:,} files of "
@@ -114,7 +117,7 @@ def _files(source: Source, limit: int) -> Iterator[range]:
 
 
 def _write_parquet(folder: Path, number: int, rows: range, source: Source) -> None:
-    path = folder / "data" / f"rows-{number:05}.parquet"
+    path = folder / "data" / f"rows-{number:04}.parquet"
     path.parent.mkdir(exist_ok=True)
     kind = pa.float16() if source.dtype.itemsize == 2 else pa.float32()
     schema = pa.schema(
@@ -136,25 +139,33 @@ def _write_parquet(folder: Path, number: int, rows: range, source: Source) -> No
 def _write_npy(folder: Path, number: int, rows: range, source: Source) -> None:
     what = "text" if source.texts else "img"
     path = folder / f"{what}_emb" / f"{what}_emb_{number:04}.npy"
-    metadata = folder / "metadata" / f"metadata_{number:04}.parquet"
-    for parent in (path.parent, metadata.parent):
-        parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     header = {"descr": source.dtype.str, "fortran_order": False, "shape": (len(rows), source.dim)}
-    schema = pa.schema([(KEY, pa.string()), *((name, pa.string()) for name in source.names)])
-    with path.open("xb") as file, pq.ParquetWriter(metadata, schema) as writer:
+    with path.open("xb") as file, _metadata(folder, number, source) as write:
         np.lib.format.write_array_header_1_0(file, header)
         for some in source.chunks(rows):
             keys, values = source.read(some)
             file.write(np.ascontiguousarray(values).data)
-            writer.write_table(pa.table(source.columns(some, keys), schema))
+            write(some, keys)
 
 
 def _write_safetensors(folder: Path, number: int, rows: range, source: Source) -> None:
-    path = folder / "data" / f"rows-{number:05}.safetensors"
+    path = folder / "data" / f"rows-{number:04}.safetensors"
     path.parent.mkdir(exist_ok=True)
     keys, values = source.read(rows)
-    tensors = {FEATURES: np.ascontiguousarray(values), KEYS: np.ascontiguousarray(keys)}
-    save_file(tensors, path, {"format": "np"})
+    save_file({FEATURES: np.ascontiguousarray(values)}, path, {"format": "np"})
+    with _metadata(folder, number, source) as write:
+        write(rows, keys)
+
+
+@contextmanager
+def _metadata(folder: Path, number: int, source: Source) -> Iterator[Callable[[range, Keys], None]]:
+    """Writes the keys and names of a file's rows to the table with its number."""
+    path = folder / METADATA.format(number=f"{number:04}")
+    path.parent.mkdir(exist_ok=True)
+    schema = pa.schema([(KEY, pa.string()), *((name, pa.string()) for name in source.names)])
+    with pq.ParquetWriter(path, schema) as writer:
+        yield lambda rows, keys: writer.write_table(pa.table(source.columns(rows, keys), schema))
 
 
 _WRITERS = {

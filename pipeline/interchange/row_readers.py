@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from pipeline.cache.parquet import read_batches, read_schema, read_table
 from sightline.errors import SightlineError
@@ -114,6 +115,37 @@ def arrow_column(path: Path, column: str | None) -> RowFile:
             dim = len(batch.column(name)[0])
     batches = lambda: (batch.column(name) for batch in arrow_batches(path))  # noqa: E731
     return _lists(path, name, kind, rows, dim, batches)
+
+
+def safetensors_file(path: Path, name: str) -> RowFile:
+    """A tensor of rows.
+
+    Raises:
+        SightlineError: not a file of safetensors, or no such tensor of float16 or float32 [n, dim].
+    """
+    try:
+        with safe_open(path, "np") as file:
+            if name not in file.keys():  # noqa: SIM118  (not a dictionary)
+                raise SightlineError(f"{path}: has no tensor {name!r}")
+            tensor = file.get_slice(name)
+            shape, kind = tensor.get_shape(), tensor.get_dtype()
+    except SafetensorError as error:
+        raise SightlineError(f"{path}: not a file of safetensors ({error})") from error
+    if kind not in ("F16", "F32") or len(shape) != 2 or not 0 < shape[1] <= _MOST_DIM:
+        raise SightlineError(
+            f"{path}: {name} is {kind} {shape}, expected float16 or float32 [n, dim]"
+        )
+    rows, dim = shape
+    dtype = np.dtype("<f2" if kind == "F16" else "<f4")
+    step = max(1, _BLOCK_BYTES // (dim * dtype.itemsize))
+
+    def read() -> Iterator[NDArray]:
+        with safe_open(path, "np") as file:
+            tensor = file.get_slice(name)
+            for start in range(0, rows, step):
+                yield tensor[start : min(start + step, rows)]
+
+    return RowFile(path, rows, dim, dtype, read)
 
 
 def column_names(path: Path) -> dict[str, str]:
