@@ -121,7 +121,8 @@ class RetrievalTask(Task[RetrievalSettings]):
         rows, present = self._image_rows(images)
         found = self._recalls(rows, present, texts.take(keys_of_texts(self.data.captions)))
         mark = ", untrained weights" if images.record.spec.encoder.untrained else ""
-        row = f"{name} (frozen{mark})"
+        doubts = {str(each.record.provenance) for each in (images, texts) if not each.record.provenance.trusted}
+        row = f"{name} (frozen{mark}{''.join(f', {doubt}' for doubt in sorted(doubts))})"
         return {row: found, **of_chance}, tuple(self._left_out(images, present))
 
     def _open(
