@@ -25,7 +25,7 @@ class Content:
 
     def add(self, keys: Keys, rows: NDArray) -> None:
         """The next rows: uint8 [n, 32] and [n, dim], little-endian."""
-        self._total.update(np.hstack([keys, rows.view(np.uint8).reshape(len(rows), -1)]).data)
+        self._total.update(np.hstack([keys, rows.view(np.uint8)]).data)
 
     def digest(self, failed: Mapping[bytes, str]) -> str:
         """BLAKE3 (hex), as `content_digest`; ``failed``: key → code."""

@@ -28,7 +28,10 @@ def to_terminal(table: Table, title: str | None = None) -> RichTable:
         style = "" if row.measured else "dim"
         name = Text(row.name)
         if row.marks:
-            name.append(f"\n{'; '.join(row.marks)}", style="yellow" if row.untrained or row.doubts else "dim")
+            name.append(
+                f"\n{'; '.join(row.marks)}",
+                style="yellow" if row.untrained or row.doubts else "dim",
+            )
         cells = [
             Text(_narrow(text) if len(table.tasks) > _WIDE else text, style="bold" if best else "")
             for text, best in (cell_text(table, row, task) for task in table.tasks)
