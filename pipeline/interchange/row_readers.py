@@ -24,6 +24,7 @@ from sightline.errors import SightlineError
 _BLOCK_BYTES = 8 << 20
 _DTYPES = {"float16", "float32"}
 _MOST_DIM = 1 << 20
+_ARROW_FILE = b"ARROW1"  # a stream begins with a message
 _TEXT = ("string", "large_string")
 
 
@@ -140,7 +141,7 @@ def safetensors_file(path: Path, name: str) -> RowFile:
     step = max(1, _BLOCK_BYTES // (dim * dtype.itemsize))
 
     def read() -> Iterator[NDArray]:
-        with safe_open(path, "np") as file:
+        with _readable(str(path)), safe_open(path, "np") as file:
             tensor = file.get_slice(name)
             for start in range(0, rows, step):
                 yield tensor[start : min(start + step, rows)]
@@ -171,16 +172,13 @@ def texts_of_column(path: Path, column: str) -> list[str | None]:
 def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
     """The batches of an Arrow file or stream, memory-mapped."""
     with _arrow(path) as reader:
-        try:
-            if isinstance(reader, pa.ipc.RecordBatchFileReader):
-                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-            else:
-                batches = iter(reader)
-            for batch in batches:
-                batch.validate(full=True)
-                yield batch
-        except (pa.ArrowException, OSError, OverflowError) as error:
-            raise SightlineError(f"{path}: damaged Arrow file ({error})") from error
+        if isinstance(reader, pa.ipc.RecordBatchFileReader):
+            batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        else:
+            batches = iter(reader)
+        for batch in batches:
+            batch.validate(full=True)
+            yield batch
 
 
 def _array(path: Path, where: str, opened: Any) -> RowFile:
@@ -221,7 +219,7 @@ def _header(where: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dt
             version, np.lib.format.read_array_header_2_0
         )
         shape, fortran, dtype = read(stream)
-    except ValueError as error:
+    except Exception as error:  # as in `_readable`
         raise SightlineError(f"{where}: not a NumPy array ({error})") from error
     if dtype.hasobject:
         raise SightlineError(f"{where}: holds pickled objects, which are never loaded")
@@ -241,13 +239,13 @@ def _exactly(where: str, stream: IO[bytes], count: int) -> bytes:
 
 @contextmanager
 def _readable(where: str) -> Iterator[None]:
-    """Errors of a damaged archive as one sentence."""
-    import zlib
-
+    """Errors of a damaged file as one sentence: on such files, the libraries may raise anything."""
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise SightlineError(f"{where}: damaged, or not a NumPy archive ({error})") from error
+    except SightlineError:
+        raise
+    except Exception as error:
+        raise SightlineError(f"{where}: damaged, or not such a file ({error})") from error
 
 
 @contextmanager
@@ -259,16 +257,11 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 @contextmanager
 def _arrow(path: Path) -> Iterator[Any]:
     """A reader of an Arrow file, or of a stream, which `datasets` writes."""
-    with pa.memory_map(str(path)) as source:
-        try:
-            reader = pa.ipc.open_file(source)
-        except pa.ArrowInvalid:
-            source.seek(0)
-            try:
-                reader = pa.ipc.open_stream(source)
-            except (pa.ArrowException, OSError) as error:
-                raise SightlineError(f"{path}: not an Arrow file or stream ({error})") from error
-        yield reader
+    with _readable(str(path)), pa.memory_map(str(path)) as source:
+        begins = source.read(len(_ARROW_FILE))
+        source.seek(0)
+        open_ = pa.ipc.open_file if begins == _ARROW_FILE else pa.ipc.open_stream
+        yield open_(source)
 
 
 def _list_column(path: Path, schema: pa.Schema, column: str | None) -> tuple[str, Any]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,7 @@ from pipeline.cache.commit import FILE_NAME, read_features
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.scenes import ScenesSource
 from pipeline.interchange import row_files
+from pipeline.interchange.import_export import import_export
 from pipeline.interchange.import_rows import ImportOptions, import_rows
 from sightline.errors import SightlineError
 
@@ -432,6 +434,68 @@ def test_cells_of_a_column_are_checked(tmp_path, photos, cell):
         return
     with pytest.raises(SightlineError, match=r"rows 0 to 5.*empty cells or other lengths"):
         import_rows(tmp_path / "a.parquet", tmp_path / "set", options)
+
+
+def _sources(folder: Path, photos: Path) -> dict[str, ImportOptions]:
+    """One source of every format below ``folder``: name → how to import it."""
+    clip_retrieval(folder / "clip-retrieval")
+    datacomp(folder / "datacomp", [Path(name).stem for name in NAMES])
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(24, np.float32)), 4)
+    table = pa.table({"path": NAMES, "features": lists})
+    for name in ("table", "arrow-file", "arrow-stream"):
+        (folder / name).mkdir()
+    pq.write_table(table, folder / "table/a.parquet")
+    for name, make in {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}.items():
+        with make(folder / f"arrow-{name}/a.arrow", table.schema) as writer:
+            writer.write_table(table)
+    images = ImportOptions(photos, "image")
+    names = ("clip-retrieval", "table", "arrow-file", "arrow-stream")
+    found = dict.fromkeys(names, images)
+    return {**found, "datacomp": ImportOptions(photos, features="l14_img", allow_missing=True)}
+
+
+def _spoil(path: Path, random: Random) -> None:
+    """Flip bits of a file, cut it, overwrite a part with zeros, or add to it."""
+    data = bytearray(path.read_bytes())
+    match random.choice(["flip", "flip", "cut", "zero", "grow"]):
+        case "flip":
+            for _ in range(random.choice([1, 1, 5])):
+                data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        case "cut":
+            del data[random.randrange(len(data)) :]
+        case "zero":
+            start = random.randrange(len(data))
+            data[start : start + 16] = bytes(len(data[start : start + 16]))
+        case _:
+            data += bytes(random.randrange(1, 100))
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("rounds", [60, pytest.param(1500, marks=pytest.mark.slow)])
+def test_damaged_files_of_every_format_are_refused_or_import_a_sound_set(tmp_path, photos, rounds):
+    options = _sources(tmp_path / "sources", photos)
+    write_set(tmp_path / "set", "float16")
+    for form in FORMS:
+        words = ["--format", form, "--out", tmp_path / f"sources/export-{form}"]
+        assert sightline("cache", "export", tmp_path / "set", *words) == 0
+    random, refused = Random(rounds), 0
+    for number in range(rounds):
+        name = random.choice(sorted(each.name for each in (tmp_path / "sources").iterdir()))
+        source, out = tmp_path / f"{number}/source", tmp_path / f"{number}/out"
+        shutil.copytree(tmp_path / "sources" / name, source)
+        _spoil(random.choice(sorted(p for p in source.rglob("*") if p.is_file())), random)
+        try:
+            if name in options:
+                import_rows(source, out, options[name])
+            else:
+                import_export(source, out)
+        except SightlineError:
+            refused += 1
+            assert not (out / FILE_NAME).exists()
+        else:
+            assert verify(out) == []
+        shutil.rmtree(source.parent)
+    assert rounds / 3 < refused < rounds
 
 
 MEASURE = """
