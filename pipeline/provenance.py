@@ -11,6 +11,12 @@ from pipeline.datasets.kinds import source_type
 from pipeline.datasets.source import Source
 from sightline.errors import SightlineError
 
+_NORMALISED = {
+    True: "normalised",
+    False: "not normalised",
+    None: "whether normalised is not recorded",
+}
+
 
 def licence_note(folder: Path) -> str:
     """The licence of the data behind a set in the graph's folders, as far as known."""
@@ -23,17 +29,22 @@ def licence_note(folder: Path) -> str:
 
 
 def paragraph(folder: Path, record: SetRecord, licence: str) -> str:
-    """How a set was made, its rows, size and licence: lines to paste."""
-    lines = {"Set": f"{folder.as_posix()} ({record.spec.kind})"}
+    """How the set in ``folder`` was made, its rows, size and licence: lines to paste."""
+    lines = {"Set": f"{folder.as_posix()} ({record.spec.kind})", **described(record, licence)}
+    return "\n".join(f"{name + ':':21}{value}" for name, value in lines.items())
+
+
+def described(record: SetRecord, licence: str) -> dict[str, str]:
+    """How a set was made, its rows, size and licence: name → value, each on one line."""
     if isinstance(record, FeatureSetRecord):
-        lines |= _of_features(record)
+        lines = _of_features(record)
         computed = [shard.computed for shard in record.shards]
     else:
         assert isinstance(record, TableSetRecord)
-        lines |= {"Made with": _words(record.spec.description), "Counts": _words(record.counts)}
+        lines = {"Made with": _words(record.spec.description), "Counts": _words(record.counts)}
         computed = [shard.computed for shard in record.shards if shard.computed]
     on = sorted({", ".join(f"{shown(k)} {shown(v)}" for k, v in each.items()) for each in computed})
-    lines |= {
+    return lines | {
         "Size": f"{record.size / 1e6:,.1f} MB in {len(record.files):,} files",
         "Computed on": "; ".join(on) or "not recorded",
         "Provenance": str(record.provenance),
@@ -41,7 +52,6 @@ def paragraph(folder: Path, record: SetRecord, licence: str) -> str:
         "Content digest": record.content_digest,
         "Licence of the data": licence,
     }
-    return "\n".join(f"{name + ':':21}{value}" for name, value in lines.items())
 
 
 def _of_features(record: FeatureSetRecord) -> dict[str, str]:
@@ -52,7 +62,8 @@ def _of_features(record: FeatureSetRecord) -> dict[str, str]:
         "Encoder": f"{encoder.name}, weights {encoder.source}{revision}{untrained}",
         "Weights SHA-256": encoder.weights_sha256,
         "Preprocessing": _words(spec.preprocessing),
-        "Precision": f"computed in {spec.precision}, stored as {spec.dtype}, not normalised",
+        "Precision": f"computed in {spec.precision}, stored as {spec.dtype}, "
+        + _NORMALISED[spec.normalised],
         "Rows": f"{record.rows:,} of {spec.dim:,} numbers; failed: {record.failed:,}",
     }
 

@@ -1,4 +1,7 @@
-"""Re-encode a few rows of a feature set and compare them, to verify its claims."""
+"""Re-encode a few rows of a feature set and compare them, to verify its claims.
+
+The result for an imported set is kept in its record.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline import graph
 from pipeline.cache import CacheError, FeatureSet
-from pipeline.cache.commit import FILE_NAME
+from pipeline.cache.commit import FILE_NAME, read_features, set_output, write_record
 from pipeline.cache.diff import cosines
 from pipeline.cache.keys import KeyTable, as_keys
-from pipeline.cache.record import Kind
+from pipeline.cache.record import FeatureSpec, Kind, Provenance, Recheck
+from pipeline.cache.unit_rows import unit_rows
 from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.feature_inputs import FeatureInputs
 from sightline.errors import SightlineError
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 
 SAME = 0.9999
 """Minimum cosine between rows of different devices or batch shapes; below it, rows differ."""
+SAME_LENGTH = 0.01
+"""Largest relative difference between the lengths of such rows, which a cosine does not see."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +64,36 @@ class Recomputed:
         rows: number of re-encoded rows.
         equal: number of rows with identical bytes.
         smallest_cosine: cosine of the row that differs most.
-        faults: one line for each row below `SAME`.
+        largest_difference: of two numbers at the same place, absolute.
+        made: what encoded them again.
+        faults: one line for each row that differs: by `SAME` or `SAME_LENGTH`.
     """
 
     rows: int
     equal: int
     smallest_cosine: float
+    largest_difference: float
+    made: FeatureSpec
     faults: list[str] = field(default_factory=list)
+
+    @property
+    def recheck(self) -> Recheck:
+        """The result as the record of an imported set keeps it."""
+        encoder = self.made.encoder
+        return Recheck(
+            rows=self.rows,
+            differing=len(self.faults),
+            smallest_cosine=round(self.smallest_cosine, 8),
+            largest_difference=float(f"{self.largest_difference:.6g}"),
+            encoder=f"{encoder.name}, weights {encoder.source}"[:1000],
+            fingerprint=self.made.fingerprint,
+        )
 
     def __str__(self) -> str:
         return (
             f"{self.rows} rows re-encoded: {self.equal} with identical bytes, "
-            f"smallest cosine {self.smallest_cosine:.6f}"
+            f"smallest cosine {self.smallest_cosine:.6f}, largest difference "
+            f"{self.largest_difference:.3g}"
         )
 
 
@@ -89,14 +114,39 @@ def recompute(folder: Path, count: int, seed: int, named: NamedInputs, device: s
         _require_the_same_encoder(folder, features, again)
         _require_every_row(folder, again, by_key)
         old, new = features.take(rows), again.take(rows)
-    cosine = cosines(old, new)
+    if features.record.spec.normalised:
+        new = unit_rows(new)
+    new = new.astype(old.dtype)
+    cosine, off = cosines(old, new), _length_differences(old, new)
     faults = [
         f"{folder}: row {features.find([rows[i]])[0]} ({_name(by_key[rows[i]])}) has "
-        f"cosine {cosine[i]:.6f}, expected at least {SAME}"
-        for i in np.flatnonzero(~(cosine >= SAME))
+        f"cosine {cosine[i]:.6f}, expected at least {SAME}, and its length differs by "
+        f"{off[i]:.2%}, expected at most {SAME_LENGTH:.0%}"
+        for i in np.flatnonzero(~((cosine >= SAME) & (off <= SAME_LENGTH)))
     ]
     equal = int((old.view(np.uint8) == new.view(np.uint8)).all(axis=1).sum())
-    return Recomputed(len(rows), equal, float(cosine.min()), faults)
+    largest = float(np.abs(old.astype(np.float64) - new.astype(np.float64)).max())
+    return Recomputed(len(rows), equal, float(cosine.min()), largest, again.record.spec, faults)
+
+
+def note_in_record(folder: Path, found: Recomputed) -> Provenance:
+    """Keep the result of re-encoding rows of an imported set in its record.
+
+    Raises:
+        BusyError: a run is writing there.
+    """
+    with set_output(folder) as output:
+        record = read_features(folder)
+        provenance = record.provenance.checked(found.recheck)
+        if provenance != record.provenance:
+            write_record(output, record.model_copy(update={"provenance": provenance}))
+    return provenance
+
+
+def _length_differences(first: NDArray, second: NDArray) -> NDArray[np.float64]:
+    """Relative difference of the lengths of each pair of rows, [n, dim] each: float64 [n]."""
+    one, two = (np.linalg.norm(rows.astype(np.float64), axis=1) for rows in (first, second))
+    return np.abs(one - two) / np.maximum(np.maximum(one, two), np.finfo(np.float64).tiny)
 
 
 def _drawn(
@@ -116,13 +166,14 @@ def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Pa
     from sightline.devices import pick_device
 
     spec, where = features.record.spec, pick_device(device)
+    foreign = spec.is_foreign
     settings = ExtractSettings(
         batch_size=_recorded(features, "batch_size") or 64,
         threads=_recorded(features, "threads"),
         workers=0,
         max_failed=1.0,
-        dtype=spec.dtype,
-        precision=spec.precision,
+        dtype="float32" if foreign else spec.dtype,
+        precision="fp32" if foreign else spec.precision,
         device=str(where),
     )
     out = scratch / "set"
@@ -141,8 +192,19 @@ def _recorded(features: FeatureSet, name: str) -> int | None:
 
 
 def _require_the_same_encoder(folder: Path, features: FeatureSet, again: FeatureSet) -> None:
-    if again.fingerprint != features.fingerprint:
-        lines = again.record.spec.differences(features.record.spec)
+    spec, made = features.record.spec, again.record.spec
+    if spec.is_foreign:
+        if made.dim != spec.dim:
+            raise SightlineError(
+                f"{folder}: its rows have {spec.dim:,} numbers, but {made.encoder.name} makes "
+                f"{made.dim:,}; give the encoder that made them with --encoder and --weights"
+            )
+        return
+    if spec.normalised:  # an export of our own rows, of which the encoder knows nothing
+        rest = {name: v for name, v in spec.preprocessing.items() if name != "normalised"}
+        spec = spec.model_copy(update={"preprocessing": rest})
+    if made.fingerprint != spec.fingerprint:
+        lines = made.differences(spec)
         raise SightlineError(
             f"{folder}: the encoder differs from its record:\n  "
             + "\n  ".join(lines)
@@ -211,6 +273,11 @@ def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -
     from pipeline.encoders.named_encoder import named_encoder
 
     spec = features.record.spec
+    if spec.is_foreign and not (named.encoder and named.weights):
+        raise CacheError(
+            f"{folder}: its rows were imported, and its record does not know their encoder; give "
+            "it with --encoder and --weights"
+        )
     source = named.weights or spec.encoder.source.split(" (")[0]
     if source.startswith("file:") and named.weights is None:
         raise CacheError(

@@ -42,6 +42,7 @@ RECORDS = {
     "run.json": "a training run",
     "report.json": "a report",
     "geometry.json": "a comparison of embedding spaces",
+    "export.json": "exported features",
 }
 """Every kind of record → what its folder holds."""
 _OURS = re.compile(rb'"schema": ?"sightline\.')

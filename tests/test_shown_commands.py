@@ -1,14 +1,17 @@
-"""The commands in README and docs/real-data.md run as shown, from photographs to scores."""
+"""The commands in README, docs/real-data.md and docs/exchange.md run as shown."""
 
 from __future__ import annotations
 
 import io
 import re
+import shlex
 import shutil
 import tarfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command_line import sightline
 from datasets import Dataset
@@ -17,6 +20,7 @@ from shown_commands import ROOT, shown_commands
 from small_senteval import write_senteval, write_transfer
 from tiny_encoder import make_encoder
 
+from pipeline.cache import FeatureSet
 from train.evaluate.sts import TASKS
 
 STAND_INS = {"pretrained:IMAGENET1K_V1": "random:0", "bert-base-uncased": "student"}
@@ -91,6 +95,48 @@ def test_shown_commands_run_in_order(place, capsys):
     names: dict[str, np.ndarray] = {}
     exec(block, names)
     assert names["embeddings"].shape == (1, 16)
+
+
+def test_the_exchange_of_features_runs_as_shown(place, capsys, monkeypatch):
+    page = ROOT / "docs/exchange.md"
+    small = {"ViT-B-32": "resnet18", "pretrained:openai": "random:0", "20": "4"}
+    for command in (
+        "prepare pairs --images photos --captions captions.csv --out data/mine",
+        "extract image --images photos --encoder resnet18 --weights random:0 --workers 0 "
+        "--out features/clip",
+        "cache export features/clip --format npy --normalise --dataset data/mine --out theirs",
+    ):
+        assert sightline(*command.split()) == 0, capsys.readouterr().err
+    Path("theirs/export.json").unlink()  # as another tool would have written it
+    shutil.rmtree("data/mine.run", ignore_errors=True)
+    rows = np.load("theirs/img_emb/img_emb_0000.npy")
+    names = pq.read_table("theirs/metadata/metadata_0000.parquet")["image_path"].to_pylist()
+    Path("datacomp/metadata").mkdir(parents=True)
+    np.savez("datacomp/metadata/00ab.npz", l14_img=rows, l14_txt=rows)
+    uids = pa.table({"uid": [Path(name).stem for name in names], "text": names})
+    pq.write_table(uids, "datacomp/metadata/00ab.parquet")
+    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    pq.write_table(pa.table({"path": names, "embedding": column}), "table.parquet")
+    capsys.readouterr()
+    for command in of_sightline(page):
+        words = [small.get(word, word) for word in shlex.split(command)]
+        assert sightline(*words[1:]) == 0, f"{command}\n{capsys.readouterr().err}"
+    said = capsys.readouterr().out
+    assert "kind image, normalised, from clip-retrieval; imported, not checked" in said
+    assert "set.json now says: imported, 4 rows recomputed and equal" in said
+
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", place / "cache")
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    found: dict = {}
+    exec(block, found)
+    assert found["rows"][:]["features"].tobytes() == features_of("features/clip").tobytes()
+
+
+def features_of(folder: str) -> np.ndarray:
+    found = FeatureSet.open(folder)
+    return found.gather(np.arange(len(found)))
 
 
 MISTAKES = [

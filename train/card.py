@@ -55,6 +55,9 @@ def model_card(summary: RunSummary, source: str, pooling: str) -> str:
             "**Untrained weights**: at least one feature set comes from an encoder with random "
             "weights. Scores of this model say nothing about the value of grounding."
         )
+    for slot, used in summary.features.items():
+        if used.provenance != "computed here":
+            parts.append(f"**Imported features**: `{slot}` is {used.provenance}.")
     parts.append(_scores(summary))
     parts.append(
         "## Parameters\n```json\n"

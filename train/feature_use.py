@@ -14,6 +14,9 @@ class FeatureUse(BaseModel):
         name: `<dataset>/<kind>/<encoder>`, as under data/features.
         encoder: architecture; `source`: where its weights came from.
         untrained: its weights are random; every table says so.
+        provenance: who computed the rows, as `pipeline.cache.record.Provenance` says it.
+        trusted: False for imported rows that were not recomputed, or not with the same result;
+            every table says so.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,6 +31,16 @@ class FeatureUse(BaseModel):
     dim: int
     rows: int
     untrained: bool
+    provenance: str = "computed here"
+    trusted: bool = True
+
+    @property
+    def doubt(self) -> str:
+        """What a table says about rows that are not trusted, or an empty string."""
+        if self.trusted:
+            return ""
+        checked = "rows differ" in self.provenance
+        return "imported, differs when recomputed" if checked else "imported, not checked"
 
     @classmethod
     def of(cls, name: str, record: FeatureSetRecord) -> FeatureUse:
@@ -44,6 +57,8 @@ class FeatureUse(BaseModel):
             dim=record.spec.dim,
             rows=record.rows,
             untrained=encoder.untrained,
+            provenance=str(record.provenance),
+            trusted=record.provenance.trusted,
         )
 
     @classmethod

@@ -117,4 +117,6 @@ class RunSummary(BaseModel):
             parts.append(f"best dev score {best:.2f} at step {self.best_step:,}")
         if any(used.untrained for used in self.features.values()):
             parts.append("features from untrained weights")
+        doubts = dict.fromkeys(used.doubt for used in self.features.values() if used.doubt)
+        parts += [f"features {doubt}" for doubt in doubts]
         return " · ".join(parts)

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from pipeline.cache.index import Index
+from pipeline.cache.keys import Keys
 from pipeline.cache.mapped_rows import MappedRows
 from pipeline.cache.record import FeatureSpec, ShardRecord
 
 _BLOCK = 1024
+
+
+class Content:
+    """The digest of a feature set while its rows are read, in the order of their keys."""
+
+    def __init__(self, fingerprint: str) -> None:
+        self._total = blake3(fingerprint.encode())
+
+    def add(self, keys: Keys, rows: NDArray) -> None:
+        """The next rows: uint8 [n, 32] and [n, dim], little-endian."""
+        self._total.update(np.hstack([keys, rows.view(np.uint8)]).data)
+
+    def digest(self, failed: Mapping[bytes, str]) -> str:
+        """BLAKE3 (hex), as `content_digest`; ``failed``: key → code."""
+        total = self._total.copy()
+        for key in sorted(failed):
+            total.update(key + failed[key].encode())
+        return total.hexdigest()
 
 
 def content_digest(
@@ -29,12 +49,10 @@ def content_digest(
     receives the bytes of rows read.
     """
     mapped = MappedRows(folder, spec, shards)
-    total = blake3(spec.fingerprint.encode())
+    content = Content(spec.fingerprint)
     for start in range(0, len(index.keys), _BLOCK):
         block = slice(start, start + _BLOCK)
-        rows, keys = mapped.read(index.shards[block], index.rows[block]), index.keys[block]
-        total.update(np.hstack([keys, rows.view(np.uint8).reshape(len(rows), -1)]).data)
+        rows = mapped.read(index.shards[block], index.rows[block])
+        content.add(index.keys[block], rows)
         progress(rows.nbytes)
-    for key in sorted(index.failed):
-        total.update(key + index.failed[key].encode())
-    return total.hexdigest()
+    return content.digest(index.failed)

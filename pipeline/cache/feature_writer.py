@@ -146,7 +146,8 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         """Assemble shards from the blocks and replace the commit point.
 
         Args:
-            provenance: provenance of imported rows; default: computed here.
+            provenance: provenance of imported rows; default: computed here. A set that keeps
+                imported rows stays imported.
 
         Raises:
             CacheError: rows of the plan were neither added nor reported as failed.
@@ -169,6 +170,8 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         keys = np.concatenate([self._planned, self._copied_keys, small.keys])
         keys = keys[sort_order(keys)]
         new = write_shards(self._output, self.spec, keys, self.shape.shard_rows, sources)
+        if provenance is None and len(kept.keys) and self._published is not None:
+            provenance = self._published.record.provenance
         codes = {key: about["code"] for key, about in failed.items()}
         self.failures.add(failed)
         self.failures.write()  # before publishing: no kill leaves an error without its reason

@@ -8,6 +8,7 @@ as dictionary references, and their sizes are summed before they are expanded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -47,6 +48,24 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """
     try:
         return _read(path, columns)
+    except CacheError:
+        raise
+    except Exception as error:  # as in `read_schema`
+        raise CacheError(f"{path}: not a readable Parquet file ({error})") from error
+
+
+def read_batches(path: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+    """Some columns of a Parquet file, at most ``rows`` rows at a time; for columns of numbers.
+
+    Raises:
+        CacheError: as `read_table`.
+    """
+    try:
+        with pq.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
+            _check_declared(path, file, FLOOR + RATIO * path.stat().st_size)
+            for batch in file.iter_batches(rows, columns=columns):
+                batch.validate(full=True)
+                yield batch
     except CacheError:
         raise
     except Exception as error:  # as in `read_schema`

@@ -6,12 +6,21 @@ import unicodedata
 from abc import abstractmethod
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from sightline.digest import digest
 
 SCHEMA = "sightline.set/2"
 _ROW_FORMAT = "sightline.feature_set/1"  # part of fingerprints since the first version
+FOREIGN = "imported/"
+"""How the encoder's name begins if another tool made the rows."""
 _UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
@@ -24,6 +33,7 @@ def _printable(text: str) -> str:
 
 _Line = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 DTypeName = Literal["float16", "float32"]
 Kind = Literal["image", "text", "teacher", "object"]
@@ -88,6 +98,19 @@ class FeatureSpec(_Spec):
     dtype: DTypeName
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether another tool made the rows, whose encoder the record does not describe."""
+        return self.encoder.name.startswith(FOREIGN)
+
+    @property
+    def normalised(self) -> bool | None:
+        """Whether every row has length 1; None if that is not recorded."""
+        found = self.preprocessing.get("normalised")
+        if isinstance(found, bool):
+            return found
+        return None if self.is_foreign else False
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 over encoder, weights, preprocessing, precision, dtype and row format (hex)."""
         return digest(
@@ -144,22 +167,79 @@ class TableShard(_Strict):
     computed: dict[str, Any] = {}
 
 
+class Recheck(_Strict):
+    """What re-encoding some rows of an imported set found.
+
+    Attributes:
+        rows: rows that were encoded again.
+        differing: those that did not agree.
+        smallest_cosine, largest_difference: over all of them; the difference of two numbers.
+        encoder: the encoder that computed them, as in `EncoderRecord`: name and source.
+        fingerprint: of what it computed.
+    """
+
+    rows: Annotated[int, Field(ge=1, lt=1 << 48)]
+    differing: _Count
+    smallest_cosine: _Finite
+    largest_difference: _Finite
+    encoder: _Line
+    fingerprint: _Digest
+
+    def __str__(self) -> str:
+        found = f"{self.differing:,} of {self.rows:,} recomputed rows differ"
+        if not self.differing:
+            found = f"{self.rows:,} rows recomputed and equal"
+        return (
+            f"{found} (smallest cosine {self.smallest_cosine:.6f}, largest difference "
+            f"{self.largest_difference:.3g}, encoder {self.encoder})"
+        )
+
+
 class Provenance(_Strict):
     """Who computed a set: Sightline, or another tool whose rows were imported.
 
     Attributes:
         imported: the rows came from a file in another format.
-        recomputed: rows of an imported set that were re-encoded and agreed.
+        recomputed: rows of an imported set that were re-encoded, if all of them agreed.
+        check: what re-encoding rows of an imported set found; absent from the file if None.
     """
 
     imported: bool = False
     recomputed: _Count = 0
+    check: Recheck | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_check(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = handler(self)
+        if self.check is None:
+            del fields["check"]
+        return fields
+
+    @property
+    def trusted(self) -> bool:
+        """Whether Sightline computed the rows, or some of them again with the same result."""
+        return not self.imported or self.recomputed > 0
+
+    def checked(self, found: Recheck) -> Provenance:
+        """This provenance after another check of an imported set.
+
+        The last check counts, but no later sample of the same encoder hides a difference.
+        """
+        before = self.check
+        same = before is not None and before.fingerprint == found.fingerprint
+        if before is not None and same and before.differing and not found.differing:
+            found = before
+        return Provenance(
+            imported=self.imported,
+            recomputed=0 if found.differing else found.rows,
+            check=found,
+        )
 
     def __str__(self) -> str:
         if not self.imported:
             return "computed here"
-        if self.recomputed:
-            return f"imported, {self.recomputed:,} rows recomputed"
+        if self.check is not None:
+            return f"imported, {self.check}"
         return "imported, not checked"
 
 

@@ -114,14 +114,16 @@ def only_sound(folder: Path, placed: Placed) -> Placed:
 def neighbours(root: Path, spec: FeatureSpec, own: Path) -> Iterator[FeatureSet]:
     """Other feature sets with the same fingerprint at or below ``root``, by path.
 
-    Skips sets that cannot be read: they do not concern this run.
+    Skips sets that cannot be read, which do not concern this run, and imported ones: their rows
+    would lose their provenance.
     """
     for file in sorted(root.rglob(FILE_NAME)):
         folder = file.parent
         if folder.resolve() == own.resolve():
             continue
         try:
-            if read_features(folder).fingerprint == spec.fingerprint:
+            record = read_features(folder)
+            if record.fingerprint == spec.fingerprint and not record.provenance.imported:
                 yield FeatureSet.open(folder)
         except CacheError:
             continue

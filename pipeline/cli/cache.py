@@ -77,13 +77,17 @@ def verify(
         with _progress("verify", folder) as advance:
             faults = results[folder.as_posix()] = verify_set(folder, advance)
         if recompute and not faults and isinstance(read_record(folder), FeatureSetRecord):
-            from pipeline.recompute import NamedInputs
+            from pipeline.recompute import NamedInputs, note_in_record
             from pipeline.recompute import recompute as encode_again
 
+            imported = read_record(folder).provenance.imported
             made_of = NamedInputs(inputs, root, phrases, encoder, weights, params)
             found = encode_again(folder, recompute, seed, made_of, device)
             faults += found.faults
-            print(f"{folder}: {found}", file=sys.stderr if as_json else sys.stdout)
+            where = sys.stderr if as_json else sys.stdout
+            print(f"{folder}: {found}", file=where)
+            if imported:
+                print(f"{folder}: set.json now says: {note_in_record(folder, found)}", file=where)
     if as_json:
         print_json(results)
     else:

@@ -59,7 +59,8 @@ def _print_sets(found: list[tuple[Path, SetRecord]]) -> None:
             encoder = record.spec.encoder
             untrained = " (untrained weights)" if encoder.untrained else ""
             cells += [f"{record.failed:,}", str(record.spec.dim), about["size"]]
-            cells += [encoder.name, f"{encoder.source}{untrained}"]
+            imported = f" ({about['provenance']})" if record.provenance.imported else ""
+            cells += [encoder.name, f"{encoder.source}{untrained}{imported}"]
         else:
             cells += ["", "", about["size"], "", ""]
         table.add_row(*map(Text, cells))  # untrusted names, which rich would parse as markup
@@ -144,6 +145,7 @@ def _about_features(record: FeatureSetRecord) -> dict[str, Any]:
         "preprocessing": spec.preprocessing,
         "precision": spec.precision,
         "dtype": spec.dtype,
+        "normalised": spec.normalised,
         "dim": spec.dim,
         "rows": record.rows,
         "failed": record.failed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,23 @@ _MANIFESTS = Annotated[
 _SOURCE = Annotated[
     str, typer.Option(help="What computed the rows; stored as the record's source.")
 ]
+
+
+class Format(StrEnum):
+    """Values of ``cache export --format``."""
+
+    TAR = "tar"
+    PARQUET = "parquet"
+    NPY = "npy"
+    SAFETENSORS = "safetensors"
+
+
+class ImportKind(StrEnum):
+    """Values of ``cache import --kind``."""
+
+    IMAGE = "image"
+    TEXT = "text"
+    TEACHER = "teacher"
 
 
 def diff(a: SET, b: SET, as_json: JSON = False) -> None:
@@ -44,30 +62,141 @@ def diff(a: SET, b: SET, as_json: JSON = False) -> None:
         print(f"failed rows: {found.added_failures:,} added, {found.gone_failures:,} removed")
 
 
-def export_set(path: SET, out: _FILE) -> None:
-    """Write a set to one tar file with the SHA-256 of every file in it.
+def export_set(
+    path: SET,
+    out: Annotated[
+        Path, typer.Option("--out", help="File (tar) or folder to write.", show_default=False)
+    ],
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="tar: any set, one file. The others: features, a folder for other tools and hubs.",
+        ),
+    ] = Format.TAR,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Prepared data set; adds image_path or caption to the rows."),
+    ] = None,
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="Divide every row by its length.")
+    ] = False,
+    licence: Annotated[
+        str | None,
+        typer.Option(help="Licence of the features for the card, such as cc-by-4.0."),
+    ] = None,
+) -> None:
+    """Write a set for others: as a tar, or features as Parquet, npy or safetensors.
 
-    Example: sightline cache export data/features/scenes/image/clip --out clip.tar
+    Example: sightline cache export data/features/scenes/image/clip --format parquet
+    --out clip-of-scenes
     """
     from pipeline.cache.archive import export_set as export
 
-    print(f"{out}: {export(path, out) / 1e6:,.1f} MB")
+    if form is Format.TAR:
+        _only_with("another --format", dataset=dataset, normalise=normalise, licence=licence)
+        print(f"{out}: {readable_size(export(path, out))}")
+        return
+    from pipeline.interchange.export import export_features
+    from pipeline.interchange.row_files import Form
+    from pipeline.provenance import described, licence_note
+
+    note = licence_note(path)
+    done = export_features(
+        path,
+        out,
+        Form(form.value),
+        lambda record: described(record, note),
+        dataset=dataset,
+        normalise=normalise,
+        licence=licence,
+    )
+    print(f"{out}: {done.rows:,} rows, {done.files:,} files, {readable_size(done.bytes)}")
+    if done.unnamed:
+        print(f"{done.unnamed:,} rows are not in {dataset}; their name is empty")
 
 
 def import_set(
-    archive: Annotated[Path, typer.Argument(help="A tar from `cache export`.", show_default=False)],
+    source: Annotated[
+        Path,
+        typer.Argument(help="A tar, a folder or a file; see below.", show_default=False),
+    ],
     out: OUT,
+    images: Annotated[
+        Path | None, typer.Option(help="Images that the metadata names: folder or manifest.")
+    ] = None,
+    kind: Annotated[ImportKind | None, typer.Option(help="What the rows describe.")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Array of an .npz, or column of a table, of the features.")
+    ] = None,
+    names: Annotated[
+        str | None, typer.Option(help="Column that names the images, or holds the texts.")
+    ] = None,
+    source_note: Annotated[
+        str | None, typer.Option("--source", help="What computed the rows, for the record.")
+    ] = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Leave out rows whose image is not there.")
+    ] = False,
 ) -> None:
-    """Unpack a tar from `cache export` into a new set, completely or not at all.
+    """Make a set from what `cache export` wrote, or from features that others made.
 
-    Example: sightline cache import clip.tar --out data/features/scenes/image/clip
+    Recognises tars and folders of `cache export`, clip-retrieval's folders, DataComp's .npz beside
+    .parquet, and Parquet or Arrow tables with a column of features.
+
+    Example: sightline cache import embeddings --images photos --out features/clip
     """
+    from pipeline.interchange.found_rows import SUFFIXES
+    from pipeline.interchange.import_export import import_export, is_export
+    from pipeline.interchange.import_rows import ImportOptions, import_rows
+
+    archive = source.suffix == ".tar" or (source.is_file() and source.suffix not in SUFFIXES)
+    options = ImportOptions(
+        images=images,
+        kind=None if kind is None else kind.value,
+        features=features,
+        names=names,
+        source=source_note,
+        allow_missing=allow_missing,
+    )
+    if archive or is_export(source):
+        _only_with("features that others made", **asdict(options))
+    if archive:
+        _import_archive(source, out)
+        return
+    found = import_export(source, out) if is_export(source) else import_rows(source, out, options)
+    spec = found.record.spec
+    length = "normalised" if spec.normalised else "not normalised"
+    print(
+        f"{out}: {found.record.rows:,} rows of {spec.dim:,} {spec.dtype}, kind {spec.kind}, "
+        f"{length}, from {found.form}; {found.record.provenance}"
+    )
+    if found.missing:
+        print(f"{found.missing:,} rows left out: their {spec.kind} is missing")
+    if found.repeated:
+        print(
+            f"{found.repeated:,} rows left out: an earlier row describes the same {spec.kind}; "
+            f"{found.contradicting:,} of them hold other numbers than it"
+        )
+    if found.record.failed:
+        print(f"{found.record.failed:,} rows without a value")
+    print(f"check it: sightline cache verify {out} --recompute 20 --inputs … --encoder …")
+
+
+def _import_archive(archive: Path, out: Path) -> None:
     from pipeline.cache.archive import import_set as unpack
     from pipeline.cache.record import NAMES
 
     record = unpack(archive, out)
     size = readable_size(record.size)
     print(f"{out}: {NAMES[record.spec.kind]}, {len(record.files)} files, {size}")
+
+
+def _only_with(what: str, **given: object) -> None:
+    """Misuse (exit code 2) of options that are for something else."""
+    used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if used:
+        raise typer.BadParameter(f"{', '.join(used)}: only used with {what}")
 
 
 def import_mcse(

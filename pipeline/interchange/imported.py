@@ -1,17 +1,20 @@
 """Shared by all imports: the record of externally computed rows, and their manifests.
 
-The images are not available, so an image's key is the SHA-256 of its row (little-endian float32):
-equal rows count as one image, as equal bytes do elsewhere.
+MCSE's and KDMCSE's files do not say which images they describe, so there an image's key is the
+SHA-256 of its row (little-endian float32): equal rows count as one image, as equal bytes do
+elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from pipeline.cache import (
     CAPTIONS,
@@ -26,10 +29,12 @@ from pipeline.cache import (
     key_of_file,
     whole_files,
 )
+from pipeline.cache.failures import Failure
 from pipeline.cache.keys import Keys
-from pipeline.cache.record import Kind, Provenance
+from pipeline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from pipeline.datasets.captioned import write_captioned
 from pipeline.datasets.source import PrepareReport
+from sightline.errors import SightlineError
 
 _BATCH = 1024
 
@@ -40,31 +45,66 @@ def keys_of_rows(rows: NDArray[np.float32]) -> list[bytes]:
 
 
 def spec_of_file(path: Path, form: str, kind: Kind, dim: int, source: str) -> FeatureSpec:
-    """A record that claims only what is known: the file that the rows come from."""
-    sha256 = key_of_file(path).hex()
+    """As `foreign_spec`, for the rows of one file in float32."""
+    return foreign_spec(key_of_file(path).hex(), form, kind, dim, "float32", source, {})
+
+
+def foreign_spec(
+    sha256: str,
+    form: str,
+    kind: Kind,
+    dim: int,
+    dtype: DTypeName,
+    source: str,
+    known: dict[str, Any],
+) -> FeatureSpec:
+    """A record that claims only what is known about rows that another tool made.
+
+    Args:
+        sha256: of the files that they come from (hex).
+        known: added to the preprocessing, such as ``{"normalised": True}``.
+
+    Raises:
+        SightlineError: ``source`` is too long or contains control characters.
+    """
+    try:
+        encoder = EncoderRecord(name=f"{FOREIGN}{form}", source=source, weights_sha256=sha256)
+    except ValidationError as error:
+        raise SightlineError(f"--source {source[:80]!a}: {error.errors()[0]['msg']}") from error
     return FeatureSpec(
         kind=kind,
-        encoder=EncoderRecord(name=f"imported/{form}", source=source, weights_sha256=sha256),
-        preprocessing={"imported_from": form, "file_sha256": sha256},
+        encoder=encoder,
+        preprocessing={"imported_from": form, "file_sha256": sha256, **known},
         precision="unknown",
         dim=dim,
-        dtype="float32",
+        dtype=dtype,
     )
 
 
 def write_rows(
     out: Path,
     spec: FeatureSpec,
-    keys: Sequence[bytes],
-    blocks: Iterable[tuple[list[bytes], NDArray[np.float32]]],
+    keys: Keys | Sequence[bytes],
+    blocks: Iterable[tuple[Keys | list[bytes], NDArray]],
     inputs: Iterable[Path],
+    failed: Mapping[bytes, Failure] | None = None,
+    computed: Mapping[str, str | int] | None = None,
 ) -> FeatureSetRecord:
-    """Publish the rows of ``blocks`` (keys and [n, dim] each) as the feature set ``out``."""
+    """Publish the rows of ``blocks`` (keys and [n, dim] each) as the feature set ``out``.
+
+    Args:
+        keys: of all rows, including the failed ones.
+        failed: rows without values.
+        computed: what is known about how the rows were computed.
+    """
+    how = {**(computed or {}), "imported_from": spec.encoder.name}
     with FeatureSetWriter(out, spec, inputs) as writer:
         if writer.plan(as_keys(keys), batch_size=_BATCH):
+            if failed:
+                none = np.empty((0, spec.dim), dtype=spec.dtype)
+                writer.add(as_keys([]), none, dict(failed), computed=how)
             for some, rows in blocks:
-                computed = {"imported_from": spec.encoder.name}
-                writer.add(as_keys(some), rows, computed=computed)
+                writer.add(as_keys(some), rows, computed=how)
         return writer.publish(Provenance(imported=True))
 
 

@@ -25,6 +25,7 @@ LIBRARIES = [
     *("open_clip", "torchvision.io", "train.train_run", "train.report.write"),
     *("pipeline.encoders.clip_image", "pipeline.encoders.teacher", "pipeline.grounding.stage"),
     *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
+    *("pipeline.interchange.export", "pipeline.interchange.import_export"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
     *("train.report.space_page", "train.report.neighbours_page", "train.evaluate.named_models"),
 ]
@@ -164,6 +165,34 @@ FOLDERS = [
         lambda made, out: ["cache", "import", made / "set.tar", "--out", out],
         ("set.json",),
     ),
+    *(
+        Command(
+            f"cache export {form}",
+            lambda made, out, form=form: [
+                *("cache", "export", made / "features", "--format", form, "--out", out),
+                *("--dataset", made / "scenes"),
+            ],
+            ("export.json", "README.md", *names),
+        )
+        for form, names in {
+            "parquet": ("data/rows-0000.parquet",),
+            "npy": ("img_emb/img_emb_0000.npy", "metadata/metadata_0000.parquet"),
+            "safetensors": ("data/rows-0000.safetensors", "metadata/metadata_0000.parquet"),
+        }.items()
+    ),
+    Command(
+        "cache import of an export",
+        lambda made, out: ["cache", "import", made / "exported", "--out", out],
+        ("set.json",),
+    ),
+    Command(
+        "cache import of clip-retrieval",
+        lambda made, out: [
+            *("cache", "import", made / "clip-retrieval", "--images", made / "scenes/images"),
+            *("--out", out),
+        ],
+        ("set.json",),
+    ),
     Command(
         "cache import-mcse",
         lambda made, out: [
@@ -294,6 +323,10 @@ class OutputWorld:
         self._must("tokens", *words, "--student", made / "scenes/student")
         self._must(*_extract_image(made, made / "features"))
         self._must("cache", "export", made / "features", "--out", made / "set.tar")
+        words = ["--format", "npy", "--dataset", made / "scenes"]
+        for name in ("exported", "clip-retrieval"):
+            self._must("cache", "export", made / "features", *words, "--out", made / name)
+        (made / "clip-retrieval/export.json").unlink()  # as another tool would have written it
 
     def _must(self, *words: object) -> None:
         done = self.server.run(self.made, words=[str(word) for word in words])

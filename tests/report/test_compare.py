@@ -244,6 +244,28 @@ def test_marks_are_in_every_format(format_):
     assert "72.00† ± 1.00" in shown or r"\textbf{72.00}$^{\dagger}$ $\pm$ 1.00" in shown
 
 
+@pytest.mark.parametrize(
+    ("provenance", "trusted", "mark"),
+    [
+        ("imported, not checked", False, "features imported, not checked"),
+        ("imported, 2 of 5 recomputed rows differ (…)", False, "features imported, differs when"),
+        ("imported, 5 rows recomputed and equal (…)", True, ""),
+    ],
+)
+def test_imported_features_are_marked_until_they_are_checked(provenance, trusted, mark):
+    uses = invented("mcse-untrained", 0, SCORES["mcse-untrained"][0]).features
+    changed = {"provenance": provenance, "trusted": trusted, "untrained": False}
+    features = tuple(each.model_copy(update=changed) for each in uses)
+    result = invented("mcse", 0, SCORES["mcse"][0]).model_copy(update={"features": features})
+    comparison = compare_runs([FoundRun("m", "mcse", (Path("m"),), (result,))], "mcse", [])
+    for format_ in ("markdown", "latex", "json", "terminal"):
+        text = to_text(comparison, format_)
+        if format_ == "terminal":
+            text = terminal_text(grids_of(comparison), [], 200)
+        assert ("features imported" in text or '"imported, ' in text) == bool(mark), format_
+        assert not mark or mark.removeprefix("features ") in text, format_
+
+
 def test_json_is_unrounded_and_strict():
     comparison = compared("simcse", "mcse")
     body = json.loads(to_text(comparison, "json"), parse_constant=pytest.fail)

@@ -78,12 +78,26 @@ def _of_set(checks: SetChecks) -> Iterator[Finding]:
             f"The weights are untrained ({checks.weights}): cosines, ranks and thresholds on this "
             "page say nothing about a trained encoder. Extract again with trained weights.",
         )
-    if checks.imported:
+    if checks.imported and "rows differ" in checks.provenance:
+        yield Finding(
+            "problem",
+            about,
+            f"The rows were {checks.provenance}: they are not what this encoder makes of these "
+            "inputs. Extract them again, or check with the encoder that made them.",
+        )
+    elif checks.imported:
         yield Finding(
             "notice",
             about,
             "The rows were imported and never recomputed. `sightline cache verify --recompute 20` "
             "encodes some again and compares.",
+        )
+    if checks.normalised:
+        yield Finding(
+            "notice",
+            about,
+            "Every row has length 1, as its record says. Sightline stores rows as the encoder "
+            "returned them, so a run on these is not comparable with one on extracted features.",
         )
     if checks.failed:
         codes = ", ".join(f"{code} {count:,}" for code, count in checks.failed.items())

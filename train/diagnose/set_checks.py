@@ -100,7 +100,9 @@ class SetChecks:
     Attributes:
         weights: where the encoder's weights came from.
         untrained: they are random.
-        imported: the rows were imported from another tool and never recomputed.
+        imported: the rows were imported from another tool, and not recomputed with the same
+            result; `provenance` says which.
+        normalised: whether the record says that every row has length 1; None: it does not say.
         failed: error code → inputs without a row.
         not_finite: rows that contain NaN or infinity; every other number leaves them out.
         zero: rows of length 0, which have no direction; cosines leave them out.
@@ -120,6 +122,8 @@ class SetChecks:
     weights: str
     untrained: bool
     imported: bool
+    provenance: str
+    normalised: bool | None
     rows: int
     dim: int
     dtype: str
@@ -182,7 +186,9 @@ def check_set(
         encoder=spec.encoder.name,
         weights=spec.encoder.source,
         untrained=spec.encoder.untrained,
-        imported=record.provenance.imported and not record.provenance.recomputed,
+        imported=not record.provenance.trusted,
+        provenance=str(record.provenance),
+        normalised=spec.normalised,
         rows=len(features),
         dim=features.dim,
         dtype=spec.dtype,

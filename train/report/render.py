@@ -28,7 +28,10 @@ def to_terminal(table: Table, title: str | None = None) -> RichTable:
         style = "" if row.measured else "dim"
         name = Text(row.name)
         if row.marks:
-            name.append(f"\n{'; '.join(row.marks)}", style="yellow" if row.untrained else "dim")
+            name.append(
+                f"\n{'; '.join(row.marks)}",
+                style="yellow" if row.untrained or row.doubts else "dim",
+            )
         cells = [
             Text(_narrow(text) if len(table.tasks) > _WIDE else text, style="bold" if best else "")
             for text, best in (cell_text(table, row, task) for task in table.tasks)
@@ -86,6 +89,7 @@ def to_json(table: Table, gains: Sequence[Gain] = ()) -> dict[str, Any]:
                 "objective": row.objective,
                 "seeds": list(row.seeds),
                 "untrained_weights": list(row.untrained),
+                "imported_features": list(row.doubts),
                 "published": row.published or None,
                 "reference": row.reference,
                 "scores": {task: asdict(cell) for task, cell in row.cells.items()},

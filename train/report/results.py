@@ -126,6 +126,11 @@ class RunResult(_Strict):
         """Names of the feature sets that came from encoders with random weights."""
         return tuple(feature.name for feature in self.features if feature.untrained)
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is to be said about imported feature sets that are not trusted."""
+        return tuple(dict.fromkeys(each.doubt for each in self.features if each.doubt))
+
 
 def save_result(result: RunResult, path: str | Path) -> Path:
     """Write `result` to the file `path` (or to result.json in the folder `path`), atomically.

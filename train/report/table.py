@@ -39,6 +39,7 @@ class Row:
     Attributes:
         published: the paper that the row is copied from.
         reference: whether it needs no run, such as chance or a frozen model.
+        doubts: about imported features that it learned from.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Row:
     published: str = ""
     code_accepted: bool = False
     reference: bool = False
+    doubts: tuple[str, ...] = ()
 
     @property
     def measured(self) -> bool:
@@ -70,6 +72,7 @@ class Row:
         marks = []
         if self.untrained:
             marks.append("untrained weights")
+        marks += [f"features {doubt}" for doubt in self.doubts]
         if self.code_accepted:
             marks.append("code edited since, accepted")
         if self.published:
@@ -173,7 +176,16 @@ def _measured(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
         if any(task in result.scores for result in members)
     }
     accepted = any(result.code_accepted for result in members)
-    return Row(name, members[0].objective, seeds, cells, tuple(untrained), code_accepted=accepted)
+    doubts = dict.fromkeys(doubt for result in members for doubt in result.doubts)
+    return Row(
+        name,
+        members[0].objective,
+        seeds,
+        cells,
+        tuple(untrained),
+        code_accepted=accepted,
+        doubts=tuple(doubts),
+    )
 
 
 def _cell(task: str, members: list[RunResult]) -> Cell:

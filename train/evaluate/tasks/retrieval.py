@@ -18,6 +18,7 @@ from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.retrieval import KS, Retrieval, UndefinedRecall, chance, evaluate_retrieval
 from train.evaluate.retrieval_data import load_retrieval
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.feature_use import FeatureUse
 
 if TYPE_CHECKING:
     from train.evaluate.evaluated_model import EvaluatedModel
@@ -121,6 +122,8 @@ class RetrievalTask(Task[RetrievalSettings]):
         rows, present = self._image_rows(images)
         found = self._recalls(rows, present, texts.take(keys_of_texts(self.data.captions)))
         mark = ", untrained weights" if images.record.spec.encoder.untrained else ""
+        doubts = dict.fromkeys(FeatureUse.of_set(each).doubt for each in (images, texts))
+        mark += "".join(f", {doubt}" for doubt in doubts if doubt)
         row = f"{name} (frozen{mark})"
         return {row: found, **of_chance}, tuple(self._left_out(images, present))
 
