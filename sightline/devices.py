@@ -57,6 +57,11 @@ def check_precision(precision: str) -> str:
     return precision
 
 
+def runs_ahead(device: torch.device) -> bool:
+    """Whether operations return before ``device`` has done them, so that reading a value waits."""
+    return device.type == "cuda"
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """``tensor`` on ``device``, without waiting for what the device is doing.
 

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from sightline import devices
 from sightline.devices import peak_memory
 from sightline.errors import SaidElsewhere, SightlineError
 from sightline.files import write_bytes
@@ -128,7 +129,7 @@ class Loop:
         self._scaler = GradScaler(device.type) if model.precision == "fp16" else None
         # under fp16 the loss scaler skips a step whose gradient overflows, and halves the scale
         self._watch = Watch(device, norm_counts=self._scaler is None)
-        self._waits = _waits(device) or self._scaler is not None
+        self._waits = not devices.runs_ahead(device) or self._scaler is not None
         self._started: float | None = None
         self._micro_batches = micro_batches(config, data)
         self._checkpoints, self._best, self.progress = checkpoints, best, progress
@@ -457,11 +458,6 @@ class _Window:
         if self.seconds > 0:
             entry["sentences_per_second"] = self._sentences / self.seconds
         return entry
-
-
-def _waits(device: torch.device) -> bool:
-    """Whether to look at every step; a GPU is left to work instead."""
-    return device.type != "cuda"
 
 
 def read_state(checkpoint: Path) -> LoopState:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sightline import devices
 from sightline.devices import to_device
 from sightline.encoder_folder import (
     fit_pooler,
@@ -35,6 +36,8 @@ TOTAL = "total"
 
 _BUCKET = 8
 """Compiled code pads a batch to a multiple of so many tokens, so that few shapes are compiled."""
+_TAKE_4D = {"bert", "roberta", "xlm-roberta"}
+"""Encoders that take a mask for every query."""
 _GRAPHS = 64
 """Shapes that may be compiled before PyTorch would go on without compiling."""
 
@@ -145,6 +148,17 @@ class GroundedModel(nn.Module):
     def _autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, torch.float16, enabled=self.precision == "fp16")
 
+    def _attention_mask(self, mask: Tensor) -> Tensor:
+        """``mask`` as the encoder takes it: [n, L], or [n, 1, L, L].
+
+        From [n, L] transformers reads back whether anything is masked, which on a GPU would wait
+        for all that came before. It takes [n, 1, L, L] as it is.
+        """
+        if devices.runs_ahead(mask.device) and self.encoder.config.model_type in _TAKE_4D:
+            low = {"bf16": torch.bfloat16, "fp16": torch.float16}
+            return _additive(mask, low.get(self.precision, self.encoder.dtype))
+        return mask.to(torch.int64)
+
     def _embed(
         self, ids: Tensor, mask: Tensor, weights: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
@@ -155,7 +169,7 @@ class GroundedModel(nn.Module):
         """
         given = {
             "input_ids": ids,
-            "attention_mask": mask.to(torch.int64),
+            "attention_mask": self._attention_mask(mask),
             "output_hidden_states": needs_hidden_states(self.pooling),
         }
         output: Any = (
@@ -172,6 +186,13 @@ class GroundedModel(nn.Module):
             pooler_output=output.get("pooler_output"),
         )
         return vectors, last
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 at tokens, the lowest number elsewhere: [n, 1, L, L], for every query."""
+    lowest = torch.finfo(dtype).min
+    added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
+    return added[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
 
 
 def compiled(function: Embed) -> Embed:
