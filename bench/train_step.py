@@ -29,7 +29,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from pipeline.cache import TokenHeader, TokenSet, keys_of_texts, write_tokens
 from train.batch import Batch
-from train.data import pad
+from train.lookup import CachedTokens
 from train.losses import info_nce
 from train.model import TOTAL, GroundedModel
 from train.objectives import make_objective
@@ -89,7 +89,7 @@ class Stream:
         ids = tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]
         write_tokens(folder, header, keys, ids)
         self.tokens = TokenSet.open(folder)
-        self.rows = self.tokens.rows(keys)
+        self.rows = CachedTokens.of(self.tokens, self.tokens.rows(keys))
         self.keys = keys
         rng = np.random.default_rng(1)
         self.images = (
@@ -97,7 +97,7 @@ class Stream:
         )
 
     def batch(self, k: int, rows: np.ndarray) -> Batch:
-        ids, lengths = pad(self.tokens, self.rows[rows])
+        ids, lengths = self.rows.take(rows), self.rows.lengths[rows]
         features = {} if self.images is None else {"image": self.image_rows(rows)}
         name = "text" if self.images is None else "pairs"
         return Batch(k, 0, name, ids, lengths, features, self.keys[rows])

@@ -57,6 +57,21 @@ def check_precision(precision: str) -> str:
     return precision
 
 
+def runs_ahead(device: torch.device) -> bool:
+    """Whether operations return before ``device`` has done them, so that reading a value waits."""
+    return device.type == "cuda"
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``tensor`` on ``device``, without waiting for what the device is doing.
+
+    A copy from pageable memory would wait; this one goes through pinned memory.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def device_name(device: torch.device) -> str:
     """The model name of a CUDA device; otherwise ``cpu`` or ``mps``."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.devices import to_device
 from train.schedule import Stream
 
 
@@ -21,23 +22,37 @@ class Phrases:
     Attributes:
         owners: int64 [P], row of the caption that contains the phrase, ascending.
         starts, ends: int64 [P], the phrase's tokens are starts … ends − 1 of that row.
+        counts: int64 [N], phrases of each caption; on the host, so that cutting a batch does not
+            wait for the device.
     """
 
     owners: Tensor
     starts: Tensor
     ends: Tensor
+    counts: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.owners)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Phrases:
-        """The same phrases with every tensor transformed."""
-        return Phrases(change(self.owners), change(self.starts), change(self.ends))
+    def to(self, device: torch.device) -> Phrases:
+        """The same phrases on ``device``."""
+        owners, starts, ends = (
+            to_device(each, device) for each in (self.owners, self.starts, self.ends)
+        )
+        return Phrases(owners, starts, ends, self.counts)
 
     def range_of(self, rows: range) -> range:
         """Which phrases are in ``rows``, consecutive captions of the batch."""
-        ends = torch.searchsorted(self.owners, torch.tensor([rows.start, rows.stop]))
-        return range(*ends.tolist())
+        ends = np.concatenate([[0], np.cumsum(self.counts)])
+        return range(int(ends[rows.start]), int(ends[rows.stop]))
+
+    def part(self, rows: range) -> Phrases:
+        """Those in ``rows``, consecutive captions, which become captions 0 … of the part."""
+        of = self.range_of(rows)
+        owners, starts, ends = (
+            each[of.start : of.stop] for each in (self.owners, self.starts, self.ends)
+        )
+        return Phrases(owners - rows.start, starts, ends, self.counts[rows.start : rows.stop])
 
 
 @dataclass(frozen=True)
@@ -46,22 +61,17 @@ class Sentences:
 
     Attributes:
         input_ids: int64 [n, L], padded to the longest of them.
-        lengths: int64 [n], tokens of each row.
+        lengths: int64 [n] on the host, tokens of each row.
         phrases: those in these rows, with owners 0 … n − 1; None if the objective reads no
             objects.
     """
 
     input_ids: Tensor
-    lengths: Tensor
+    lengths: NDArray[np.int64]
     phrases: Phrases | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    def to(self, device: torch.device | str) -> Sentences:
-        """The same sentences on ``device``."""
-        phrases = None if self.phrases is None else self.phrases.map(lambda each: each.to(device))
-        return Sentences(self.input_ids.to(device), self.lengths.to(device), phrases)
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class Batch:
         seed: of the run; with `k` it seeds what is drawn inside the batch (see `generator`).
         stream: `pairs` or `text`.
         input_ids: int64 [N, L], padded with ``pad_token_id`` to the longest of the batch.
-        lengths: int64 [N], tokens of each row, special tokens included.
+        lengths: int64 [N] on the host, tokens of each row, special tokens included.
         features: slot → float32, one row per sentence [N, D], or one per phrase [P, D] in the slots
             of objects; empty on the text stream.
         keys: uint8 [N, 32] of the texts, for error messages.
@@ -84,7 +94,7 @@ class Batch:
     seed: int
     stream: Stream
     input_ids: Tensor
-    lengths: Tensor
+    lengths: NDArray[np.int64]
     features: Mapping[str, Tensor]
     keys: NDArray[np.uint8]
     phrases: Phrases | None = None
@@ -92,16 +102,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on ``device``."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
-
-        features = {slot: move(rows) for slot, rows in self.features.items()}
-        ids, lengths = move(self.input_ids), move(self.lengths)
-        phrases = None if self.phrases is None else self.phrases.map(move)
-        return replace(self, input_ids=ids, lengths=lengths, features=features, phrases=phrases)
+        features = {slot: to_device(rows, device) for slot, rows in self.features.items()}
+        phrases = None if self.phrases is None else self.phrases.to(device)
+        ids = to_device(self.input_ids, device)
+        return replace(self, input_ids=ids, features=features, phrases=phrases)
 
     @property
     def sentences(self) -> Sentences:
@@ -109,17 +115,13 @@ class Batch:
         return Sentences(self.input_ids, self.lengths, self.phrases)
 
     def part(self, rows: range) -> Sentences:
-        """Consecutive ``rows``, as the encoder reads them; for a batch on the CPU."""
+        """Consecutive ``rows``, as the encoder reads them."""
         if len(rows) == len(self):
             return self.sentences
         lengths = self.lengths[rows.start : rows.stop]
         longest = int(lengths.max()) if rows else 0
         ids = self.input_ids[rows.start : rows.stop, :longest]
-        if self.phrases is None:
-            return Sentences(ids, lengths)
-        found = self.phrases.range_of(rows)
-        phrases = self.phrases.map(lambda each: each[found.start : found.stop])
-        return Sentences(ids, lengths, replace(phrases, owners=phrases.owners - rows.start))
+        return Sentences(ids, lengths, None if self.phrases is None else self.phrases.part(rows))
 
     def generator(self) -> torch.Generator:
         """A CPU generator fixed by (seed, k): the same draw again after a resume."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from pipeline.cache import (
@@ -29,6 +28,7 @@ from pipeline.cache import (
 from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
+from train.lookup import CachedFeatures, CachedTokens, FeatureLookup, TokenLookup
 from train.object_rows import ObjectRows
 from train.pairs import Pairs, describe_source, read_pairs
 from train.run_spec import RunSpec, TextSource
@@ -51,11 +51,22 @@ CONTROLLED: Mapping[str, set[Kind]] = {
 class _Rows:
     """One stream, resolved: where each of its rows is in its token set and feature sets."""
 
-    tokens: TokenSet
-    token_rows: NDArray[np.int64]
+    set: TokenSet
+    tokens: TokenLookup
     keys: NDArray[np.uint8]
-    features: Mapping[str, tuple[FeatureSet, NDArray[np.int64]]]
+    features: Mapping[str, FeatureLookup]
     objects: ObjectRows | None = None
+
+    @property
+    def nbytes(self) -> int:
+        of_objects = {} if self.objects is None else self.objects.features
+        lookups = (*self.features.values(), *of_objects.values())
+        return self.tokens.nbytes + sum(each.nbytes for each in lookups)
+
+    def moved(self, device: torch.device) -> _Rows:
+        features = {slot: each.moved(device) for slot, each in self.features.items()}
+        objects = None if self.objects is None else self.objects.moved(device)
+        return replace(self, tokens=self.tokens.moved(device), features=features, objects=objects)
 
 
 class TrainingData(Dataset[Batch]):
@@ -120,12 +131,21 @@ class TrainingData(Dataset[Batch]):
     @property
     def token_files(self) -> dict[str, Path]:
         """Stream → the file of its token set."""
-        return {stream: rows.tokens.path for stream, rows in self._streams.items()}
+        return {stream: rows.set.path for stream, rows in self._streams.items()}
 
     @property
     def vocabulary_size(self) -> int:
         """Size of the vocabulary that the token ids are from."""
-        return max(rows.tokens.header.vocabulary_size for rows in self._streams.values())
+        return max(rows.set.header.vocabulary_size for rows in self._streams.values())
+
+    @property
+    def nbytes(self) -> int:
+        """What the token ids and features of all rows take on a device."""
+        return sum(rows.nbytes for rows in self._streams.values())
+
+    def move_to(self, device: torch.device) -> None:
+        """Hold token ids and features on ``device``; batches are then looked up there."""
+        self._streams = {stream: rows.moved(device) for stream, rows in self._streams.items()}
 
     def __len__(self) -> int:
         """Micro-batches of one epoch; items beyond it exist, for every further epoch."""
@@ -135,17 +155,21 @@ class TrainingData(Dataset[Batch]):
         draw = self.schedule.draw(k)
         rows = self.schedule.rows(draw)
         stream = self._streams[draw.stream]
-        input_ids, lengths = pad(stream.tokens, stream.token_rows[rows])
-        features = {
-            slot: torch.from_numpy(features.gather(where[rows]).astype(np.float32, copy=False))
-            for slot, (features, where) in stream.features.items()
-        }
+        features = {slot: each.take(rows) for slot, each in stream.features.items()}
         phrases = None
         if stream.objects is not None:
             phrases, of_objects = stream.objects.take(rows)
             features |= of_objects
-        keys = stream.keys[rows]
-        return Batch(k, self.seed, draw.stream, input_ids, lengths, features, keys, phrases)
+        return Batch(
+            k,
+            self.seed,
+            draw.stream,
+            stream.tokens.take(rows),
+            stream.tokens.lengths[rows],
+            features,
+            stream.keys[rows],
+            phrases,
+        )
 
     def _add_pairs(
         self, spec: RunSpec, objective: Objective, needs: Mapping[str, FeatureNeed]
@@ -182,13 +206,16 @@ class TrainingData(Dataset[Batch]):
             "text": of_captions,
             "teacher": of_captions,
         }
-        features = {}
+        features: dict[str, FeatureLookup] = {}
         for slot, need in needs.items():
             if need.kind != "object":
                 found = self.feature_sets[slot]
-                features[slot] = (found, _rows(found, by_kind[need.kind], slot, need))
+                where = _rows(found, by_kind[need.kind], slot, need)
+                features[slot] = CachedFeatures(found, where)
         rows = tokens.rows(pairs.caption_keys)
-        self._streams["pairs"] = _Rows(tokens, rows, pairs.caption_keys, features, objects)
+        self._streams["pairs"] = _Rows(
+            tokens, CachedTokens.of(tokens, rows), pairs.caption_keys, features, objects
+        )
         self.samples["pairs"] = _samples(pairs.texts, tokens, rows)
 
     def _objects(
@@ -227,7 +254,7 @@ class TrainingData(Dataset[Batch]):
         tokens = open_tokens(source.tokens, max_length)
         rows = tokens.rows(keys)
         self.source["text"] = str(source.sentences)
-        self._streams["text"] = _Rows(tokens, rows, keys, {})
+        self._streams["text"] = _Rows(tokens, CachedTokens.of(tokens, rows), keys, {})
         self.samples["text"] = _samples(texts, tokens, rows)
 
     def _check_slots(self, spec: RunSpec, needs: Mapping[str, FeatureNeed]) -> None:
@@ -271,9 +298,9 @@ class TrainingData(Dataset[Batch]):
                 )
 
     def _check_one_tokenizer(self) -> None:
-        digests = {rows.tokens.tokenizer_sha256 for rows in self._streams.values()}
+        digests = {rows.set.tokenizer_sha256 for rows in self._streams.values()}
         if len(digests) > 1:
-            paths = ", ".join(str(rows.tokens.path) for rows in self._streams.values())
+            paths = ", ".join(str(rows.set.path) for rows in self._streams.values())
             raise SightlineError(
                 f"{paths}: made with different tokenizers; run `sightline tokens` for both streams "
                 "with the same student"
@@ -328,15 +355,6 @@ def open_tokens(path: Path, max_length: int) -> TokenSet:
             f"{tokens.max_length}"
         )
     return tokens
-
-
-def pad(tokens: TokenSet, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Token ids of ``rows``, padded to the longest: int64 [n, L], and lengths: int64 [n]."""
-    flat, lengths = tokens.gather(rows)
-    inside = np.arange(lengths.max()) < lengths[:, None]  # (n, L)
-    ids = np.full(inside.shape, tokens.pad_token_id, dtype=np.int64)
-    ids[inside] = flat
-    return torch.from_numpy(ids), torch.from_numpy(lengths.astype(np.int64))
 
 
 def _samples(

@@ -22,17 +22,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
+from sightline import devices
 from sightline.devices import peak_memory
 from sightline.errors import SaidElsewhere, SightlineError
 from sightline.files import write_bytes
-from train.batch import Batch, Sentences
+from train.batch import Batch
 from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress, step_of
 from train.data import TrainingData
+from train.feed import make_feed
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.log_names import DEV
 from train.model import TOTAL, GroundedModel
@@ -40,6 +41,7 @@ from train.objectives.objective import Views
 from train.optimizer import learning_rate, make_optimizer
 from train.processes import Processes
 from train.run_spec import TrainConfig
+from train.watch import TakenStep, Watch, groups_of
 
 _MODEL_FILE, _OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"
 
@@ -116,18 +118,19 @@ class Loop:
         dev_score: Callable[[], float] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        if config.precision == "fp16" and device.type == "cpu":
+        if model.precision == "fp16" and device.type == "cpu":
             raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
-        AcceleratorState._reset_state(reset_partial_state=True)  # an earlier run of this process
-        self._accelerator = Accelerator(
-            cpu=device.type == "cpu",
-            mixed_precision="no" if config.precision == "fp32" else config.precision,
-        )
         self._data, self._config, self._seed = data, config, seed
+        self._batch = make_feed(data, device, config.device_cache)
         self._device, self._processes = device, processes
         self._model = model.to(device)
         # no DistributedDataParallel: what is exchanged is embeddings, and gradients once a step
-        self._optimizer: Any = self._accelerator.prepare(make_optimizer(model, config))
+        self._optimizer = make_optimizer(model, config)
+        self._scaler = GradScaler(device.type) if model.precision == "fp16" else None
+        # under fp16 the loss scaler skips a step whose gradient overflows, and halves the scale
+        self._watch = Watch(device, norm_counts=self._scaler is None)
+        self._waits = not devices.runs_ahead(device) or self._scaler is not None
+        self._started: float | None = None
         self._micro_batches = micro_batches(config, data)
         self._checkpoints, self._best, self.progress = checkpoints, best, progress
         self._dev_score = dev_score
@@ -157,15 +160,19 @@ class Loop:
             self._step()
             for callback in self._callbacks:
                 callback.step(state)
-            last = state.step == state.steps
-            if state.step % config.logging_steps == 0:
+            self._agree_to_stop()
+            every = config.save_steps or config.eval_steps
+            saves = state.step == state.steps or state.should_stop or state.step % every == 0
+            logs = state.step % config.logging_steps == 0
+            if saves or logs or self._score_is_due():
+                self._look()
+                self._pause()
+            if logs:
                 self._log(self._window.means(learning_rate(config, state.step - 1, state.steps)))
                 self._window = _Window()
-            self._agree_to_stop()
             if self._score_is_due():
                 self._select()
-            every = config.save_steps or config.eval_steps
-            if last or state.should_stop or state.step % every == 0:
+            if saves or state.should_stop:
                 self._processes.together(self._save)
             if state.should_stop:
                 break
@@ -174,68 +181,99 @@ class Loop:
         return state
 
     def _step(self) -> None:
-        """Draw, forward, backward, clip, step: the micro-batches of one optimiser step."""
+        """Draw, forward, backward, clip, step: the micro-batches of one optimiser step.
+
+        On a GPU nothing here waits for the device: `_look` does, once in `logging_steps`.
+        """
         state, config = self.state, self._config
+        if self._started is None:
+            self._started = time.perf_counter()
         first = state.step * config.gradient_accumulation
-        batches = range(first, min(first + config.gradient_accumulation, self._micro_batches))
-        started = time.perf_counter()
+        numbers = range(first, min(first + config.gradient_accumulation, self._micro_batches))
         self._model.train()
         self._optimizer.zero_grad()
-        sentences = 0
-        for k in batches:
-            batch = self._data[k]
-            self._micro_batch(batch, len(batches))
-            sentences += len(batch)
+        batches = [self._batch(k) for k in numbers]
+        terms = [self._micro_batch(batch, len(batches)) for batch in batches]
         self._processes.add_gradients(self._model.encoder)
         # every process has the whole gradient of the heads
         of_heads = (weight.grad for weight in self._model.heads.parameters())
         self._processes.follow_main([each for each in of_heads if each is not None])
-        norm = self._accelerator.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)
-        assert norm is not None
-        # under fp16 the loss scaler skips such a step and halves the scale
-        if config.precision != "fp16" and not math.isfinite(float(norm)):
-            self._stop_non_finite(batch, {"gradient norm": float(norm)})
-        rate = learning_rate(config, state.step, state.steps)
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        norm = nn.utils.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)
+        groups = groups_of(self._optimizer)
+        done = state.step, self.progress.sentences
+        self._watch.add(TakenStep(*done, batches, terms, norm, groups))
+        if self._waits:
+            self._look()
+        self._update(learning_rate(config, state.step, state.steps))
+        state.step += 1
+        self.progress.sentences += sum(map(len, batches))
+        self._window.step(norm, sum(map(len, batches)))
+        if self._waits:
+            self._pause()
+
+    def _update(self, rate: float) -> None:
+        """The optimiser's step; nothing if a step was bad that nobody has looked at."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        if self._scaler is not None:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+            return
+        if not self._waits:
+            self._optimizer.found_inf = self._watch.found_inf  # pyright: ignore[reportAttributeAccessIssue]
         self._optimizer.step()
-        state.step += 1
-        seconds = time.perf_counter() - started
-        self._window.step(float(norm), sentences, seconds)
-        self.progress.sentences += sentences
-        self.progress.seconds += seconds
 
-    def _micro_batch(self, batch: Batch, parts: int) -> None:
+    def _micro_batch(self, batch: Batch, parts: int) -> dict[str, Tensor]:
         """Gradients of one of ``parts`` micro-batches: embed, gather, terms, and back.
 
         Those of the heads are of the whole batch, those of the encoder of this process's rows.
+
+        Returns:
+            The terms, without a graph.
         """
         processes, rank = self._processes, self._processes.rank
         torch.manual_seed(_dropout_seed(self._seed, batch.k, rank))
         shares = processes.shares(len(batch))
         chunks = [batch.part(rows) for rows in chunks_of(shares[rank], self._config.chunk)]
-        own = CachedEmbeddings(
-            self._encode, [each.to(self._device) for each in chunks], self._device
-        )
+        own = CachedEmbeddings(self._model.encode, chunks, self._device)
         sentences = _leaf(processes.gathered(own.sentences, [len(rows) for rows in shares]))
         phrases, of_shares = None, [range(0)] * len(shares)
         if own.phrases is not None:
             assert batch.phrases is not None
             of_shares = [batch.phrases.range_of(rows) for rows in shares]
             phrases = _leaf(processes.gathered(own.phrases, [len(each) for each in of_shares]))
-        batch = batch.to(self._device)
-        with self._accelerator.autocast():
-            terms = self._model.terms(batch, Views(sentences[0], sentences[1], phrases))
-        total = terms[TOTAL]
-        if not torch.isfinite(total):
-            self._stop_non_finite(batch, {name: term.item() for name, term in terms.items()})
-        self._accelerator.backward(total / parts)
+        terms = self._model.terms(batch, Views(sentences[0], sentences[1], phrases))
+        loss = terms[TOTAL] / parts
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         own.backward(_rows(sentences, shares[rank]), _rows(phrases, of_shares[rank]))
+        terms = {name: term.detach() for name, term in terms.items()}
         self._window.add(terms, self._model.objective.statistics(batch), parts)
+        return terms
 
-    def _encode(self, sentences: Sentences) -> tuple[Tensor, Tensor | None]:
-        with self._accelerator.autocast():
-            return self._model.encode(sentences)
+    def _look(self) -> None:
+        """Wait for the device; stop if a step since the last look was not finite.
+
+        All processes have the same gradients, so they find the same step.
+        """
+        bad = self._watch.look()
+        if bad is not None:
+            self._undo(bad)
+            self._stop_non_finite(*bad.culprit)
+
+    def _undo(self, bad: TakenStep) -> None:
+        """Go back to before a step since which the optimiser has changed nothing."""
+        self.state.step, self.progress.sentences = bad.step, bad.sentences
+        self._optimizer.param_groups = bad.groups
+
+    def _pause(self) -> None:
+        """Count the time since the first step after the last pause."""
+        if self._started is not None:
+            seconds = time.perf_counter() - self._started
+            self._window.seconds += seconds
+            self.progress.seconds += seconds
+            self._started = None
 
     def keep(self) -> int:
         """Write the checkpoint of the last finished step, unless it exists.
@@ -247,6 +285,8 @@ class Loop:
         Returns:
             The step that is kept, 0 for none.
         """
+        if (bad := self._watch.look()) is not None:
+            self._undo(bad)
         newest = self._checkpoints.newest()
         kept = 0 if newest is None else step_of(newest)
         if kept >= self.state.step:
@@ -321,10 +361,9 @@ class Loop:
         made.mkdir(parents=True, exist_ok=True)
         weights = {name: value.contiguous() for name, value in self._model.state_dict().items()}
         save_file(weights, made / _MODEL_FILE, metadata={"format": "pt"})
-        scaler = self._accelerator.scaler
         state = {
             "optimizer": self._optimizer.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
         }
         torch.save(state, made / _OPTIMIZER_FILE)
         (made / STATE_FILE).write_text(json.dumps(asdict(self.state)))
@@ -334,8 +373,8 @@ class Loop:
         self._model.load_state_dict(load_file(checkpoint / _MODEL_FILE))
         found = torch.load(checkpoint / _OPTIMIZER_FILE, map_location="cpu", weights_only=True)
         self._optimizer.load_state_dict(found["optimizer"])
-        if self._accelerator.scaler is not None and found["scaler"] is not None:
-            self._accelerator.scaler.load_state_dict(found["scaler"])
+        if self._scaler is not None and found["scaler"] is not None:
+            self._scaler.load_state_dict(found["scaler"])
         state = read_state(checkpoint)
         self.state.step, self.state.log, self.state.best = state.step, state.log, state.best
 
@@ -394,30 +433,30 @@ class _Window:
     def __init__(self) -> None:
         self._sums: defaultdict[str, list[Any]] = defaultdict(lambda: [0.0, 0])
         self._loss: Any = 0.0
+        self._norm: Any = 0.0
         self._steps = self._sentences = 0
-        self._seconds = self._norm = 0.0
+        self.seconds = 0.0
 
     def add(self, terms: dict[str, Tensor], statistics: dict[str, Tensor], parts: int) -> None:
         """Take the terms of one of ``parts`` micro-batches of a step."""
-        self._loss = self._loss + terms[TOTAL].detach() / parts
+        self._loss = self._loss + terms[TOTAL] / parts
         figures = {f"loss_{name}": term for name, term in terms.items() if name != TOTAL}
         for name, figure in {**figures, **statistics}.items():
             sums = self._sums[name]
-            sums[0] = sums[0] + figure.detach().float()
+            sums[0] = sums[0] + figure.float()
             sums[1] += 1
 
-    def step(self, norm: float, sentences: int, seconds: float) -> None:
+    def step(self, norm: Tensor, sentences: int) -> None:
         self._steps, self._norm = self._steps + 1, norm
         self._sentences += sentences
-        self._seconds += seconds
 
     def means(self, rate: float) -> dict[str, float]:
         """The log entry: means of the terms, the last gradient norm and learning rate."""
-        entry = {"loss": float(self._loss) / self._steps, "grad_norm": self._norm}
+        entry = {"loss": float(self._loss) / self._steps, "grad_norm": float(self._norm)}
         entry["learning_rate"] = rate
         entry |= {name: float(value) / count for name, (value, count) in self._sums.items()}
-        if self._seconds > 0:
-            entry["sentences_per_second"] = self._sentences / self._seconds
+        if self.seconds > 0:
+            entry["sentences_per_second"] = self._sentences / self.seconds
         return entry
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sightline import devices
+from sightline.devices import to_device
 from sightline.encoder_folder import (
     fit_pooler,
     load_model,
@@ -20,18 +23,33 @@ from sightline.encoder_folder import (
 from sightline.errors import SightlineError
 from sightline.pooling import needs_hidden_states, pool
 from sightline.pooling_names import Pooling
-from train.batch import Batch, Sentences
+from train.batch import Batch, Phrases, Sentences
 from train.length_groups import group_overhead, length_groups
 from train.objectives.objective import Objective, Views
 from train.phrase_embeddings import phrase_embeddings
-from train.run_spec import StudentConfig
+from train.run_spec import Precision, StudentConfig
 
+Embed = Callable[..., tuple[Tensor, Tensor]]
 TOTAL = "total"
 """Name under which the weighted sum of the terms is returned."""
 
 
+_BUCKET = 8
+"""Compiled code pads a batch to a multiple of so many tokens, so that few shapes are compiled."""
+_TAKE_4D = {"bert", "roberta", "xlm-roberta"}
+"""Encoders that take a mask for every query."""
+_GRAPHS = 64
+"""Shapes that may be compiled before PyTorch would go on without compiling."""
+
+
 class GroundedModel(nn.Module):
-    """A student encoder with the heads of one objective; its forward pass gives the loss terms."""
+    """A student encoder with the heads of one objective; its forward pass gives the loss terms.
+
+    Precision is that of the encoder, whose weights stay float32. Under ``bf16`` they are rounded
+    once per forward pass, which then runs in bfloat16 throughout: gradients reach the float32
+    weights. ``fp16``, whose range is too small for that, runs under autocast. Embeddings leave the
+    encoder as float32; heads and losses are at least float32.
+    """
 
     def __init__(
         self,
@@ -40,6 +58,9 @@ class GroundedModel(nn.Module):
         pooling: Pooling,
         dims: Mapping[str, int],
         group_overhead: int | None = None,
+        *,
+        precision: Precision = "fp32",
+        compiled_rows: int | None = None,
     ) -> None:
         """
         Args:
@@ -47,6 +68,8 @@ class GroundedModel(nn.Module):
             dims: slot → width of the objective's cached features.
             group_overhead: cost of another length group, in tokens; None uses the value measured
                 for the batch's device and the encoder's width (see `length_groups`).
+            compiled_rows: compile the encoder (`torch.compile`) for batches of so many rows; others
+                run as they are. None compiles nothing.
         """
         super().__init__()
         self.encoder = encoder
@@ -55,6 +78,9 @@ class GroundedModel(nn.Module):
         self.objective = objective
         self.pooling: Pooling = pooling
         self.group_overhead = group_overhead
+        self.precision: Precision = precision
+        self.compiled_rows = compiled_rows
+        self._compiled = compiled(self._embed) if compiled_rows is not None else self._embed
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`."""
@@ -77,23 +103,21 @@ class GroundedModel(nn.Module):
             Sentence embeddings [2, n, d] in the dtype of the encoder's weights, and phrase
             embeddings [2, p, d] (None without phrases, or if the objective does not read them).
         """
+        device, dtype = sentences.input_ids.device, self.encoder.dtype
         if not len(sentences):
             nothing = next(self.encoder.parameters()).new_zeros(2, 0, self.width)
             return nothing, None if sentences.phrases is None else nothing
-        overhead = self.group_overhead
-        if overhead is None:
-            overhead = group_overhead(sentences.input_ids.device.type, self.width)
-        total, widest = sentences.input_ids.shape
-        # one group needs no lengths on the host, and so no wait for the accelerator
-        lengths = [widest] * total if overhead is None else sentences.lengths.tolist()
-        groups = length_groups(lengths, overhead)
+        is_compiled = len(sentences) == self.compiled_rows
+        embed = self._compiled if is_compiled else self._embed
+        overhead = None if is_compiled else self._overhead(device)
+        groups = length_groups(sentences.lengths.tolist(), overhead)
+        weights = self._rounded_weights()
         pooled, of_phrases, order = [], [], []
         for rows in groups:
-            longest = max(lengths[row] for row in rows)
             part, numbers = (sentences, None) if len(groups) == 1 else _group(sentences, rows)
-            ids = part.input_ids[:, :longest]
-            mask = torch.arange(longest, device=ids.device) < part.lengths[:, None]  # (n, L)
-            vectors, states = self._encode(torch.cat([ids, ids]), torch.cat([mask, mask]))
+            ids, mask = _padded(part, _BUCKET if is_compiled else 1)
+            with self._autocast(device):
+                vectors, states = embed(torch.cat([ids, ids]), torch.cat([mask, mask]), weights)
             pooled.append(vectors.unflatten(0, (2, len(rows))))  # (2, n, d)
             if self.objective.needs_phrases and part.phrases is not None:
                 views = states.unflatten(0, (2, len(rows)))
@@ -101,22 +125,57 @@ class GroundedModel(nn.Module):
                     torch.stack([phrase_embeddings(each, part.phrases) for each in views])
                 )
                 order.append(numbers)
-        dtype = self.encoder.dtype
-        whole = torch.tensor([row for rows in groups for row in rows], device=mask.device)
+        if len(groups) == 1:
+            return pooled[0].to(dtype), of_phrases[0].to(dtype) if of_phrases else None
+        whole = torch.tensor([row for rows in groups for row in rows], device=device)
         embeddings = torch.cat(pooled, dim=1)[:, torch.argsort(whole)].to(dtype)
         if not of_phrases:
             return embeddings, None
-        phrases = torch.cat(of_phrases, dim=1)  # (2, p, d)
-        if len(groups) > 1:
-            phrases = phrases[:, torch.argsort(torch.cat(order))]
+        phrases = torch.cat(of_phrases, dim=1)[:, torch.argsort(torch.cat(order))]  # (2, p, d)
         return embeddings, phrases.to(dtype)
 
-    def _encode(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Sentence embeddings [n, d] and last hidden states [n, L, d] of one padded group."""
-        output: Any = self.encoder(
-            input_ids=ids,
-            attention_mask=mask.to(torch.int64),
-            output_hidden_states=needs_hidden_states(self.pooling),
+    def _overhead(self, device: torch.device) -> int | None:
+        if self.group_overhead is not None:
+            return self.group_overhead
+        return group_overhead(device.type, self.width)
+
+    def _rounded_weights(self) -> dict[str, Tensor] | None:
+        """The encoder's weights in bfloat16, with a graph to its own; None to use these."""
+        if self.precision != "bf16":
+            return None
+        return {name: each.to(torch.bfloat16) for name, each in self.encoder.named_parameters()}
+
+    def _autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, torch.float16, enabled=self.precision == "fp16")
+
+    def _attention_mask(self, mask: Tensor) -> Tensor:
+        """``mask`` as the encoder takes it: [n, L], or [n, 1, L, L].
+
+        From [n, L] transformers reads back whether anything is masked, which on a GPU would wait
+        for all that came before. It takes [n, 1, L, L] as it is.
+        """
+        if devices.runs_ahead(mask.device) and self.encoder.config.model_type in _TAKE_4D:
+            low = {"bf16": torch.bfloat16, "fp16": torch.float16}
+            return _additive(mask, low.get(self.precision, self.encoder.dtype))
+        return mask.to(torch.int64)
+
+    def _embed(
+        self, ids: Tensor, mask: Tensor, weights: dict[str, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Sentence embeddings [n, d] and last hidden states [n, L, d] of one padded group.
+
+        Args:
+            weights: of the encoder, in place of its own.
+        """
+        given = {
+            "input_ids": ids,
+            "attention_mask": self._attention_mask(mask),
+            "output_hidden_states": needs_hidden_states(self.pooling),
+        }
+        output: Any = (
+            self.encoder(**given)
+            if weights is None
+            else functional_call(self.encoder, weights, (), given)
         )
         last = output.last_hidden_state
         vectors = pool(
@@ -129,17 +188,59 @@ class GroundedModel(nn.Module):
         return vectors, last
 
 
-def _group(sentences: Sentences, rows: list[int]) -> tuple[Sentences, Tensor | None]:
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 at tokens, the lowest number elsewhere: [n, 1, L, L], for every query."""
+    lowest = torch.finfo(dtype).min
+    added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
+    return added[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+
+
+def compiled(function: Embed) -> Embed:
+    """``function`` by `torch.compile`, for a few shapes.
+
+    Raises:
+        SightlineError: when it is called, if it cannot be compiled on this machine.
+    """
+    from torch._dynamo import config, exc  # takes seconds
+
+    made = torch.compile(function, dynamic=False)
+
+    def run(*given: Any) -> tuple[Tensor, Tensor]:
+        try:
+            with config.patch(cache_size_limit=_GRAPHS):
+                return made(*given)
+        except exc.TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise SightlineError(
+                f"train.compile is on, but torch.compile fails here: {reason}; install a C++ "
+                "compiler (and on a GPU triton), or set it to off"
+            ) from error
+
+    return run
+
+
+def _padded(sentences: Sentences, multiple: int) -> tuple[Tensor, Tensor]:
+    """Token ids [n, L] and mask: bool [n, L]; L is the longest row, rounded up to ``multiple``."""
+    longest = -(-int(sentences.lengths.max()) // multiple) * multiple
+    ids = sentences.input_ids[:, :longest]
+    if ids.shape[1] < longest:  # masked, so any id will do
+        ids = nn.functional.pad(ids, (0, longest - ids.shape[1]))
+    inside = np.arange(longest) < sentences.lengths[:, None]
+    return ids, to_device(torch.from_numpy(inside), ids.device)
+
+
+def _group(sentences: Sentences, rows: list[int]) -> tuple[Sentences, Tensor]:
     """Some ``rows``, in that order, and the numbers of their phrases."""
     ids, lengths = sentences.input_ids[rows], sentences.lengths[rows]
-    if sentences.phrases is None:
-        return Sentences(ids, lengths), None
+    phrases = sentences.phrases
+    if phrases is None:
+        return Sentences(ids, lengths), torch.empty(0, dtype=torch.int64)
     place = torch.full((len(sentences),), -1, device=ids.device)
     place[rows] = torch.arange(len(rows), device=ids.device)
-    owners = place[sentences.phrases.owners]
+    owners = place[phrases.owners]
     numbers = torch.nonzero(owners >= 0).ravel()
-    phrases = sentences.phrases.map(lambda each: each[numbers])
-    return Sentences(ids, lengths, replace(phrases, owners=owners[numbers])), numbers
+    found = (owners[numbers], phrases.starts[numbers], phrases.ends[numbers])
+    return Sentences(ids, lengths, Phrases(*found, phrases.counts[rows])), numbers
 
 
 def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pipeline.cache import FeatureSet, PhraseTokens, RaggedPhrases, TokenSet, ranges
 from sightline.errors import SightlineError
 from train.batch import Phrases
+from train.lookup import CachedFeatures, FeatureLookup
 from train.pairs import Pairs
 
 
@@ -25,7 +26,7 @@ class ObjectRows:
         path: the phrase token file.
         offsets: int64 [n + 1]; phrases of pair i are offsets[i] … offsets[i + 1] − 1.
         starts, ends: int64 [m] token spans.
-        features: slot → feature set, and its row for each phrase, int64 [m].
+        features: slot → features of the object of each phrase.
         dropped: phrases left out because their object could not be extracted.
     """
 
@@ -33,7 +34,7 @@ class ObjectRows:
     offsets: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
-    features: Mapping[str, tuple[FeatureSet, NDArray[np.int64]]]
+    features: Mapping[str, FeatureLookup]
     dropped: int = 0
 
     @classmethod
@@ -75,7 +76,9 @@ class ObjectRows:
         failed = {key for features in sets.values() for key in features.failed}
         bad = np.array([key.tobytes() in failed for key in found.cutouts], dtype=bool)
         found = _without(found, bad)
-        features = {slot: (each, rows_of(slot, found.cutouts)) for slot, each in sets.items()}
+        features = {
+            slot: CachedFeatures(each, rows_of(slot, found.cutouts)) for slot, each in sets.items()
+        }
         starts, ends = found.starts.astype(np.int64), found.ends.astype(np.int64)
         file = phrase_tokens.path
         return cls(file, found.offsets, starts, ends, features, int(bad.sum()))
@@ -90,10 +93,13 @@ class ObjectRows:
         next_ = np.arange(len(self.starts)) + 1
         full = counts > 0
         next_[self.offsets[1:][full] - 1] = self.offsets[:-1][full]
-        return replace(
-            self,
-            features={slot: (each, rows[next_]) for slot, (each, rows) in self.features.items()},
-        )
+        features = {slot: each.of(next_) for slot, each in self.features.items()}
+        return replace(self, features=features)
+
+    def moved(self, device: torch.device) -> ObjectRows:
+        """The same phrases with the features on ``device``."""
+        features = {slot: each.moved(device) for slot, each in self.features.items()}
+        return replace(self, features=features)
 
     def take(self, pairs: NDArray[np.int64]) -> tuple[Phrases, dict[str, Tensor]]:
         """Phrases of ``pairs``, and slot → features of their objects: float32 [P, D]."""
@@ -101,12 +107,9 @@ class ObjectRows:
         counts = self.offsets[pairs + 1] - begin
         index = ranges(begin, counts)
         owners = np.repeat(np.arange(len(pairs)), counts)
-        phrases = Phrases(*map(torch.from_numpy, (owners, self.starts[index], self.ends[index])))
-        features = {
-            slot: torch.from_numpy(each.gather(rows[index]).astype(np.float32, copy=False))
-            for slot, (each, rows) in self.features.items()
-        }
-        return phrases, features
+        owners, starts, ends = map(torch.from_numpy, (owners, self.starts[index], self.ends[index]))
+        features = {slot: each.take(index) for slot, each in self.features.items()}
+        return Phrases(owners, starts, ends, counts), features
 
 
 def _without(found: RaggedPhrases, bad: NDArray[np.bool_]) -> RaggedPhrases:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from train.batch import Phrases
 
@@ -18,6 +18,7 @@ def phrase_embeddings(tokens: Tensor, phrases: Phrases) -> Tensor:
     position = torch.arange(longest, device=tokens.device)
     inside = (position >= phrases.starts[:, None]) & (position < phrases.ends[:, None])  # (P, L)
     shares = inside / (phrases.ends - phrases.starts)[:, None]
-    owners = nn.functional.one_hot(phrases.owners, count)  # (P, N)
+    # not one_hot, which reads the largest owner back from the device
+    owners = phrases.owners[:, None] == torch.arange(count, device=tokens.device)  # (P, N)
     of_tokens = owners[:, :, None] * shares[:, None, :]  # (P, N, L)
     return of_tokens.flatten(1).to(tokens.dtype) @ tokens.flatten(0, 1)

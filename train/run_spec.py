@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sightline.pooling_names import Pooling
 
 Precision = Literal["fp32", "bf16", "fp16"]
+AUTO = "auto"
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
@@ -50,7 +51,8 @@ class TrainConfig(_Strict):
         learning_rate: AdamW's peak; it decays linearly to 0.
         epochs: passes; one has as many steps as both streams have batches. Or give `max_steps`.
         max_steps: optimiser steps. Exactly one of the two must be given.
-        precision: arithmetic of the encoder; the losses are always at least float32.
+        precision: arithmetic of the encoder; heads and losses are always at least float32. `auto`
+            times fp32 and bf16 and takes the faster one (see `train.precision_probe`).
         gradient_accumulation: micro-batches of one optimiser step.
         optimizer: ``released`` is AdamW as in the published runs, ``torch`` is PyTorch's; see
             `train.optimizer`.
@@ -67,6 +69,9 @@ class TrainConfig(_Strict):
         text_stream: false omits the stream of plain sentences: every step is a paired batch
             (the papers' "flickr" and "coco" settings).
         device: where to train; `auto` tries CUDA, then MPS, then the CPU.
+        device_cache: share of a GPU's memory that token ids and features may take. If they need
+            more, a thread reads them from the host, a batch ahead.
+        compile: `on` compiles the encoder with `torch.compile`.
     """
 
     batch_size: int = Field(default=64, ge=2)
@@ -74,7 +79,7 @@ class TrainConfig(_Strict):
     learning_rate: float = Field(default=3e-5, gt=0, allow_inf_nan=False)
     epochs: int | None = Field(default=None, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
-    precision: Precision = "fp32"
+    precision: Precision | Literal["auto"] = "fp32"
     gradient_accumulation: int = Field(default=1, ge=1)
     optimizer: Literal["released", "torch"] = "released"
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -89,6 +94,8 @@ class TrainConfig(_Strict):
     keep_last: bool = True
     text_stream: bool = True
     device: Device = "auto"
+    device_cache: float = Field(default=0.25, ge=0, lt=1)
+    compile: Literal["off", "on"] = "off"
 
     @model_validator(mode="after")
     def _chunk_is_of_a_batch(self) -> TrainConfig:
@@ -138,6 +145,8 @@ class RunSpec(_Strict):
         features: slot of the objective → folder of the feature set.
         dev: SentEval's STSBenchmark folder or a similarity TSV; None trains without selection.
         out: folder of the run; see `train_run`.
+        precision_file: where the runs of a study keep what `train.precision: auto` measured, so
+            that all take the same; None measures for this run alone.
     """
 
     run: str = Field(min_length=1)
@@ -151,6 +160,7 @@ class RunSpec(_Strict):
     features: dict[str, Path] = {}
     dev: Path | None = None
     out: Path
+    precision_file: Path | None = None
 
     @model_validator(mode="after")
     def _some_stream(self) -> RunSpec:

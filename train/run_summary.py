@@ -12,6 +12,7 @@ from sightline.digest import digest
 from sightline.errors import SightlineError
 from train.feature_use import FeatureUse
 from train.log_names import DEV
+from train.probe_record import PrecisionProbe
 
 FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"
@@ -41,6 +42,7 @@ class RunSummary(BaseModel):
         processes: how many processes trained it; several numbers if it was resumed with a
             different number of them.
         device, precision: used for training.
+        precision_probe: why, if `train.precision` was `auto`.
         files: what the run left beside this file, by name.
     """
 
@@ -71,6 +73,7 @@ class RunSummary(BaseModel):
     processes: tuple[int, ...] = (1,)
     device: str = ""
     precision: str = ""
+    precision_probe: PrecisionProbe | None = None
     spec_digest: str
     code: dict[str, str]
     accepted_code: tuple[str, ...] = ()
@@ -115,6 +118,8 @@ class RunSummary(BaseModel):
         if self.best_step is not None:
             best = dict(self.dev_history)[self.best_step]
             parts.append(f"best dev score {best:.2f} at step {self.best_step:,}")
+        if self.precision_probe is not None:
+            parts.append(f"precision auto: {self.precision_probe}")
         if any(used.untrained for used in self.features.values()):
             parts.append("features from untrained weights")
         doubts = dict.fromkeys(used.doubt for used in self.features.values() if used.doubt)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,13 +35,16 @@ from train.export import (
     export_model,
 )
 from train.feature_use import FeatureUse
+from train.gradient_cache import chunks_of
 from train.loop import Callback, Loop, LoopState, micro_batches, read_state
 from train.model import GroundedModel, check_tokenizer, load_student
 from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
+from train.precision_probe import probed
+from train.probe_record import PrecisionProbe
 from train.processes import ARRIVAL_LIMIT, LostProcess, Processes
 from train.run_folder import RunFolder
-from train.run_spec import RunSpec
+from train.run_spec import AUTO, Precision, RunSpec
 from train.run_summary import RunSummary
 from train.selection import dev_score
 from train.stop import StopAtStep
@@ -82,11 +86,13 @@ def train_run(
             _require_one_run(processes, digest([inputs.digest, inputs.code]))
             folder = RunFolder(spec.out, _paths(spec), 0.0 if processes.main else _PATIENCE)
             tell = (say or to_stderr) if processes.main else _nobody
+            if spec.train.precision == AUTO:
+                inputs = _with_precision(inputs, folder, processes, tell)
             with ExitStack() as stack:
                 made = processes.together(lambda: _claimed(stack, folder, processes))
                 text = processes.from_main(lambda: _finished(folder, inputs, tell))
                 if not text:
-                    text = _run(spec, inputs, folder, made, processes, stop, say, callbacks or [])
+                    text = _run(inputs, folder, made, processes, stop, say, callbacks or [])
                 return RunSummary.model_validate_json(text)
     finally:
         stop.restore()
@@ -133,12 +139,21 @@ def _require_one_run(processes: Processes, digest: str) -> None:
 class _Inputs:
     """The inputs of a run, checked against each other, their digest, and that of the code."""
 
+    spec: RunSpec
     objective: Objective
     device: torch.device
     data: TrainingData
     dev: GradedPairs | None
     digest: str
     code: dict[str, str]
+    precision_probe: PrecisionProbe | None = None
+
+    def of_probe(self, probe: PrecisionProbe) -> _Inputs:
+        """The same with the precision that a probe chose; the digest is that of asking for it."""
+        train = self.spec.train.model_copy(update={"precision": probe.choice})
+        spec = self.spec.model_copy(update={"train": train})
+        digest = spec_digest(spec, self.objective, self.data, self.dev)
+        return replace(self, spec=spec, digest=digest, precision_probe=probe)
 
     @classmethod
     def open(cls, spec: RunSpec, processes: Processes) -> _Inputs:
@@ -156,11 +171,41 @@ class _Inputs:
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_dev_set(spec.dev)
         code = code_of(modules_of(spec.objective, spec.parameters))
-        return cls(objective, device, data, dev, spec_digest(spec, objective, data, dev), code)
+        digest = spec_digest(spec, objective, data, dev)
+        return cls(spec, objective, device, data, dev, digest, code)
+
+
+def _with_precision(inputs: _Inputs, folder: RunFolder, processes: Processes, tell: Say) -> _Inputs:
+    """``inputs`` with the precision of the finished or begun run that they are of, or a new one."""
+
+    def chosen() -> str:
+        for probe in _earlier_probes(folder):
+            begun = folder.checkpoints.newest()
+            same = inputs.of_probe(probe).digest
+            finished = RunSummary.load(folder.path)
+            if (finished is not None and finished.spec_digest == same) or (
+                begun is not None and folder.checkpoints.read(begun).digest == same
+            ):
+                return probe.model_dump_json()
+        rows = _rows_at_once(inputs.spec, processes)
+        return probed(inputs.spec, inputs.data, inputs.device, rows).model_dump_json()
+
+    probe = PrecisionProbe.model_validate_json(processes.from_main(chosen))
+    tell(f"{inputs.spec.run}: precision auto: {probe}")
+    return inputs.of_probe(probe)
+
+
+def _earlier_probes(folder: RunFolder) -> Iterator[PrecisionProbe]:
+    """What the runs in ``folder`` measured."""
+    finished = RunSummary.load(folder.path)
+    if finished is not None and finished.precision_probe is not None:
+        yield finished.precision_probe
+    newest = folder.checkpoints.newest()
+    if newest is not None and (text := folder.checkpoints.read(newest).precision_probe):
+        yield PrecisionProbe.model_validate_json(text)
 
 
 def _run(
-    spec: RunSpec,
     inputs: _Inputs,
     folder: RunFolder,
     made: Path | None,
@@ -176,7 +221,7 @@ def _run(
         stop: holds signals back from code that they would interrupt.
     """
     tell = (say or to_stderr) if processes.main else _nobody
-    objective, data, dev = inputs.objective, inputs.data, inputs.dev
+    spec, objective, data, dev = inputs.spec, inputs.objective, inputs.data, inputs.dev
     found = processes.from_main(lambda: _checkpoint_to_resume(spec, inputs, folder, tell))
     resume, progress = processes.together(lambda: _progress(spec, inputs, folder, found))
     if progress.processes[-1:] != [processes.count]:
@@ -185,7 +230,14 @@ def _run(
 
     torch.manual_seed(spec.seed)  # before the heads are drawn
     encoder, tokenizer = processes.together(lambda: _student(spec, data))
-    model = GroundedModel(encoder, objective, spec.student.pooling, data.dims)
+    model = GroundedModel(
+        encoder,
+        objective,
+        spec.student.pooling,
+        data.dims,
+        precision=_settled(spec.train.precision),
+        compiled_rows=_rows_at_once(spec, processes) if spec.train.compile == "on" else None,
+    )
     embedder = Embedder(encoder, tokenizer, spec.student.pooling)
     processes.from_main(lambda: _begin(spec, inputs, folder, resume, tell))
     size = spec.train.eval_batch_size
@@ -237,6 +289,17 @@ def _run(
         return folder.finish(summary, results).model_dump_json(by_alias=True)
 
     return processes.from_main(finish)
+
+
+def _settled(precision: Precision | Literal["auto"]) -> Precision:
+    assert precision != AUTO
+    return precision
+
+
+def _rows_at_once(spec: RunSpec, processes: Processes) -> int:
+    """Rows that the encoder gets in a call, in every full batch."""
+    share = processes.shares(spec.train.batch_size)[processes.rank]
+    return len(chunks_of(share, spec.train.chunk)[0])
 
 
 def _warn(spec: RunSpec, objective: Objective, data: TrainingData, tell: Say) -> str:
@@ -305,11 +368,14 @@ def spec_digest(
     The paths of inputs and result, and how often something is logged, do not change it.
     """
     body: dict[str, Any] = spec.model_dump(
-        mode="json", exclude={"out", "pairs", "text", "features", "dev", "parameters", "run"}
+        mode="json",
+        exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "precision_file"},
     )
     body["parameters"] = objective.describe()
-    for name in ("logging_steps", "save_steps"):
+    for name in ("logging_steps", "save_steps", "device_cache"):
         body["train"].pop(name)
+    if spec.train.compile == "off":  # as before it could be on
+        body["train"].pop("compile")
     if spec.train.chunk is None:  # as before chunks existed
         body["train"].pop("chunk")
     files: dict[str, Path] = {}
@@ -364,8 +430,13 @@ def _progress(
 ) -> tuple[Path | None, Progress]:
     """The checkpoint that process 0 found, and the run's progress; a new run without one."""
     if not checkpoint:
+        probe = inputs.precision_probe
         return None, Progress(
-            inputs.digest, digest(inputs.code), processes=[], optimizer=spec.train.optimizer
+            inputs.digest,
+            digest(inputs.code),
+            processes=[],
+            optimizer=spec.train.optimizer,
+            precision_probe="" if probe is None else probe.model_dump_json(),
         )
     path = folder.checkpoints.folder / checkpoint
     if not path.is_dir():
@@ -437,6 +508,7 @@ def _summarise(
         processes=tuple(progress.processes),
         device=device_name(inputs.device),
         precision=spec.train.precision,
+        precision_probe=inputs.precision_probe,
         spec_digest=inputs.digest,
         code=inputs.code,
     )

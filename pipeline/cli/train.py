@@ -45,7 +45,9 @@ def train(
         int | None, typer.Option(min=1, help="Epochs; default: 3, unless --max-steps is given.")
     ] = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Maximum optimiser steps.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="fp32, bf16, fp16, or auto: the faster of the first two.")
+    ] = "fp32",
     eval_steps: Annotated[int, typer.Option(min=1, help="Steps between dev evaluations.")] = 125,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     as_json: JSON = False,

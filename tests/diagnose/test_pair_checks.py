@@ -121,7 +121,7 @@ def test_the_removed_share_is_what_the_objective_computes(world, variant):
             "image": torch.from_numpy(images.take([world.image_key(n) for n, _ in rows])),
             "text": torch.from_numpy(texts.take(keys)),
         }
-        ids, lengths = torch.ones(len(rows), 2, dtype=torch.int64), torch.full((len(rows),), 2)
+        ids, lengths = torch.ones(len(rows), 2, dtype=torch.int64), np.full(len(rows), 2)
         batch = Batch(k, 3, "pairs", ids, lengths, features, keys, None)
         for name, share in objective.statistics(batch).items():
             shares[name.removeprefix("removed_")].append(float(share))

@@ -281,8 +281,8 @@ def test_ties_and_mismatched_images_are_redrawn_in_every_batch_and_again_after_a
 
 def test_losses_and_gradients_are_finite_under_bf16(world: World, features: Features) -> None:
     model, data = case_of(world, features).build()
-    with torch.autocast("cpu", torch.bfloat16):
-        terms = model(paired(data))
+    model.precision = "bf16"
+    terms = model(paired(data))
     terms["total"].backward()
     assert {term.dtype for term in terms.values()} == {torch.float32}
     gradients = [w.grad for w in model.parameters() if w.grad is not None]

@@ -44,7 +44,7 @@ def test_features_and_ids_of_a_batch_belong_to_its_texts(world: World) -> None:
         batch = data[k]
         flat, lengths = tokens.gather(tokens.rows(batch.keys))
         assert batch.lengths.tolist() == lengths.tolist()
-        inside = torch.arange(batch.input_ids.shape[1]) < batch.lengths[:, None]
+        inside = torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
         assert batch.input_ids[inside].tolist() == flat.tolist()
         assert (batch.input_ids[~inside] == tokens.pad_token_id).all()
         if batch.stream == "pairs":

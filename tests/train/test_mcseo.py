@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import MAX_LENGTH, World
@@ -129,8 +130,8 @@ def test_losses_and_gradients_are_finite_under_bf16(world, features, objects):
     model, data = case_of(world, features, objects, **OWN_NUMBERS).build()
     batch = paired(data)
     exact = model(batch)
-    with torch.autocast("cpu", torch.bfloat16):
-        terms = model(batch)
+    model.precision = "bf16"
+    terms = model(batch)
     terms["total"].backward()
     assert {term.dtype for term in terms.values()} == {torch.float32}
     assert all(torch.isfinite(w.grad).all() for w in model.parameters() if w.grad is not None)
@@ -146,13 +147,20 @@ def test_defaults_are_the_papers():
     assert told["temperature"] == told["image_temperature"] == told["object_temperature"] == 0.05
 
 
+def without(phrases: Phrases) -> Phrases:
+    """The same captions without a phrase."""
+    spans = (each[:0] for each in (phrases.owners, phrases.starts, phrases.ends))
+    return Phrases(*spans, np.zeros_like(phrases.counts))
+
+
 def test_phrase_embeddings_are_means_over_their_tokens():
     tokens = torch.randn(3, 5, 4)
-    phrases = Phrases(torch.tensor([2, 0, 2]), torch.tensor([1, 0, 0]), torch.tensor([2, 5, 3]))
+    spans = torch.tensor([1, 0, 0]), torch.tensor([2, 5, 3])
+    phrases = Phrases(torch.tensor([2, 0, 2]), *spans, np.array([1, 0, 2]))
     found = phrase_embeddings(tokens, phrases)
     expected = torch.stack([tokens[2, 1], tokens[0].mean(dim=0), tokens[2, :3].mean(dim=0)])
     torch.testing.assert_close(found, expected)
-    none = phrase_embeddings(tokens, phrases.map(lambda each: each[:0]))
+    none = phrase_embeddings(tokens, without(phrases))
     assert none.shape == (0, 4)
 
 
@@ -162,7 +170,7 @@ def test_a_batch_without_phrases_has_an_object_term_of_zero_with_a_graph(world, 
     assert batch.phrases is not None
     empty = replace(
         batch,
-        phrases=batch.phrases.map(lambda each: each[:0]),
+        phrases=without(batch.phrases),
         features={**batch.features, "object": batch.features["object"][:0]},
     )
     terms = model(empty)
@@ -180,11 +188,14 @@ def test_phrases_of_a_batch_follow_its_rows(world, features, objects):
         for row, key in enumerate(batch.keys)
         for start, end, cutout in objects.named[key.tobytes()]
     ]
-    found = zip(*(each.tolist() for each in batch.phrases.__dict__.values()), strict=True)
+    phrases = batch.phrases
+    spans = (each.tolist() for each in (phrases.owners, phrases.starts, phrases.ends))
+    found = zip(*spans, strict=True)
     assert list(found) == [each[:3] for each in expected]
     for row, each in zip(batch.features["object"].double(), expected, strict=True):
         assert (row.numpy() == each[3]).all()
     counts = [len(objects.named[key.tobytes()]) for key in batch.keys]
+    assert phrases.counts.tolist() == counts
     assert contrasted(batch).tolist() == [count >= 2 for count in counts]
 
 
@@ -309,7 +320,9 @@ def test_captions_with_one_phrase_each_cause_a_warning(world, features, objects)
     batch = paired(data)
     assert batch.phrases is not None
     assert objective.warnings([batch]) == []
-    lone = torch.nonzero(torch.diff(batch.phrases.owners, prepend=torch.tensor([-1]))).ravel()
-    single = replace(batch, phrases=batch.phrases.map(lambda each: each[lone]))
+    phrases = batch.phrases
+    lone = torch.nonzero(torch.diff(phrases.owners, prepend=torch.tensor([-1]))).ravel()
+    spans = (each[lone] for each in (phrases.owners, phrases.starts, phrases.ends))
+    single = replace(batch, phrases=Phrases(*spans, phrases.counts.clip(max=1)))
     (line,) = objective.warnings([single])
     assert "no caption of the first 1 paired steps has two phrases" in line

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import World
@@ -111,8 +112,10 @@ def test_a_part_of_a_batch_is_encoded_as_within_it(
 def with_phrases(batch: Batch) -> Batch:
     """Two phrases in every row: [CLS], and all of it."""
     owners = torch.arange(len(batch)).repeat_interleave(2)
-    ends = torch.stack([torch.ones_like(batch.lengths), batch.lengths], dim=1).ravel()
-    return replace(batch, phrases=Phrases(owners, torch.zeros_like(ends), ends))
+    lengths = torch.from_numpy(batch.lengths)
+    ends = torch.stack([torch.ones_like(lengths), lengths], dim=1).ravel()
+    counts = np.full(len(batch), 2)
+    return replace(batch, phrases=Phrases(owners, torch.zeros_like(ends), ends, counts))
 
 
 @pytest.mark.parametrize("objective", ["simcse", "mcse"])

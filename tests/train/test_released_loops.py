@@ -170,7 +170,8 @@ class Setting:
             slots = self.system.slots.items() if stream == "pairs" else ()
             rows = {s: torch.stack(self.features.of(n, found)).to(self.dtype) for s, n in slots}
             generator = dataclasses.replace(found, k=step).generator()
-            return Sentences(found.input_ids, found.lengths, rows, generator)
+            lengths = torch.from_numpy(found.lengths)
+            return Sentences(found.input_ids, lengths, rows, generator)
 
         return Loader(batch, batches)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from sightline.devices import to_device
 from train.losses.arithmetic import full_precision, without_autocast
 from train.losses.checks import check_rows, check_same_shape
 
@@ -53,6 +54,6 @@ def _descending(scores: Tensor, generator: torch.Generator | None) -> Tensor:
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     draws = torch.rand(scores.shape, generator=generator, device=generator.device)
-    shuffled = draws.argsort(dim=1, stable=True).to(scores.device)
+    shuffled = to_device(draws.argsort(dim=1, stable=True), scores.device)
     ranks = scores.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)
     return shuffled.gather(1, ranks)

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from sightline.devices import to_device
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.losses import (
@@ -172,7 +173,7 @@ class DALR(GroundedObjective[DALRParams]):
             second = heads["grounding"](views.second)
             terms["image"] = image_term(first, second, images, params.image_temperature)
         if "consistency" in weights:
-            order = derangement(len(batch), batch.generator()).to(images.device)
+            order = to_device(derangement(len(batch), batch.generator()), images.device)
             terms["consistency"] = consistency_loss(
                 first, images, images[order], params.consistency_margin
             )

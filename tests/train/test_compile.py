@@ -1,0 +1,89 @@
+"""`train.compile: on`: the same steps within rounding, and the same resume."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import World, silent
+from safetensors.torch import load_file
+from transformers import BertModel
+
+from sightline.errors import SightlineError
+from train.loop import Callback, LoopState
+from train.train_run import train_run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU"),
+]
+
+
+def without_dropout(world: World, folder: Path) -> dict[str, Any]:
+    student = BertModel.from_pretrained(world.student)
+    student.config.hidden_dropout_prob = student.config.attention_probs_dropout_prob = 0.0
+    shutil.copytree(world.student, folder)
+    student.save_pretrained(folder)
+    return {"model": str(folder)}
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model/model.safetensors")
+
+
+@pytest.mark.parametrize("more", [{}, {"chunk": 3}, {"precision": "bf16"}], ids=str)
+def test_compiled_steps_are_the_eager_ones_within_rounding(
+    world: World, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    student = without_dropout(world, tmp_path / "student")
+    train = {"max_steps": 5, "eval_steps": 5, "keep_last": True, **more}
+    for name in ("off", "on"):
+        spec = world.spec(
+            tmp_path / name, "mcse", student=student, train={**train, "compile": name}
+        )
+        train_run(spec, say=silent)
+    eager, compiled = weights_of(tmp_path / "off"), weights_of(tmp_path / "on")
+    # Adam divides by the size of a gradient, so a difference in rounding can be a whole step of
+    # 1e-3 where the gradient is almost 0
+    bound = 1e-4 if "precision" not in more else 1e-2
+    differences = torch.cat([(eager[name] - compiled[name]).abs().ravel() for name in eager])
+    assert differences.mean() < bound / 10
+    assert torch.quantile(differences, 0.99) < bound
+
+
+class Stopped(Exception):
+    """Stands for a kill."""
+
+
+class StopAt(Callback):
+    def step(self, state: LoopState) -> None:
+        if state.step == 4:
+            raise Stopped
+
+
+def test_a_resumed_compiled_run_has_the_weights_of_an_uninterrupted_one(
+    world: World, tmp_path: Path
+) -> None:
+    train = {"max_steps": 6, "eval_steps": 2, "compile": "on"}
+    train_run(world.spec(tmp_path / "whole", "mcse", train=train), say=silent)
+    broken = world.spec(tmp_path / "broken", "mcse", train=train)
+    with pytest.raises(Stopped):
+        train_run(broken, say=silent, callbacks=[StopAt()])
+    torch.compiler.reset()  # another process compiles again
+    train_run(broken, say=silent)
+    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "broken")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_machine_that_cannot_compile_gets_one_error(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/compiler")
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/nowhere/compiler",))
+    torch.compiler.reset()
+    spec = world.spec(tmp_path, train={"compile": "on"})
+    with pytest.raises(SightlineError, match=r"compile is on, but torch\.compile fails here"):
+        train_run(spec, say=silent)

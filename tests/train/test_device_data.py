@@ -1,0 +1,183 @@
+"""Batches looked up on a device or read ahead are those of the host."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import World, silent
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sightline import devices
+from sightline.errors import SightlineError
+from train import feed, loop
+from train.batch import Batch
+from train.data import TrainingData
+from train.feed import ReadAhead, make_feed
+from train.loop import Loop, NonFiniteLoss
+from train.model import GroundedModel
+from train.objectives import make_objective
+from train.run_summary import RunSummary
+from train.train_run import train_run
+
+CPU = torch.device("cpu")
+
+
+def data_of(world: World, tmp_path: Path, objective: str = "mcse") -> TrainingData:
+    spec = world.spec(tmp_path / "unused", objective)
+    return TrainingData(spec, make_objective(objective, spec.parameters))
+
+
+def same(one: Batch, other: Batch) -> bool:
+    assert torch.equal(one.input_ids, other.input_ids)
+    assert one.input_ids.dtype == other.input_ids.dtype == torch.int64
+    assert one.lengths.tolist() == other.lengths.tolist()
+    assert one.keys.tolist() == other.keys.tolist()
+    assert one.features.keys() == other.features.keys()
+    for slot, rows in one.features.items():
+        assert rows.dtype == other.features[slot].dtype == torch.float32
+        assert torch.equal(rows, other.features[slot])
+    return True
+
+
+def test_batches_of_a_device_are_those_of_the_host(world: World, tmp_path: Path) -> None:
+    host, moved = data_of(world, tmp_path), data_of(world, tmp_path)
+    expected = host.nbytes
+    moved.move_to(CPU)
+    assert moved.nbytes == expected > 0
+    assert all(same(host[k], moved[k]) for k in range(2 * len(host)))
+
+
+def test_reading_ahead_changes_nothing_and_happens_in_a_thread(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = data_of(world, tmp_path)
+    expected = [data[k] for k in range(6)]
+    readers = set()
+    read = TrainingData.__getitem__
+
+    def spied(self: TrainingData, k: int) -> Batch:
+        readers.add(threading.current_thread().name.split("_")[0])
+        return read(self, k)
+
+    monkeypatch.setattr(TrainingData, "__getitem__", spied)
+    ahead = ReadAhead(data, CPU)
+    for k in (0, 1, 2, 5, 3, 4):  # a resumed run begins anywhere
+        assert same(ahead(k), expected[k])
+    assert readers == {"read-ahead"}
+
+
+def test_what_does_not_fit_is_read_ahead(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = data_of(world, tmp_path)
+    total = 4 * data.nbytes
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total, total))
+    moved = []
+    monkeypatch.setattr(data, "move_to", moved.append)
+    device = torch.device("cuda", 0)
+    assert isinstance(make_feed(data, device, 0.2), ReadAhead)
+    assert isinstance(make_feed(data, device, 0.0), ReadAhead)
+    assert moved == []
+    assert not isinstance(make_feed(data, device, 0.25), ReadAhead)
+    assert moved == [device]
+
+
+class NoWait(TorchDispatchMode):
+    """Fails on every operation that reads a tensor's values, which on a GPU waits for it."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.overloadpacket.__name__
+        if name in self.WAITS:
+            raise AssertionError(f"{name} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, what training does on a GPU: looked up, one length group, looked at rarely."""
+
+    def moved(data: TrainingData, device: torch.device, share: float) -> feed.Feed:
+        data.move_to(device)
+        return data.__getitem__
+
+    monkeypatch.setattr(devices, "runs_ahead", lambda device: True)
+    monkeypatch.setattr(loop, "make_feed", moved)
+    monkeypatch.setattr(GroundedModel, "_overhead", lambda self, device: None)
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.parametrize("objective", ["simcse", "mcse"])
+def test_no_step_waits_for_the_device(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
+    step = Loop._step
+    steps = []
+
+    def watched(self: Loop) -> None:
+        with NoWait():
+            step(self)
+        steps.append(self.state.step)
+
+    monkeypatch.setattr(Loop, "_step", watched)
+    train = {"max_steps": 6, "eval_steps": 3, "logging_steps": 3}
+    summary = train_run(world.spec(tmp_path, objective, train=train), say=silent)
+    assert steps == [1, 2, 3, 4, 5, 6]
+    logged = [entry["step"] for entry in summary.log if "loss" in entry]
+    assert logged == [3, 6]
+
+
+def weights_of(run: Path) -> dict[str, bytes]:
+    files = ("model/model.safetensors", "heads.safetensors")
+    return {name: (run / name).read_bytes() for name in files}
+
+
+@pytest.mark.parametrize("objective", ["simcse", "mcse"])
+def test_looking_rarely_gives_the_same_weights(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
+    train = {"max_steps": 8, "eval_steps": 4, "logging_steps": 4}
+    one = train_run(world.spec(tmp_path / "one", objective, train=train), say=silent)
+    monkeypatch.setattr(devices, "runs_ahead", lambda device: True)
+    other = train_run(world.spec(tmp_path / "other", objective, train=train), say=silent)
+    assert weights_of(tmp_path / "one") == weights_of(tmp_path / "other")
+    assert [e.get("loss") for e in one.log] == [e.get("loss") for e in other.log]
+    assert other.seconds > 0
+
+
+@pytest.mark.parametrize("optimizer", ["released", "torch"])
+def test_a_bad_step_is_found_late_and_undone(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    monkeypatch.setattr(devices, "runs_ahead", lambda device: True)
+    train = {"max_steps": 8, "eval_steps": 8, "logging_steps": 8, "optimizer": optimizer}
+    healthy = GroundedModel.terms
+    bad = 5
+
+    def terms(self, batch, views):  # type: ignore[no-untyped-def]
+        found = healthy(self, batch, views)
+        if batch.k == bad:
+            found["total"] = found["total"] * float("nan")
+        return found
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(GroundedModel, "terms", terms)
+        with pytest.raises(NonFiniteLoss, match=f"step {bad + 1} .*weights of step {bad} are kept"):
+            train_run(world.spec(run, "mcse", train=train), say=silent)
+    # resumed from there without the fault, it is the run that never had it
+    train_run(world.spec(run, "mcse", train=train), say=silent)
+    assert RunSummary.read(run).sentences > 0
+    whole = tmp_path / "whole"
+    expected = train_run(world.spec(whole, "mcse", train=train), say=silent)
+    assert weights_of(run) == weights_of(whole)
+    assert RunSummary.read(run).sentences == expected.sentences
+
+
+def test_an_infinite_share_of_memory_is_refused(world: World, tmp_path: Path) -> None:
+    with pytest.raises((SightlineError, ValueError), match="device_cache"):
+        world.spec(tmp_path, train={"device_cache": 1.0})
