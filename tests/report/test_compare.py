@@ -448,3 +448,17 @@ def test_the_example_of_the_documentation(sightline, folder):
     code, out, _ = sightline(*command.split())
     assert code == 0
     assert shown == "".join(f"{line.rstrip()}\n" for line in out.splitlines())
+
+
+def test_runs_of_different_precisions_are_marked():
+    def table(*precisions: str) -> tuple[str, ...]:
+        runs = zip(("simcse", "mcse"), precisions, strict=True)
+        results = [
+            invented(run, 0, (1.0, 2.0), training={"steps": 1, "precision": precision})
+            for run, precision in runs
+        ]
+        return make_table(results).notes
+
+    assert table("bf16", "bf16") == ()
+    (note,) = table("fp32", "bf16")
+    assert "different precisions (fp32: simcse; bf16: mcse)" in note

@@ -181,6 +181,7 @@ def _training(summary: RunSummary) -> TrainingSummary:
         peak_memory_bytes=summary.peak_memory.get("device", summary.peak_memory.get("host")),
         device=summary.device,
         precision=summary.precision,
+        precision_gain=None if summary.precision_probe is None else summary.precision_probe.gain,
         dev_metric=summary.dev or "",
         best_step=summary.best_step,
         best_dev=history.get(summary.best_step) if summary.best_step is not None else None,

@@ -31,6 +31,7 @@ class TrainingSummary(_Strict):
     """How the training went. Times in seconds, memory in bytes; None if not measured.
 
     Attributes:
+        precision_gain: how many times as fast as fp32 bf16 was, if `train.precision` was `auto`.
         log: entries of the training loop, each with its ``step`` (`train.loop`).
     """
 
@@ -41,6 +42,7 @@ class TrainingSummary(_Strict):
     peak_memory_bytes: int | None = None
     device: str = ""
     precision: str = ""
+    precision_gain: _Finite | None = None
     dev_metric: str = ""
     best_step: int | None = None
     best_dev: _Finite | None = None

@@ -147,6 +147,7 @@ def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] =
     references, notes = _references(results, tasks)
     rows += [*references, *(_published(row, tasks) for row in published)]
     notes += [note for name, members in runs.items() for note in _doubts(name, members)]
+    notes += _mixed_precisions(results)
     return Table(tasks, tuple(rows), tuple(notes), lower, titles)
 
 
@@ -226,6 +227,18 @@ def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[lis
         if cells:
             rows.append(Row(name, "", (), cells, reference=True))
     return rows, list(notes)
+
+
+def _mixed_precisions(results: Sequence[RunResult]) -> list[str]:
+    """Runs of different precisions differ in more than what they were meant to compare."""
+    found: dict[str, dict[str, None]] = {}
+    for result in results:
+        if result.training is not None and result.training.precision:
+            found.setdefault(result.training.precision, {})[result.run] = None
+    if len(found) < 2:
+        return []
+    of_each = "; ".join(f"{precision}: {', '.join(runs)}" for precision, runs in found.items())
+    return [f"the runs were trained in different precisions ({of_each})"]
 
 
 def _doubts(name: str, members: list[RunResult]) -> list[str]:
