@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.objects import CutoutEntry
 
+WEIGHTS_CAST = ", weights cast"
+"""Follows the precision in a record where weights were cast once, instead of autocast."""
+
 Encoded = tuple[Batch, np.ndarray, Failures]
 _Encode = Callable[[Iterator[Batch], int, HalvingCalls], Iterable[Encoded]]
 """Batches, batch size, calls → each batch, its rows float32 [n, dim], its failures."""
@@ -82,7 +85,8 @@ def extract_images(
     described = encoder.preprocessing.describe()
     spec = _spec("image", encoder.identity, described, encoder.dim, settings)
     encode = _encode_pictures(by_key, read, encoder, settings)
-    return _extract(as_keys(list(by_key)), None, None, spec, encode, out, settings, "images")
+    keys, identity = as_keys(list(by_key)), encoder.identity
+    return _extract(keys, None, None, spec, identity, encode, out, settings, "images")
 
 
 def extract_objects(
@@ -109,7 +113,8 @@ def extract_objects(
     read = ObjectReader(preprocessing, settings.max_pixels)
     spec = _spec("object", encoder.identity, preprocessing.describe(), encoder.dim, settings)
     encode = _encode_pictures(by_key, read, encoder, settings)
-    return _extract(as_keys(list(by_key)), None, groups, spec, encode, out, settings, "objects")
+    keys, identity = as_keys(list(by_key)), encoder.identity
+    return _extract(keys, None, groups, spec, identity, encode, out, settings, "objects")
 
 
 def extract_texts(
@@ -145,7 +150,7 @@ def extract_texts(
 
             yield batch, np.concatenate(calls.run(len(rows), call))[: len(rows)], {}
 
-    return _extract(keys, lengths, None, spec, encode, out, settings, "texts")
+    return _extract(keys, lengths, None, spec, encoder.identity, encode, out, settings, "texts")
 
 
 def _extract(
@@ -153,6 +158,7 @@ def _extract(
     lengths: np.ndarray | None,
     groups: Keys | None,
     spec: FeatureSpec,
+    identity: EncoderIdentity,
     encode: _Encode,
     out: Path,
     settings: ExtractSettings,
@@ -163,6 +169,9 @@ def _extract(
         raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
     writer = FeatureSetWriter(out, spec, settings.inputs, settings.worker)
     calls = HalvingCalls(out.as_posix())
+    shape, options = settings.shape, ", ".join(identity.options)
+    if options:
+        shape["code"] += f", {options}"
 
     def plan() -> list[Batch]:
         batches = writer.plan(
@@ -172,7 +181,7 @@ def _extract(
             groups=groups,
             retry_failed=settings.retry_failed,
             copy_from=settings.copy_from,
-            **settings.shape,
+            **shape,
         )
         calls.begin(writer.shape.batch_size, (block.computed for block in writer.blocks))
         return batches
@@ -183,7 +192,10 @@ def _extract(
             yield Computed(batch, batch.keys[good], features[good], failed)
             advance(len(batch.keys))
 
-    job = Job(writer, plan, compute, [calls], lambda: writer.shape.batch_size, _contents, unit)
+    about = {"options": options} if options else {}
+    job = Job(
+        writer, plan, compute, [calls], lambda: writer.shape.batch_size, _contents, unit, about
+    )
     return run(job, settings)
 
 
@@ -226,6 +238,15 @@ def _encode_pictures(
     return encode
 
 
+def precision_rule(identity: EncoderIdentity, precision: str) -> str:
+    """How rows are computed, for the fingerprint: the precision, and how weights are lowered to it.
+
+    Without a rule, reduced precision means autocast.
+    """
+    cast = identity.casts_weights and precision != "fp32"
+    return f"{precision}{WEIGHTS_CAST}" if cast else precision
+
+
 def _spec(
     kind: Kind,
     identity: EncoderIdentity,
@@ -243,7 +264,7 @@ def _spec(
             untrained=identity.untrained,
         ),
         preprocessing=preprocessing,
-        precision=settings.precision,
+        precision=precision_rule(identity, settings.precision),
         dim=dim,
         dtype=settings.dtype,
     )
