@@ -148,8 +148,11 @@ class Sides:
     def _decoded(self) -> Iterator[Tensor]:
         size = self._options.batch_size
         for start in range(0, len(self._entries), size):
-            batch, failures = decode_batch(self._entries[start : start + size], size, self._read)
+            pixels, failures = decode_batch(self._entries[start : start + size], size, self._read)
             assert not failures
+            batch = torch.empty(size, 3, *self._read.size)
+            for row, each in enumerate(pixels):
+                self._read.preprocessing.normalised(each, out=batch[row])
             yield batch
 
     def model(self) -> None:
@@ -169,12 +172,10 @@ class Sides:
             return
         from pipeline.extract.feed import DeviceFeed
 
-        from pipeline.extract.batches import decoded_batches
-
         size = self._options.batch_size
         parts = [self._entries[i : i + size] for i in range(0, len(self._entries), size)]
         feed = DeviceFeed(self._encoder, self._read)
-        for _ in decoded_batches(iter(parts), size, feed, self._options.workers):
+        for _ in feed.decoded(iter(parts), size, self._options.workers):
             pass
 
     def plain(self, scratch: Path) -> Tensor:

@@ -67,22 +67,46 @@ class ImagePreprocessing:
 
     def __call__(self, image: Tensor) -> Tensor:
         """uint8 [3, H, W] → float32 [3, h, w] with (h, w) = `crop`."""
+        return self.normalised(self.fitted(image))
+
+    def fitted(self, image: Tensor, *, in_float: bool = False) -> Tensor:
+        """Resize and crop: uint8 [3, H, W] → uint8 [3, h, w] with (h, w) = `crop`.
+
+        Args:
+            in_float: resize in float32 and round, for devices without the integer kernel; at most
+                one level from it where it rounds between its passes (bicubic: two).
+        """
         import torch
         from torch.nn import functional
 
         size = self.resized(image.shape[-2], image.shape[-1])
         if size != tuple(image.shape[-2:]):
             image = functional.interpolate(
-                image.unsqueeze(0),
+                image.unsqueeze(0).to(torch.float32) if in_float else image.unsqueeze(0),
                 size=size,
                 mode=self.interpolation,
                 antialias=True,
                 align_corners=False,
             ).squeeze(0)
-        pixels = self._centre(image).to(torch.float32).div_(255)
-        mean = torch.tensor(self.mean).view(3, 1, 1)
-        std = torch.tensor(self.std).view(3, 1, 1)
-        return pixels.sub_(mean).div_(std).contiguous()
+            if in_float:
+                image = image.round_().clamp_(0, 255).to(torch.uint8)
+        return self._centre(image)
+
+    def normalised(self, pixels: Tensor, out: Tensor | None = None) -> Tensor:
+        """uint8 [..., 3, h, w] → float32 of this shape, in 0–1, minus `mean`, over `std`.
+
+        Args:
+            out: float32 of this shape, filled and returned.
+        """
+        import torch
+
+        if out is None:
+            out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
+        mean, std = (
+            torch.tensor(each).view(3, 1, 1).to(pixels.device, non_blocking=True)
+            for each in (self.mean, self.std)
+        )
+        return out.copy_(pixels).div_(255).sub_(mean).div_(std)
 
     def _centre(self, image: Tensor) -> Tensor:
         """The centre [3, h, w] of [3, H, W], padded where it is too small."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,10 +21,8 @@ from pipeline.extract.runner import Advance, Computed, Contents, Failures, Job, 
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
-    import torch
-
     from pipeline.encoders.protocols import EncoderIdentity, ImageEncoder, TextEncoder
-    from pipeline.extract.batches import Reader
+    from pipeline.extract.batches import Failure, Reader
     from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.objects import CutoutEntry
 
@@ -212,30 +211,43 @@ def _encode_pictures(
     settings: ExtractSettings,
 ) -> _Encode:
     """Encode the inputs that ``read`` makes from the entries of a batch's keys."""
-    from pipeline.extract.batches import decoded_batches, padded
+    from pipeline.extract.feed import feed_for
 
     def encode(batches: Iterator[Batch], batch_size: int, calls: HalvingCalls) -> Iterator[Encoded]:
+        feed = feed_for(encoder, read)
         ahead: deque[tuple[Batch, list[ImageEntry | CutoutEntry]]] = deque()
+        launched: deque[Callable[[], Encoded]] = deque()
 
         def entries() -> Iterator[list[ImageEntry | CutoutEntry]]:
             for batch in batches:
                 ahead.append((batch, [by_key[key.tobytes()] for key in batch.keys]))
                 yield ahead[-1][1]
 
-        for inputs, failures in decoded_batches(entries(), batch_size, read, settings.workers):
+        for inputs, failures in feed.decoded(entries(), batch_size, settings.workers):
             batch, own = ahead.popleft()
-
-            def call(start: int, stop: int, inputs: torch.Tensor = inputs) -> np.ndarray:
-                return encoder.encode(padded(inputs[start:stop], stop - start)).numpy()
-
-            features = np.concatenate(calls.run(len(own), call))[: len(own)]
-            failed = {
-                own[row].key: {"code": code, "path": str(own[row].place), "reason": reason}
-                for row, code, reason in failures
-            }
-            yield batch, features, failed
+            results = calls.run(len(own), partial(feed.launch, inputs))
+            launched.append(partial(_encoded, batch, own, results, failures))
+            if len(launched) > feed.ahead:
+                yield launched.popleft()()
+        for finish in launched:
+            yield finish()
 
     return encode
+
+
+def _encoded(
+    batch: Batch,
+    own: list[ImageEntry | CutoutEntry],
+    results: list[Callable[[], np.ndarray]],
+    failures: list[Failure],
+) -> Encoded:
+    """Wait for the features of a batch."""
+    features = np.concatenate([result() for result in results])[: len(own)]
+    failed: Failures = {
+        own[row].key: {"code": code, "path": str(own[row].place), "reason": reason}
+        for row, code, reason in failures
+    }
+    return batch, features, failed
 
 
 def precision_rule(identity: EncoderIdentity, precision: str) -> str:

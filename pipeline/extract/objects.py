@@ -72,12 +72,18 @@ class ObjectReader:
         self._max_pixels = max_pixels
         self._last: tuple[tuple[Place, bytes], Tensor | ImageError] | None = None
 
+    channels = 4
+
+    @property
+    def preprocessing(self) -> CutoutPreprocessing:
+        return self._preprocessing
+
     @property
     def size(self) -> tuple[int, int]:
         return self._preprocessing.size
 
     def __call__(self, entry: CutoutEntry) -> Tensor:
-        """The input for an object: float32 [3, h, w].
+        """The pixels of an object's input: uint8 [4, h, w], premultiplied.
 
         Raises:
             ImageError: the codes of `load_image`; ``changed`` also if the cut-out's key does not
@@ -85,7 +91,11 @@ class ObjectReader:
                 differ, ``mask_damaged`` if it cannot be decoded, ``mask_empty``, or
                 ``too_many_pixels`` once padded.
         """
-        return self._preprocessing(self.cutout(entry))
+        return self._preprocessing.fitted(self.cutout(entry))
+
+    def raw(self, entry: CutoutEntry) -> tuple[Tensor, bool]:
+        """As a call: objects are fitted here, as a mask is not worth sending."""
+        return self(entry), True
 
     def cutout(self, entry: CutoutEntry) -> Tensor:
         """The object as returned by `cut_out`: uint8 [4, h, w]."""
