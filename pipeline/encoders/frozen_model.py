@@ -19,8 +19,8 @@ _COMPILED, _CHANNELS_LAST = "compiled", "channels last"
 class FrozenModel:
     """Runs a module without gradients, in evaluation mode, at one precision.
 
-    Below fp32 the weights are cast once, which is as accurate as autocast and saves casting them
-    in every call. Batch normalisation keeps float32 weights and statistics, as under autocast:
+    Below fp32 the weights are cast once, which saves casting them in every call: rows keep a
+    cosine of 0.999 or more to those of fp32, as under autocast (0.9999 for a ViT-B/32). Batch normalisation keeps float32 weights and statistics, as under autocast:
     cast, they moved a ResNet-50 further from fp32 (a cosine of 0.99995 instead of 0.99997).
 
     Args:
@@ -110,8 +110,9 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, buffers: bool = True) -> 
                 continue
             cast = tensor.detach().to(dtype)
             if not torch.isfinite(cast).all() and torch.isfinite(tensor).all():
+                largest = float(tensor.detach().abs().max())
                 raise SightlineError(
-                    f"weight {name!r} has values up to {float(tensor.abs().max()):.3g}, which "
+                    f"weight {name!r} has values up to {largest:.3g}, which "
                     f"{str(dtype).removeprefix('torch.')} cannot hold; use precision bf16 or fp32"
                 )
             if name in module._parameters:

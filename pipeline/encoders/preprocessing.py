@@ -24,6 +24,31 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+def resize(
+    image: Tensor, size: tuple[int, int], interpolation: Interpolation, *, in_float: bool = False
+) -> Tensor:
+    """uint8 [c, H, W] → uint8 [c, h, w] with (h, w) = ``size``, antialiased.
+
+    Args:
+        in_float: compute in float32 and round once, for devices without the integer kernel, which
+            also rounds its weights and between its two passes.
+    """
+    import torch
+    from torch.nn import functional
+
+    if size == tuple(image.shape[-2:]):
+        return image
+    source = image.unsqueeze(0)
+    resized = functional.interpolate(
+        source.to(torch.float32) if in_float else source,
+        size=size,
+        mode=interpolation,
+        antialias=True,
+        align_corners=False,
+    ).squeeze(0)
+    return resized.round_().clamp_(0, 255).to(torch.uint8) if in_float else resized
+
+
 @dataclass(frozen=True)
 class ImagePreprocessing:
     """Resize, centre crop and normalisation of one model. Frozen, picklable, holds no model.
@@ -73,24 +98,10 @@ class ImagePreprocessing:
         """Resize and crop: uint8 [3, H, W] → uint8 [3, h, w] with (h, w) = `crop`.
 
         Args:
-            in_float: resize in float32 and round, for devices without the integer kernel; at most
-                one level from it where it rounds between its passes (bicubic: two).
+            in_float: as in `resize`.
         """
-        import torch
-        from torch.nn import functional
-
         size = self.resized(image.shape[-2], image.shape[-1])
-        if size != tuple(image.shape[-2:]):
-            image = functional.interpolate(
-                image.unsqueeze(0).to(torch.float32) if in_float else image.unsqueeze(0),
-                size=size,
-                mode=self.interpolation,
-                antialias=True,
-                align_corners=False,
-            ).squeeze(0)
-            if in_float:
-                image = image.round_().clamp_(0, 255).to(torch.uint8)
-        return self._centre(image)
+        return self._centre(resize(image, size, self.interpolation, in_float=in_float))
 
     def normalised(self, pixels: Tensor, out: Tensor | None = None) -> Tensor:
         """uint8 [..., 3, h, w] → float32 of this shape, in 0–1, minus `mean`, over `std`.

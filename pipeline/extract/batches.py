@@ -16,11 +16,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pipeline.cache import Place
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.decode import MAX_PIXELS, RAW_PIXELS, ImageError, load_image
 from sightline.errors import SightlineError
-
-RAW_PIXELS = 640 * 640
-"""Larger images are fitted in the worker, so that a raw batch stays small: 1.2 MB an image."""
 
 _SIGNAL_GRACE = 0.5  # seconds
 
@@ -33,8 +30,12 @@ class Failure(NamedTuple):
     reason: str
 
 
-class Normalisation(Protocol):
-    """From pixels to a model's input, on any device."""
+class Preprocessing(Protocol):
+    """From a decoded image or cut-out to a model's input, on any device."""
+
+    def fitted(self, image: Tensor, *, in_float: bool = False) -> Tensor:
+        """uint8 [channels, H, W] → uint8 [channels, h, w]."""
+        ...
 
     def normalised(self, pixels: Tensor, out: Tensor | None = None) -> Tensor:
         """uint8 [..., channels, h, w] → float32 [..., 3, h, w], in ``out`` if given."""
@@ -50,7 +51,7 @@ class Reader(Protocol):
         ...
 
     @property
-    def preprocessing(self) -> Normalisation: ...
+    def preprocessing(self) -> Preprocessing: ...
 
     @property
     def size(self) -> tuple[int, int]:
@@ -68,7 +69,7 @@ class Reader(Protocol):
     def raw(self, entry: Any) -> tuple[Tensor, bool]:
         """uint8 [channels, H, W], and whether these are the pixels of a call.
 
-        If not, `ImagePreprocessing.fitted` makes them on a device. Raises as a call.
+        If not, `preprocessing.fitted` makes them on a device. Raises as a call.
         """
         ...
 

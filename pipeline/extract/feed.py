@@ -124,7 +124,7 @@ class DeviceFeed:
         return pixels
 
     def _fit(self, image: Tensor) -> Tensor:
-        return self._encoder.preprocessing.fitted(image, in_float=True)
+        return self._read.preprocessing.fitted(image, in_float=True)
 
     def _on_device(self, inputs: Raw) -> Tensor:
         """The batch on the device, copied once however many calls it takes."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.cache import CacheError, Place
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.extract.cutouts import CutoutPreprocessing
-from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.decode import MAX_PIXELS, RAW_PIXELS, ImageError, load_image
 
 
 class CutoutEntry(NamedTuple):
@@ -94,8 +94,11 @@ class ObjectReader:
         return self._preprocessing.fitted(self.cutout(entry))
 
     def raw(self, entry: CutoutEntry) -> tuple[Tensor, bool]:
-        """As a call: objects are fitted here, as a mask is not worth sending."""
-        return self(entry), True
+        """The object as `cut_out` gives it, or its pixels if it is large."""
+        cutout = self.cutout(entry)
+        if cutout.shape[1] * cutout.shape[2] > RAW_PIXELS:
+            return self._preprocessing.fitted(cutout), True
+        return cutout, False
 
     def cutout(self, entry: CutoutEntry) -> Tensor:
         """The object as returned by `cut_out`: uint8 [4, h, w]."""
