@@ -20,8 +20,9 @@ class FrozenModel:
     """Runs a module without gradients, in evaluation mode, at one precision.
 
     Below fp32 the weights are cast once, which saves casting them in every call: rows keep a
-    cosine of 0.999 or more to those of fp32, as under autocast (0.9999 for a ViT-B/32). Batch normalisation keeps float32 weights and statistics, as under autocast:
-    cast, they moved a ResNet-50 further from fp32 (a cosine of 0.99995 instead of 0.99997).
+    cosine of 0.999 or more to those of fp32, as under autocast (0.9999 for a ViT-B/32). Batch
+    normalisation keeps float32 weights and statistics, as under autocast: cast, they moved a
+    ResNet-50 further from fp32 (a cosine of 0.99995 instead of 0.99997).
 
     Args:
         model: the module; it is changed in place.

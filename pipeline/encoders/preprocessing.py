@@ -30,23 +30,26 @@ def resize(
     """uint8 [c, H, W] → uint8 [c, h, w] with (h, w) = ``size``, antialiased.
 
     Args:
-        in_float: compute in float32 and round once, for devices without the integer kernel, which
-            also rounds its weights and between its two passes.
+        in_float: compute in float32, for devices without the integer kernel: columns, then rows,
+            rounded after each, as that does. At most one level from it, as its weights are rounded.
     """
     import torch
     from torch.nn import functional
 
     if size == tuple(image.shape[-2:]):
         return image
-    source = image.unsqueeze(0)
-    resized = functional.interpolate(
-        source.to(torch.float32) if in_float else source,
-        size=size,
-        mode=interpolation,
-        antialias=True,
-        align_corners=False,
-    ).squeeze(0)
-    return resized.round_().clamp_(0, 255).to(torch.uint8) if in_float else resized
+    resized = image.unsqueeze(0)
+    for step in [(image.shape[-2], size[1]), size] if in_float else [size]:
+        resized = functional.interpolate(
+            resized.to(torch.float32) if in_float else resized,
+            size=step,
+            mode=interpolation,
+            antialias=True,
+            align_corners=False,
+        )
+        if in_float:
+            resized = resized.round_().clamp_(0, 255)
+    return resized.squeeze(0).to(torch.uint8)
 
 
 @dataclass(frozen=True)

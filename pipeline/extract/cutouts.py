@@ -73,7 +73,6 @@ class CutoutPreprocessing:
             cutout: uint8 [4, H, W], RGB premultiplied with alpha: black where transparent.
                 Resizing straight alpha would bleed the colours of transparent pixels into the
                 object's edge.
-
             in_float: as in `pipeline.encoders.preprocessing.resize`.
 
         Returns:

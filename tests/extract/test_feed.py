@@ -46,10 +46,8 @@ def small(interpolation: str = "bilinear") -> ImagePreprocessing:
     return ImagePreprocessing((24, 24), (20, 20), interpolation, (0.4,) * 3, (0.2,) * 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("interpolation", "levels"), [("bilinear", 1), ("bicubic", 3)])
-def test_fitting_in_float_is_near_the_integer_kernel_even_on_noise(
-    interpolation: str, levels: int
-) -> None:
+@pytest.mark.parametrize(("interpolation", "levels"), [("bilinear", 1), ("bicubic", 1)])
+def test_fitting_in_float_is_within_a_level(interpolation: str, levels: int) -> None:
     rng = np.random.default_rng(1)
     for width, height in [*SIZES, (500, 375), (1000, 60)]:
         image = torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype=np.uint8))
