@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 class Preprocessing(Protocol):
     """From a decoded image or cut-out to a model's input, on any device."""
 
-    def fitted(self, image: Tensor, *, in_float: bool = False) -> Tensor:
+    def fitted(self, image: Tensor, /, *, in_float: bool = False) -> Tensor:
         """uint8 [channels, H, W] → uint8 [channels, h, w]."""
         ...
 
