@@ -268,7 +268,7 @@ def measure(name: str, precision: str, folder: Path, options: Any) -> dict[str, 
 def main() -> None:
     """Measure and print a table of ratios."""
     parser = argparse.ArgumentParser(description="Extraction: its ceiling, and a plain loop.")
-    parser.add_argument("--images", type=int, default=256, help="a multiple of the batch size")
+    parser.add_argument("--images", type=int, default=1024, help="a multiple of the batch size")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--device", default="auto")
