@@ -21,7 +21,7 @@ from pipeline.cache.diff import cosines
 from pipeline.cache.keys import KeyTable, as_keys
 from pipeline.cache.record import FeatureSpec, Kind, Provenance, Recheck
 from pipeline.cache.unit_rows import unit_rows
-from pipeline.extract.encode_missing import ExtractSettings
+from pipeline.extract.encode_missing import WEIGHTS_CAST, ExtractSettings
 from pipeline.extract.feature_inputs import FeatureInputs
 from sightline.errors import SightlineError
 
@@ -173,7 +173,7 @@ def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Pa
         workers=0,
         max_failed=1.0,
         dtype="float32" if foreign else spec.dtype,
-        precision="fp32" if foreign else spec.precision,
+        precision="fp32" if foreign else spec.precision.removesuffix(WEIGHTS_CAST),
         device=str(where),
     )
     out = scratch / "set"

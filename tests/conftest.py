@@ -14,6 +14,18 @@ import pytest
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real photographs, captions and evaluation sets; skips if there is none."""

@@ -42,7 +42,7 @@ class Shape:
         block_rows: rows per block, which ends with the batch that fills it.
         shard_rows: rows per shard.
         threads: CPU threads of a worker; BERT rows differ between one and two threads.
-        code: versions of Sightline and PyTorch.
+        code: versions of Sightline and PyTorch, and how the model is run (`compiled`).
     """
 
     batch_size: int

@@ -49,6 +49,17 @@ _BATCH = Annotated[int, typer.Option(min=1, help="Rows per batch; part of the pl
 _WORKERS = Annotated[int, typer.Option(min=0, help="Decode processes.")]
 _MAX_FAILED = Annotated[float, typer.Option(min=0, max=1, help="Fraction of rows that may fail.")]
 
+_COMPILE = Annotated[
+    bool,
+    typer.Option("--compile", help="Compile the model with torch.compile; part of the plan."),
+]
+_CHANNELS_LAST = Annotated[
+    bool,
+    typer.Option(
+        "--channels-last",
+        help="Memory layout of an open_clip tower of convolutions; part of the plan.",
+    ),
+]
 _COPY_FROM = Annotated[
     Path | None,
     typer.Option(
@@ -70,6 +81,8 @@ def image(
     root: Annotated[Path | None, typer.Option(help="Base folder of the manifest's paths.")] = None,
     device: DEVICE = "auto",
     precision: _PRECISION = "fp32",
+    compile: _COMPILE = False,
+    channels_last: _CHANNELS_LAST = False,
     dtype: _DTYPE = "float16",
     batch_size: _BATCH = 64,
     workers: _WORKERS = 2,
@@ -89,7 +102,7 @@ def image(
     from pipeline.extract.encode_missing import extract_images
     from pipeline.extract.inputs import image_entries_of
 
-    config = named_encoder(encoder, weights, "image")
+    config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
     entries = image_entries_of(images, root)
     settings, where = _settings(
         device,
@@ -126,6 +139,8 @@ def objects(
     ] = "mean",
     device: DEVICE = "auto",
     precision: _PRECISION = "fp32",
+    compile: _COMPILE = False,
+    channels_last: _CHANNELS_LAST = False,
     dtype: _DTYPE = "float16",
     batch_size: _BATCH = 64,
     workers: _WORKERS = 2,
@@ -148,7 +163,7 @@ def objects(
     from pipeline.extract.inputs import objects_of_phrases
 
     rules = CutoutRules(margin=margin, background=background)
-    config = named_encoder(encoder, weights, "image")
+    config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
     entries = objects_of_phrases(phrases, images_manifest, root)
     settings, where = _settings(
         device,
@@ -177,6 +192,7 @@ def text(
     out: OUT,
     device: DEVICE = "auto",
     precision: _PRECISION = "fp32",
+    compile: _COMPILE = False,
     dtype: _DTYPE = "float16",
     batch_size: _BATCH = 64,
     retry: RETRY = None,
@@ -194,7 +210,7 @@ def text(
     from pipeline.extract.encode_missing import extract_texts
     from pipeline.extract.inputs import texts_in
 
-    config = named_encoder(encoder, weights, "text")
+    config = named_encoder(encoder, weights, "text", compile=compile)
     settings, where = _settings(
         device,
         precision,
@@ -232,6 +248,7 @@ def teacher(
     ] = None,
     device: DEVICE = "auto",
     precision: _PRECISION = "fp32",
+    compile: _COMPILE = False,
     dtype: _DTYPE = "float16",
     batch_size: _BATCH = 64,
     retry: RETRY = None,
@@ -249,7 +266,9 @@ def teacher(
     from pipeline.extract.encode_missing import extract_texts
     from pipeline.extract.inputs import texts_in
 
-    config = named_encoder(encoder, weights, "teacher", pooling=pooling, max_length=max_length)
+    config = named_encoder(
+        encoder, weights, "teacher", pooling=pooling, max_length=max_length, compile=compile
+    )
     settings, where = _settings(
         device,
         precision,

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from pipeline.encoders.clip_model import ClipModel, load_clip
+from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.own_families import OpenClipConfig
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
-from sightline.devices import check_precision, computing
+from sightline.devices import check_precision
 from sightline.errors import SightlineError
 
 _TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
@@ -20,28 +21,39 @@ _TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_f
 class ClipImageEncoder:
     """Images → projected CLIP features, not normalised. Build it with `build_image`."""
 
-    def __init__(self, clip: ClipModel, device: torch.device, precision: str) -> None:
-        self.identity: EncoderIdentity = clip.identity
+    def __init__(
+        self, clip: ClipModel, config: OpenClipConfig, device: torch.device, precision: str
+    ) -> None:
         self.preprocessing: ImagePreprocessing = preprocessing_of(clip)
         self.dim: int = clip.dim
-        self._device = device
-        self._precision = precision
         for name in _TEXT_MODULES:
             if isinstance(getattr(clip.model, name, None), torch.nn.Module):
                 delattr(clip.model, name)
-        self._model: Any = clip.model.to(device)
+        self._frozen = FrozenModel(
+            clip.model,
+            device,
+            precision,
+            channels_last=config.channels_last,
+            compiled=config.compile,
+        )
+        self.device = device
+        self.identity: EncoderIdentity = self._frozen.identity(clip.identity)
 
     def encode(self, images: Tensor) -> Tensor:
         """float32 [n, 3, h, w] → float32 [n, dim], both on the CPU."""
-        with computing(self._device, self._precision):
-            batch = images.to(self._device, non_blocking=True)
-            # CoCa's towers normalise by default, which cannot be undone.
-            return self._model.encode_image(batch, normalize=False).float().cpu()
+        return self.features(images).cpu()
+
+    def features(self, images: Tensor) -> Tensor:
+        """float32 [n, 3, h, w] → float32 [n, dim] on `device`."""
+        frozen = self._frozen
+        # CoCa's towers normalise by default, which cannot be undone.
+        rows: Tensor = frozen(frozen.model.encode_image, frozen.images(images), normalize=False)
+        return rows.float()
 
 
 def build_image(config: OpenClipConfig, device: torch.device, precision: str) -> ClipImageEncoder:
     """The image tower that `config` names, on `device`."""
-    return ClipImageEncoder(load_clip(config), device, check_precision(precision))
+    return ClipImageEncoder(load_clip(config), config, device, check_precision(precision))
 
 
 def preprocessing_of(clip: ClipModel) -> ImagePreprocessing:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pipeline.encoders.clip_model import ClipModel, load_clip
+from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.own_families import OpenClipConfig
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.tokenizers import tokenizer_sha256
-from sightline.devices import check_precision, computing
+from sightline.devices import check_precision
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.extras import require
@@ -26,18 +27,18 @@ DEFAULT_CONTEXT_LENGTH = 77
 class ClipTextEncoder:
     """Texts → projected CLIP features, not normalised. Build it with `build_text`."""
 
-    def __init__(self, clip: ClipModel, device: torch.device, precision: str) -> None:
+    def __init__(
+        self, clip: ClipModel, config: OpenClipConfig, device: torch.device, precision: str
+    ) -> None:
         text = clip.architecture["text_cfg"]
-        self.identity: EncoderIdentity = clip.identity
         self.dim: int = clip.dim
         self._context_length = int(text.get("context_length", DEFAULT_CONTEXT_LENGTH))
         self._tokenizer = _tokenizer(clip, self._context_length)
-        self._device = device
-        self._precision = precision
         for name in ("visual", "text_decoder"):
             if hasattr(clip.model, name):
                 delattr(clip.model, name)
-        self._model: Any = clip.model.to(device)
+        self._frozen = FrozenModel(clip.model, device, precision, compiled=config.compile)
+        self.identity: EncoderIdentity = self._frozen.identity(clip.identity)
         self.preprocessing: dict[str, object] = {
             "tokenizer": type(self._tokenizer).__name__,
             "tokenizer_sha256": _tokenizer_sha256(self._tokenizer),
@@ -59,14 +60,14 @@ class ClipTextEncoder:
         if length != self._context_length:
             raise ValueError(f"length is {length}; this tower takes {self._context_length} only")
         tokens = self._tokenizer(list(texts))  # int64 [n, context length]
-        with computing(self._device, self._precision):
-            batch = tokens.to(self._device, non_blocking=True)
-            return self._model.encode_text(batch, normalize=False).float().cpu()
+        frozen = self._frozen
+        batch = tokens.to(frozen.device, non_blocking=True)
+        return frozen(frozen.model.encode_text, batch, normalize=False).float().cpu()
 
 
 def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> ClipTextEncoder:
     """The text tower that `config` names, on `device`."""
-    return ClipTextEncoder(load_clip(config), device, check_precision(precision))
+    return ClipTextEncoder(load_clip(config), config, device, check_precision(precision))
 
 
 def _tokenizer(clip: ClipModel, context_length: int) -> Any:

@@ -24,6 +24,8 @@ def named_encoder(
     *,
     pooling: str | None = None,
     max_length: int | None = None,
+    compile: bool = False,
+    channels_last: bool = False,
 ) -> EncoderConfig:
     """The configuration of an encoder given by `name` on a command line.
 
@@ -33,6 +35,8 @@ def named_encoder(
             name.
         weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``.
         pooling, max_length: of a teacher.
+        compile: run the model with ``torch.compile``.
+        channels_last: memory layout of an open_clip image tower.
 
     Raises:
         SightlineError: unknown name (lists the available ones and suggests the nearest), invalid
@@ -45,6 +49,8 @@ def named_encoder(
         "weights": weights,
         "pooling": pooling,
         "max_length": max_length,
+        "compile": compile or None,
+        "channels_last": channels_last or None,
     }
     try:
         return EncoderConfig.model_validate({k: v for k, v in given.items() if v is not None})

@@ -25,6 +25,7 @@ class TorchvisionConfig(EncoderConfig):
     Attributes:
         resize, crop: in pixels: shorter side, and side of the centre crop.
         interpolation, mean, std: override the published values.
+        compile: run the model with ``torch.compile``.
     """
 
     family: Literal["torchvision"]
@@ -33,6 +34,7 @@ class TorchvisionConfig(EncoderConfig):
     interpolation: _Interpolation | None = None
     mean: _Triple | None = None
     std: _Triple | None = None
+    compile: bool = False
 
     def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
         from pipeline.encoders import torchvision_resnet
@@ -46,12 +48,17 @@ class OpenClipConfig(EncoderConfig):
     Attributes:
         model: an open_clip name, or the path of a model config (JSON).
         interpolation, mean, std: override the published values.
+        compile: run the model with ``torch.compile``.
+        channels_last: the memory layout of images and convolutions, for towers made of these
+            (ResNets are always run so).
     """
 
     family: Literal["open_clip"]
     interpolation: _Interpolation | None = None
     mean: _Triple | None = None
     std: _Triple | None = None
+    compile: bool = False
+    channels_last: bool = False
 
     def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
         from pipeline.encoders import clip_image
@@ -73,11 +80,13 @@ class TransformersConfig(EncoderConfig):
             ``pretrained:REVISION`` one revision of a hub name.
         pooling: ``cls``, the default, is the raw last layer at [CLS].
         max_length: in tokens; default: the encoder's own.
+        compile: run the model with ``torch.compile``, once for each padded length.
     """
 
     family: Literal["transformers"]
     pooling: Pooling | None = None
     max_length: Annotated[int, Field(ge=2)] | None = None
+    compile: bool = False
 
     def build_text(self, device: torch.device, precision: str) -> TextEncoder:
         from pipeline.encoders import teacher

@@ -24,6 +24,34 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+def resize(
+    image: Tensor, size: tuple[int, int], interpolation: Interpolation, *, in_float: bool = False
+) -> Tensor:
+    """uint8 [c, H, W] → uint8 [c, h, w] with (h, w) = ``size``, antialiased.
+
+    Args:
+        in_float: compute in float32, for devices without the integer kernel: columns, then rows,
+            rounded after each, as that does. At most one level from it, as its weights are rounded.
+    """
+    import torch
+    from torch.nn import functional
+
+    if size == tuple(image.shape[-2:]):
+        return image
+    resized = image.unsqueeze(0)
+    for step in [(image.shape[-2], size[1]), size] if in_float else [size]:
+        resized = functional.interpolate(
+            resized.to(torch.float32) if in_float else resized,
+            size=step,
+            mode=interpolation,
+            antialias=True,
+            align_corners=False,
+        )
+        if in_float:
+            resized = resized.round_().clamp_(0, 255)
+    return resized.squeeze(0).to(torch.uint8)
+
+
 @dataclass(frozen=True)
 class ImagePreprocessing:
     """Resize, centre crop and normalisation of one model. Frozen, picklable, holds no model.
@@ -67,22 +95,32 @@ class ImagePreprocessing:
 
     def __call__(self, image: Tensor) -> Tensor:
         """uint8 [3, H, W] → float32 [3, h, w] with (h, w) = `crop`."""
-        import torch
-        from torch.nn import functional
+        return self.normalised(self.fitted(image))
 
+    def fitted(self, image: Tensor, *, in_float: bool = False) -> Tensor:
+        """Resize and crop: uint8 [3, H, W] → uint8 [3, h, w] with (h, w) = `crop`.
+
+        Args:
+            in_float: as in `resize`.
+        """
         size = self.resized(image.shape[-2], image.shape[-1])
-        if size != tuple(image.shape[-2:]):
-            image = functional.interpolate(
-                image.unsqueeze(0),
-                size=size,
-                mode=self.interpolation,
-                antialias=True,
-                align_corners=False,
-            ).squeeze(0)
-        pixels = self._centre(image).to(torch.float32).div_(255)
-        mean = torch.tensor(self.mean).view(3, 1, 1)
-        std = torch.tensor(self.std).view(3, 1, 1)
-        return pixels.sub_(mean).div_(std).contiguous()
+        return self._centre(resize(image, size, self.interpolation, in_float=in_float))
+
+    def normalised(self, pixels: Tensor, out: Tensor | None = None) -> Tensor:
+        """uint8 [..., 3, h, w] → float32 of this shape, in 0–1, minus `mean`, over `std`.
+
+        Args:
+            out: float32 of this shape, filled and returned.
+        """
+        import torch
+
+        if out is None:
+            out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
+        mean, std = (
+            torch.tensor(each).view(3, 1, 1).to(pixels.device, non_blocking=True)
+            for each in (self.mean, self.std)
+        )
+        return out.copy_(pixels).div_(255).sub_(mean).div_(std)
 
     def _centre(self, image: Tensor) -> Tensor:
         """The centre [3, h, w] of [3, H, W], padded where it is too small."""

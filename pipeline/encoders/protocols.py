@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = [
     "EncoderIdentity",
     "ImageEncoder",
+    "ImageEncoderOnDevice",
     "ImagePreprocessing",
     "TextEncoder",
 ]
@@ -32,6 +34,10 @@ class EncoderIdentity:
         weights_sha256: digest of the state dict that was actually loaded
             (`pipeline.encoders.weights.state_dict_sha256`).
         untrained: the weights are random; every report says so.
+        casts_weights: below fp32 the weights are cast once, instead of autocast; part of the
+            fingerprint of such rows.
+        options: how the model is run where that changes the last bits of a row, such as
+            ``compiled``; part of the plan and of the record.
     """
 
     name: str
@@ -39,6 +45,8 @@ class EncoderIdentity:
     revision: str
     weights_sha256: str
     untrained: bool
+    casts_weights: bool = False
+    options: tuple[str, ...] = ()
 
 
 class ImageEncoder(Protocol):
@@ -68,6 +76,18 @@ class ImageEncoder(Protocol):
         Returns:
             float32 [n, dim] on the CPU.
         """
+        ...
+
+
+@runtime_checkable
+class ImageEncoderOnDevice(ImageEncoder, Protocol):
+    """An image encoder that takes images already on its device, and leaves the features there."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def features(self, images: Tensor) -> Tensor:
+        """float32 [n, 3, h, w] → float32 [n, dim], both on `device`; does not wait for it."""
         ...
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.own_families import TransformersConfig
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.teacher_model import load_teacher
 from pipeline.encoders.tokenizers import tokenizer_sha256
-from sightline.devices import check_precision, computing
+from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.pooling import needs_hidden_states, pool
 from sightline.pooling_names import Pooling
@@ -26,22 +27,18 @@ class TeacherEncoder:
 
     def __init__(
         self,
-        model: nn.Module,
+        frozen: FrozenModel,
         tokenizer: Any,
         identity: EncoderIdentity,
         pooling: Pooling,
         max_length: int,
-        device: torch.device,
-        precision: str,
     ) -> None:
-        self.identity = identity
-        self._model: Any = model.eval().to(device)
-        self.dim = int(self._model.config.hidden_size)
+        self.identity = frozen.identity(identity)
+        self._frozen = frozen
+        self.dim = int(frozen.model.config.hidden_size)
         self._tokenizer = tokenizer
         self._pooling: Pooling = pooling
         self._max_length = max_length
-        self._device = device
-        self._precision = precision
         self.preprocessing: dict[str, object] = {
             "tokenizer": type(tokenizer).__name__,
             "tokenizer_sha256": tokenizer_sha256(tokenizer),
@@ -69,22 +66,30 @@ class TeacherEncoder:
         inputs = self._tokenizer.pad(
             {"input_ids": ids}, padding="max_length", max_length=length, return_tensors="pt"
         )
-        with computing(self._device, self._precision):
-            batch = {
-                name: inputs[name].to(self._device, non_blocking=True)
-                for name in ("input_ids", "attention_mask")
-            }
-            output = self._model(
-                **batch, output_hidden_states=needs_hidden_states(self._pooling), return_dict=True
-            )
-            features = pool(
-                output.last_hidden_state,
-                batch["attention_mask"],
-                self._pooling,
-                hidden_states=getattr(output, "hidden_states", None),
-                pooler_output=getattr(output, "pooler_output", None),
-            )
-            return features.float().cpu()
+        ids, mask = (
+            inputs[name].to(self._frozen.device, non_blocking=True)
+            for name in ("input_ids", "attention_mask")
+        )
+        return self._frozen(self._pooled, ids, mask).float().cpu()
+
+    def _pooled(self, ids: Tensor, mask: Tensor) -> Tensor:
+        output = self._frozen.model(
+            input_ids=ids,
+            attention_mask=mask,
+            output_hidden_states=needs_hidden_states(self._pooling),
+            return_dict=True,
+        )
+        hidden, pooler = (
+            getattr(output, "hidden_states", None),
+            getattr(output, "pooler_output", None),
+        )
+        return pool(
+            output.last_hidden_state.float(),
+            mask,
+            self._pooling,
+            hidden_states=None if hidden is None else [hidden[0].float()],
+            pooler_output=pooler,
+        )
 
     def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids with [CLS] and [SEP], truncated to the maximum length, not padded."""
@@ -118,9 +123,10 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         )
     tokenizer.padding_side = "right"  # [CLS] stays the first token
     max_length = _max_length(config, teacher.positions, tokenizer, teacher.sentence_length)
-    return TeacherEncoder(
-        teacher.model, tokenizer, teacher.identity, pooling, max_length, device, precision
+    frozen = FrozenModel(
+        teacher.model, device, precision, compiled=config.compile, cast_buffers=False
     )
+    return TeacherEncoder(frozen, tokenizer, teacher.identity, pooling, max_length)
 
 
 def bucket(tokens: int, max_length: int) -> int:

@@ -11,6 +11,7 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
+from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.own_families import TorchvisionConfig
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
@@ -21,7 +22,7 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
-from sightline.devices import check_precision, computing
+from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.hub import reaching
@@ -36,28 +37,24 @@ class ResNetEncoder:
 
     def __init__(
         self,
-        model: nn.Module,
         identity: EncoderIdentity,
         preprocessing: ImagePreprocessing,
         dim: int,
-        device: torch.device,
-        precision: str,
+        frozen: FrozenModel,
     ) -> None:
-        self.identity = identity
+        self.identity = frozen.identity(identity)
         self.preprocessing = preprocessing
         self.dim = dim
-        self._device = device
-        self._precision = precision
-        # Convolutions are 1.2 to 5 times as fast with channels last on a CPU, and rows stay
-        # independent of their position in the batch.
-        self._model: Any = model.eval().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.device = frozen.device
+        self._frozen = frozen
 
     def encode(self, images: Tensor) -> Tensor:
         """float32 [n, 3, h, w] → float32 [n, dim], both on the CPU."""
-        with computing(self._device, self._precision):
-            batch = images.to(self._device, non_blocking=True)
-            features = self._model(batch.contiguous(memory_format=torch.channels_last))
-            return features.float().cpu()
+        return self.features(images).cpu()
+
+    def features(self, images: Tensor) -> Tensor:
+        """float32 [n, 3, h, w] → float32 [n, dim] on `device`."""
+        return self._frozen(self._frozen.model, self._frozen.images(images)).float()
 
 
 def build_image(config: TorchvisionConfig, device: torch.device, precision: str) -> ResNetEncoder:
@@ -92,9 +89,10 @@ def build_image(config: TorchvisionConfig, device: torch.device, precision: str)
         weights_sha256=state_dict_sha256(model.state_dict()),
         untrained=spec.kind == "random",
     )
-    return ResNetEncoder(
-        model, identity, _preprocessing(config), DIMS[config.model], device, precision
-    )
+    # Convolutions are 1.2 to 5 times as fast with channels last on a CPU, and rows stay
+    # independent of their position in the batch.
+    frozen = FrozenModel(model, device, precision, channels_last=True, compiled=config.compile)
+    return ResNetEncoder(identity, _preprocessing(config), DIMS[config.model], frozen)
 
 
 def _trunk(state: dict[str, Tensor]) -> dict[str, Tensor]:

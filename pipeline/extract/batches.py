@@ -1,7 +1,8 @@
-"""Batches of model inputs from worker processes; an unusable entry costs only its own row."""
+"""Batches of pixels from worker processes; an unusable entry costs only its own row."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -11,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pipeline.cache import Place
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.decode import MAX_PIXELS, RAW_PIXELS, ImageError, load_image
 from sightline.errors import SightlineError
 
 _SIGNAL_GRACE = 0.5  # seconds
@@ -29,8 +30,28 @@ class Failure(NamedTuple):
     reason: str
 
 
+class Preprocessing(Protocol):
+    """From a decoded image or cut-out to a model's input, on any device."""
+
+    def fitted(self, image: Tensor, /, *, in_float: bool = False) -> Tensor:
+        """uint8 [channels, H, W] → uint8 [channels, h, w]."""
+        ...
+
+    def normalised(self, pixels: Tensor, out: Tensor | None = None) -> Tensor:
+        """uint8 [..., channels, h, w] → float32 [..., 3, h, w], in ``out`` if given."""
+        ...
+
+
 class Reader(Protocol):
-    """Turns a manifest entry into a model input. Picklable, for worker processes."""
+    """Turns a manifest entry into the pixels of a model's input. Picklable."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of the pixels: 3, or 4 with alpha."""
+        ...
+
+    @property
+    def preprocessing(self) -> Preprocessing: ...
 
     @property
     def size(self) -> tuple[int, int]:
@@ -38,10 +59,17 @@ class Reader(Protocol):
         ...
 
     def __call__(self, entry: Any) -> Tensor:
-        """float32 [3, h, w], determined by ``entry`` alone.
+        """uint8 [channels, h, w], determined by ``entry`` alone.
 
         Raises:
             ImageError: the entry cannot be used.
+        """
+        ...
+
+    def raw(self, entry: Any) -> tuple[Tensor, bool]:
+        """uint8 [channels, H, W], and whether these are the pixels of a call.
+
+        If not, `preprocessing.fitted` makes them on a device. Raises as a call.
         """
         ...
 
@@ -58,11 +86,26 @@ class ImageReader:
         self._preprocessing = preprocessing
         self._max_pixels = max_pixels
 
+    channels = 3
+
+    @property
+    def preprocessing(self) -> ImagePreprocessing:
+        return self._preprocessing
+
     @property
     def size(self) -> tuple[int, int]:
         return self._preprocessing.crop
 
     def __call__(self, entry: tuple[Place, bytes]) -> Tensor:
+        return self._preprocessing.fitted(self._image(entry))
+
+    def raw(self, entry: tuple[Place, bytes]) -> tuple[Tensor, bool]:
+        image = self._image(entry)
+        if image.shape[1] * image.shape[2] > RAW_PIXELS:
+            return self._preprocessing.fitted(image), True
+        return image, False
+
+    def _image(self, entry: tuple[Place, bytes]) -> Tensor:
         place, key = entry
         image = load_image(place, key, self._max_pixels)
         resized = self._preprocessing.resized(image.shape[1], image.shape[2])
@@ -73,7 +116,7 @@ class ImageReader:
                 f"{image.shape[2]} × {image.shape[1]} pixels would be resized to "
                 f"{resized[1]} × {resized[0]}; at most {self._max_pixels:,} are allowed",
             )
-        return self._preprocessing(image)
+        return image
 
 
 def decode_batch(
@@ -82,12 +125,12 @@ def decode_batch(
     """Read the entries of one batch, at most `batch_size`.
 
     Returns:
-        float32 [batch_size, 3, h, w], zeros for failed or missing entries; and the failures, in
-        order.
+        uint8 [batch_size, channels, h, w], zeros for failed or missing entries; and the failures,
+        in order. In a worker process the pixels are in shared memory.
     """
     if len(entries) > batch_size:
         raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
-    batch = torch.zeros(batch_size, 3, *read.size)
+    batch = _shared_zeros(batch_size, read.channels, *read.size)
     failures: list[Failure] = []
     for row, entry in enumerate(entries):
         try:
@@ -97,30 +140,83 @@ def decode_batch(
     return batch, failures
 
 
-class BatchDecoder(Dataset[tuple[Tensor, list[Failure]]]):
-    """Applies `decode_batch` to the entries of a batch, for a `DataLoader`.
+class Raw(NamedTuple):
+    """Images of any sizes in one buffer, to be fitted on a device.
+
+    Attributes:
+        values: uint8, the pixels of every image, one after the other.
+        shapes: of each image, in order: its row, channels, height, width, and 1 if it is fitted.
+    """
+
+    values: Tensor
+    shapes: Sequence[Sequence[int]]
+
+
+def raw_batch(entries: Sequence[Any], batch_size: int, read: Reader) -> tuple[Raw, list[Failure]]:
+    """Read the entries of one batch, at most `batch_size`, and leave the fitting to a device."""
+    if len(entries) > batch_size:
+        raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
+    images: list[Tensor] = []
+    shapes: list[Sequence[int]] = []
+    failures: list[Failure] = []
+    for row, entry in enumerate(entries):
+        try:
+            image, fitted = read.raw(entry)
+        except ImageError as error:
+            failures.append(Failure(row, error.code, error.reason))
+        else:
+            images.append(image)
+            shapes.append((row, *image.shape, int(fitted)))
+    values = _shared_zeros(sum(image.numel() for image in images))
+    start = 0
+    for image in images:
+        values[start : start + image.numel()].view(image.shape).copy_(image)
+        start += image.numel()
+    return Raw(values, shapes), failures
+
+
+def _shared_zeros(*shape: int) -> Tensor:
+    """uint8 zeros; in a worker process in shared memory, where a `DataLoader` would copy them."""
+    if get_worker_info() is None or not math.prod(shape):
+        return torch.zeros(*shape, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # new pages are zero
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(*shape)
+
+
+class BatchDecoder(Dataset[tuple[Any, list[Failure]]]):
+    """Applies `decode_batch` (or `raw_batch`) to the entries of a batch, for a `DataLoader`.
 
     An item depends only on its entries, so the number of worker processes changes no byte, and
     requests can be decided at the last moment.
     """
 
-    def __init__(self, batch_size: int, read: Reader) -> None:
+    def __init__(self, batch_size: int, read: Reader, raw: bool = False) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; expected at least 1")
         self._batch_size = batch_size
         self._read = read
+        self._raw = raw
 
-    def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, list[Failure]]:
-        return decode_batch(entries, self._batch_size, self._read)
+    def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor | Raw, list[Failure]]:
+        decode = raw_batch if self._raw else decode_batch
+        return decode(entries, self._batch_size, self._read)
 
 
 def decoded_batches(
-    batches: Iterator[Sequence[Any]], batch_size: int, read: Reader, workers: int
-) -> Iterator[tuple[Tensor, list[Failure]]]:
+    batches: Iterator[Sequence[Any]],
+    batch_size: int,
+    read: Reader,
+    workers: int,
+    *,
+    raw: bool = False,
+    pinned: bool = False,
+) -> Iterator[tuple[Any, list[Failure]]]:
     """Decode every batch of entries, in order, in ``workers`` processes (0: in this one).
 
     Args:
         batches: at most ``batch_size`` entries each, requested a few batches ahead.
+        raw: leave the fitting to a device: batches are `Raw`.
+        pinned: put them into memory that a GPU copies from while it computes.
 
     Raises:
         SightlineError: a decode process died.
@@ -131,11 +227,11 @@ def decoded_batches(
     # the number is the user's choice, and containers often report too few cores
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     loader = DataLoader(
-        BatchDecoder(batch_size, read),
+        BatchDecoder(batch_size, read, raw),
         batch_size=None,
         sampler=chain([first], batches),
         num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=pinned,
         worker_init_fn=decode_worker_init if workers else None,
     )
     try:
@@ -159,12 +255,3 @@ def decode_worker_init(worker_id: int) -> None:
     """
     torch.set_num_threads(1)
     os.setpgid(0, 0)
-
-
-def padded(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """``rows`` [n, …], zero-padded to ``count`` rows."""
-    if len(rows) == count:
-        return rows
-    filled = rows.new_zeros(count, *rows.shape[1:])
-    filled[: len(rows)] = rows
-    return filled

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.cache.rle import CROP_RULE
-from pipeline.encoders.preprocessing import KERNEL, ImagePreprocessing
+from pipeline.encoders.preprocessing import KERNEL, ImagePreprocessing, resize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,38 +63,48 @@ class CutoutPreprocessing:
         return longer + 2 * round(self.rules.margin * longer)
 
     def __call__(self, cutout: Tensor) -> Tensor:
-        """Turn a cut-out into the model's input.
+        """uint8 [4, H, W] → float32 [3, h, w]: `fitted`, then `normalised`."""
+        return self.normalised(self.fitted(cutout))
+
+    def fitted(self, cutout: Tensor, *, in_float: bool = False) -> Tensor:
+        """Pad a cut-out to a square and resize it.
 
         Args:
             cutout: uint8 [4, H, W], RGB premultiplied with alpha: black where transparent.
                 Resizing straight alpha would bleed the colours of transparent pixels into the
                 object's edge.
+            in_float: as in `pipeline.encoders.preprocessing.resize`.
 
         Returns:
-            float32 [3, h, w], normalised.
+            uint8 [4, h, w], premultiplied.
         """
-        import torch
         from torch.nn import functional
 
         height, width = cutout.shape[-2:]
         edge = self.edge(height, width)
         left, top = (edge - width) // 2, (edge - height) // 2
         square = functional.pad(cutout, [left, edge - width - left, top, edge - height - top])
-        if self.size != (edge, edge):
-            square = functional.interpolate(
-                square.unsqueeze(0),
-                size=self.size,
-                mode=self.image.interpolation,
-                antialias=True,
-                align_corners=False,
-            ).squeeze(0)
-        alpha = square[3:]
-        # bicubic overshoots, by more in a bright channel than in alpha
-        colour = torch.minimum(square[:3], alpha).to(torch.float32).div_(_OPAQUE)
-        mean = torch.tensor(self.image.mean).view(3, 1, 1)
-        std = torch.tensor(self.image.std).view(3, 1, 1)
+        return resize(square, self.size, self.image.interpolation, in_float=in_float)
+
+    def normalised(self, pixels: Tensor, out: Tensor | None = None) -> Tensor:
+        """Compose on the background and normalise: uint8 [..., 4, h, w] → float32 [..., 3, h, w].
+
+        Args:
+            out: float32 [..., 3, h, w], filled and returned.
+        """
+        import torch
+
+        colour, alpha = pixels[..., :3, :, :], pixels[..., 3:, :, :]
+        if out is None:
+            out = torch.empty(colour.shape, dtype=torch.float32, device=pixels.device)
+        mean, std = (
+            torch.tensor(each).view(3, 1, 1).to(pixels.device, non_blocking=True)
+            for each in (self.image.mean, self.image.std)
+        )
         clear = (_OPAQUE - alpha).to(torch.float32).div_(_OPAQUE)
-        return colour.add_(clear * self._behind(mean)).sub_(mean).div_(std).contiguous()
+        # bicubic overshoots, by more in a bright channel than in alpha
+        out.copy_(torch.minimum(colour, alpha)).div_(_OPAQUE)
+        return out.add_(clear * self._behind(mean)).sub_(mean).div_(std)
 
     def _behind(self, mean: Tensor) -> Tensor:
         """The colour behind the cut-out: float32 [3, 1, 1], 0–1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,12 +21,13 @@ from pipeline.extract.runner import Advance, Computed, Contents, Failures, Job, 
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
-    import torch
-
     from pipeline.encoders.protocols import EncoderIdentity, ImageEncoder, TextEncoder
-    from pipeline.extract.batches import Reader
+    from pipeline.extract.batches import Failure, Reader
     from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.objects import CutoutEntry
+
+WEIGHTS_CAST = ", weights cast"
+"""Follows the precision in a record where weights were cast once, instead of autocast."""
 
 Encoded = tuple[Batch, np.ndarray, Failures]
 _Encode = Callable[[Iterator[Batch], int, HalvingCalls], Iterable[Encoded]]
@@ -82,7 +84,8 @@ def extract_images(
     described = encoder.preprocessing.describe()
     spec = _spec("image", encoder.identity, described, encoder.dim, settings)
     encode = _encode_pictures(by_key, read, encoder, settings)
-    return _extract(as_keys(list(by_key)), None, None, spec, encode, out, settings, "images")
+    keys, identity = as_keys(list(by_key)), encoder.identity
+    return _extract(keys, None, None, spec, identity, encode, out, settings, "images")
 
 
 def extract_objects(
@@ -109,7 +112,8 @@ def extract_objects(
     read = ObjectReader(preprocessing, settings.max_pixels)
     spec = _spec("object", encoder.identity, preprocessing.describe(), encoder.dim, settings)
     encode = _encode_pictures(by_key, read, encoder, settings)
-    return _extract(as_keys(list(by_key)), None, groups, spec, encode, out, settings, "objects")
+    keys, identity = as_keys(list(by_key)), encoder.identity
+    return _extract(keys, None, groups, spec, identity, encode, out, settings, "objects")
 
 
 def extract_texts(
@@ -145,7 +149,7 @@ def extract_texts(
 
             yield batch, np.concatenate(calls.run(len(rows), call))[: len(rows)], {}
 
-    return _extract(keys, lengths, None, spec, encode, out, settings, "texts")
+    return _extract(keys, lengths, None, spec, encoder.identity, encode, out, settings, "texts")
 
 
 def _extract(
@@ -153,6 +157,7 @@ def _extract(
     lengths: np.ndarray | None,
     groups: Keys | None,
     spec: FeatureSpec,
+    identity: EncoderIdentity,
     encode: _Encode,
     out: Path,
     settings: ExtractSettings,
@@ -163,6 +168,9 @@ def _extract(
         raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
     writer = FeatureSetWriter(out, spec, settings.inputs, settings.worker)
     calls = HalvingCalls(out.as_posix())
+    shape, options = settings.shape, ", ".join(identity.options)
+    if options:
+        shape["code"] += f", {options}"
 
     def plan() -> list[Batch]:
         batches = writer.plan(
@@ -172,7 +180,7 @@ def _extract(
             groups=groups,
             retry_failed=settings.retry_failed,
             copy_from=settings.copy_from,
-            **settings.shape,
+            **shape,
         )
         calls.begin(writer.shape.batch_size, (block.computed for block in writer.blocks))
         return batches
@@ -183,7 +191,10 @@ def _extract(
             yield Computed(batch, batch.keys[good], features[good], failed)
             advance(len(batch.keys))
 
-    job = Job(writer, plan, compute, [calls], lambda: writer.shape.batch_size, _contents, unit)
+    about = {"options": options} if options else {}
+    job = Job(
+        writer, plan, compute, [calls], lambda: writer.shape.batch_size, _contents, unit, about
+    )
     return run(job, settings)
 
 
@@ -200,30 +211,52 @@ def _encode_pictures(
     settings: ExtractSettings,
 ) -> _Encode:
     """Encode the inputs that ``read`` makes from the entries of a batch's keys."""
-    from pipeline.extract.batches import decoded_batches, padded
+    from pipeline.extract.feed import feed_for
 
     def encode(batches: Iterator[Batch], batch_size: int, calls: HalvingCalls) -> Iterator[Encoded]:
+        feed = feed_for(encoder, read)
         ahead: deque[tuple[Batch, list[ImageEntry | CutoutEntry]]] = deque()
+        launched: deque[Callable[[], Encoded]] = deque()
 
         def entries() -> Iterator[list[ImageEntry | CutoutEntry]]:
             for batch in batches:
                 ahead.append((batch, [by_key[key.tobytes()] for key in batch.keys]))
                 yield ahead[-1][1]
 
-        for inputs, failures in decoded_batches(entries(), batch_size, read, settings.workers):
+        for inputs, failures in feed.decoded(entries(), batch_size, settings.workers):
             batch, own = ahead.popleft()
-
-            def call(start: int, stop: int, inputs: torch.Tensor = inputs) -> np.ndarray:
-                return encoder.encode(padded(inputs[start:stop], stop - start)).numpy()
-
-            features = np.concatenate(calls.run(len(own), call))[: len(own)]
-            failed = {
-                own[row].key: {"code": code, "path": str(own[row].place), "reason": reason}
-                for row, code, reason in failures
-            }
-            yield batch, features, failed
+            results = calls.run(len(own), partial(feed.launch, inputs))
+            launched.append(partial(_encoded, batch, own, results, failures))
+            if len(launched) > feed.ahead:
+                yield launched.popleft()()
+        for finish in launched:
+            yield finish()
 
     return encode
+
+
+def _encoded(
+    batch: Batch,
+    own: list[ImageEntry | CutoutEntry],
+    results: list[Callable[[], np.ndarray]],
+    failures: list[Failure],
+) -> Encoded:
+    """Wait for the features of a batch."""
+    features = np.concatenate([result() for result in results])[: len(own)]
+    failed: Failures = {
+        own[row].key: {"code": code, "path": str(own[row].place), "reason": reason}
+        for row, code, reason in failures
+    }
+    return batch, features, failed
+
+
+def precision_rule(identity: EncoderIdentity, precision: str) -> str:
+    """How rows are computed, for the fingerprint: the precision, and how weights are lowered to it.
+
+    Without a rule, reduced precision means autocast.
+    """
+    cast = identity.casts_weights and precision != "fp32"
+    return f"{precision}{WEIGHTS_CAST}" if cast else precision
 
 
 def _spec(
@@ -243,7 +276,7 @@ def _spec(
             untrained=identity.untrained,
         ),
         preprocessing=preprocessing,
-        precision=settings.precision,
+        precision=precision_rule(identity, settings.precision),
         dim=dim,
         dtype=settings.dtype,
     )

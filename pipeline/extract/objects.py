@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.cache import CacheError, Place
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.extract.cutouts import CutoutPreprocessing
-from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.decode import MAX_PIXELS, RAW_PIXELS, ImageError, load_image
 
 
 class CutoutEntry(NamedTuple):
@@ -72,12 +72,18 @@ class ObjectReader:
         self._max_pixels = max_pixels
         self._last: tuple[tuple[Place, bytes], Tensor | ImageError] | None = None
 
+    channels = 4
+
+    @property
+    def preprocessing(self) -> CutoutPreprocessing:
+        return self._preprocessing
+
     @property
     def size(self) -> tuple[int, int]:
         return self._preprocessing.size
 
     def __call__(self, entry: CutoutEntry) -> Tensor:
-        """The input for an object: float32 [3, h, w].
+        """The pixels of an object's input: uint8 [4, h, w], premultiplied.
 
         Raises:
             ImageError: the codes of `load_image`; ``changed`` also if the cut-out's key does not
@@ -85,7 +91,14 @@ class ObjectReader:
                 differ, ``mask_damaged`` if it cannot be decoded, ``mask_empty``, or
                 ``too_many_pixels`` once padded.
         """
-        return self._preprocessing(self.cutout(entry))
+        return self._preprocessing.fitted(self.cutout(entry))
+
+    def raw(self, entry: CutoutEntry) -> tuple[Tensor, bool]:
+        """The object as `cut_out` gives it, or its pixels if it is large."""
+        cutout = self.cutout(entry)
+        if cutout.shape[1] * cutout.shape[2] > RAW_PIXELS:
+            return self._preprocessing.fitted(cutout), True
+        return cutout, False
 
     def cutout(self, entry: CutoutEntry) -> Tensor:
         """The object as returned by `cut_out`: uint8 [4, h, w]."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +113,7 @@ class Job:
         batch_size: items per call, for the record.
         contents: describes the set of a record.
         unit: name of the rows, in the plural.
+        about: how the models are run, for the record.
     """
 
     writer: SetWriter
@@ -122,6 +123,7 @@ class Job:
     batch_size: Callable[[], int]
     contents: Callable[[Any], Contents]
     unit: str
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(job: Job, settings: RunSettings) -> SetSummary:
@@ -178,7 +180,7 @@ def _compute(job: Job, settings: RunSettings) -> int:
     if not batches:
         return 0
     threads = writer.shape.threads
-    about = {**machine.described(settings.device), "threads": threads}
+    about = {**machine.described(settings.device), "threads": threads, **job.about}
     about["batch_size"] = job.batch_size()
     with (
         using_threads(threads),

@@ -91,8 +91,8 @@ def test_only_the_tower_in_use_is_kept(tmp_path: Path) -> None:
     path = clip_config(tmp_path)
     text = config(path, "random:0").build_text(CPU, "fp32")
     image = config(path, "random:0").build_image(CPU, "fp32")
-    assert not any(name.startswith("visual") for name, _ in text._model.named_parameters())
-    assert not any(name.startswith("token_") for name, _ in image._model.named_parameters())
+    assert not any(name.startswith("visual") for name, _ in text._frozen.model.named_parameters())
+    assert not any(name.startswith("token_") for name, _ in image._frozen.model.named_parameters())
 
 
 def test_random_weights_are_silent_and_repeatable(tmp_path: Path, monkeypatch, capfd) -> None:

@@ -68,7 +68,9 @@ def test_forms_of_weights() -> None:
 
 
 def test_options_that_do_not_apply_are_refused() -> None:
-    with pytest.raises(SightlineError, match=r"unknown key 'pooling'.*available: crop, family"):
+    with pytest.raises(
+        SightlineError, match=r"unknown key 'pooling'.*available: compile, crop, family"
+    ):
         named_encoder("resnet18", "random:0", pooling="mean")
     for fields, message in (
         ({"family": "open_clip", "model": "ViT-B-32", "crop": 64}, "unknown key 'crop'"),

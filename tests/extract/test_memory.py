@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from pipeline.cache import FeatureSet, keys_of_texts, verify
 from pipeline.encoders.protocols import EncoderIdentity
-from pipeline.extract.batches import padded
 from pipeline.extract.encode_missing import ExtractSettings, extract_texts
 from sightline.errors import SightlineError
 
@@ -93,12 +92,6 @@ def test_other_device_errors_are_not_treated_as_out_of_memory(tmp_path: Path) ->
     encoder.encode = lambda texts, length: (_ for _ in ()).throw(RuntimeError("cuDNN error"))
     with pytest.raises(RuntimeError, match="cuDNN"):
         extract_texts(TEXTS, encoder, tmp_path / "set", SETTINGS, "text")
-
-
-def test_rows_are_padded_with_zeros() -> None:
-    rows = torch.ones(2, 3)
-    assert padded(rows, 2) is rows
-    torch.testing.assert_close(padded(rows, 3), torch.tensor([[1.0] * 3, [1.0] * 3, [0.0] * 3]))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

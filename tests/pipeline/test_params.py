@@ -39,7 +39,7 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         (
             "encoders.image.clip.modle",
             "x",
-            "encoders.image.clip: unknown key 'modle'; did you mean 'model'? (available: family, ",
+            "encoders.image.clip: unknown key 'modle'; did you mean 'model'? (available: ",
         ),
         (
             "encoders.image.resnet.resize",

@@ -1,0 +1,166 @@
+"""Weights cast once, memory layouts and compilation: near fp32, and told apart in the record."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+from tiny_models import bert_folder, clip_config
+
+from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.frozen_model import cast_weights
+from pipeline.encoders.named_encoder import named_encoder
+from pipeline.extract.encode_missing import precision_rule
+from sightline.errors import SightlineError
+
+CPU = torch.device("cpu")
+BOUND = 0.999
+"""Smallest cosine between rows in bf16 or fp16 and in fp32."""
+TEXTS = ["a cat runs", "red dog", "a", "the cat sits a dog runs red " * 3]
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights of a ResNet-18 with statistics that bfloat16 cannot hold exactly."""
+    torch.manual_seed(1)
+    model = torchvision.models.resnet18(weights=None)
+    for _ in range(3):
+        model(torch.randn(8, 3, 32, 32) * 1.7 + 0.3)
+    path = tmp_path_factory.mktemp("weights") / "resnet.safetensors"
+    save_file(model.state_dict(), path)
+    return f"file:{path}"
+
+
+def encoders(resnet: str, folder: Path) -> dict[str, Callable[[str], Any]]:
+    clip, bert = clip_config(folder), folder / "bert"
+    if not bert.exists():
+        bert_folder(bert)
+    teacher = named_encoder(str(bert), "pretrained", "teacher", pooling="mean")
+    return {
+        "resnet": lambda p: named_encoder("resnet18", resnet).build_image(CPU, p),
+        "clip image": lambda p: named_encoder(clip, "random:0").build_image(CPU, p),
+        "clip text": lambda p: named_encoder(clip, "random:0", "text").build_text(CPU, p),
+        "teacher": lambda p: teacher.build_text(CPU, p),
+    }
+
+
+def rows_of(encoder: Any, images: torch.Tensor) -> torch.Tensor:
+    if not hasattr(encoder, "lengths"):
+        return encoder.encode(images)
+    return encoder.encode(TEXTS, max(encoder.lengths(TEXTS)))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("family", ["resnet", "clip image", "clip text", "teacher"])
+def test_cast_weights_are_as_near_to_fp32_as_autocast(
+    family: str, precision: str, resnet: str, images: torch.Tensor, tmp_path: Path
+) -> None:
+    build = encoders(resnet, tmp_path)[family]
+    exact = rows_of(build("fp32"), images)
+    lowered = rows_of(build(precision), images)
+    assert lowered.dtype == torch.float32
+    assert not torch.equal(lowered, exact)
+    distance = 1 - torch.cosine_similarity(lowered, exact).min()
+    assert distance < 1 - BOUND
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    with torch.autocast("cpu", dtype=dtype):
+        usual = 1 - torch.cosine_similarity(rows_of(build("fp32"), images), exact).min()
+    assert distance < 3 * usual + 5e-5  # rounding alone, as residuals are bfloat16 as well
+
+
+def test_weights_are_cast_and_batch_normalisation_is_not(resnet: str) -> None:
+    model = named_encoder("resnet18", resnet).build_image(CPU, "bf16")._frozen.model
+    assert model.conv1.weight.dtype == torch.bfloat16
+    assert model.bn1.weight.dtype == model.bn1.running_var.dtype == torch.float32
+    assert model.bn1.num_batches_tracked.dtype == torch.int64
+    assert all(not p.requires_grad for p in [model.conv1.weight])
+
+
+def test_buffers_are_kept_where_asked() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("table", torch.tensor([1 / 3]))
+    kept = cast_weights(copy.deepcopy(module), torch.bfloat16, buffers=False)
+    assert (kept.table.dtype, kept.weight.dtype) == (torch.float32, torch.bfloat16)
+    assert cast_weights(module, torch.bfloat16).table.dtype == torch.bfloat16
+
+
+def test_weights_beyond_float16_are_refused() -> None:
+    layer = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(layer.weight, 70_000.0)
+    with pytest.raises(SightlineError, match=r"'weight' has values up to 7e\+04, which float16"):
+        cast_weights(copy.deepcopy(layer), torch.float16)
+    assert cast_weights(layer, torch.bfloat16).weight.isfinite().all()
+
+
+def test_a_row_depends_on_itself_alone_in_any_precision(
+    resnet: str, images: torch.Tensor, tmp_path: Path
+) -> None:
+    order = [2, 0, 3, 1]
+    for family in ("resnet", "clip image"):
+        encoder = encoders(resnet, tmp_path)[family]("bf16")
+        assert torch.equal(encoder.encode(images[order]), encoder.encode(images)[order])
+
+
+def test_the_precision_of_a_record_names_its_rule(resnet: str) -> None:
+    identity = named_encoder("resnet18", resnet).build_image(CPU, "bf16").identity
+    assert precision_rule(identity, "bf16") == "bf16, weights cast"
+    assert precision_rule(identity, "fp32") == "fp32"
+    autocast = copy.copy(identity)
+    object.__setattr__(autocast, "casts_weights", False)  # an encoder from elsewhere
+    assert precision_rule(autocast, "bf16") == "bf16"
+
+
+def test_channels_last_changes_no_more_than_rounding(images: torch.Tensor, tmp_path: Path) -> None:
+    tower = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8}
+    path = clip_config(tmp_path, vision_cfg=tower, embed_dim=32)
+    usual = named_encoder(path, "random:0").build_image(CPU, "fp32")
+    other = named_encoder(path, "random:0", channels_last=True).build_image(CPU, "fp32")
+    assert (usual.identity.options, other.identity.options) == ((), ("channels last",))
+    assert other._frozen.images(images).is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(other.encode(images), usual.encode(images), rtol=1e-3, atol=1e-5)
+
+
+def test_options_of_other_families_are_refused() -> None:
+    with pytest.raises(SightlineError, match="channels_last"):
+        named_encoder("resnet50", "random:0", channels_last=True)
+
+
+def test_what_cannot_be_compiled_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, images: torch.Tensor, tmp_path: Path
+) -> None:
+    from torch._dynamo.exc import TorchDynamoException
+
+    def fails(*inputs: object, **options: object) -> None:
+        raise TorchDynamoException("no C++ compiler\nand much more")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
+    config = EncoderConfig.model_validate(
+        {"family": "open_clip", "model": clip_config(tmp_path), "weights": "random:0"}
+    ).model_copy(update={"compile": True})
+    with pytest.raises(SightlineError, match=r"torch.compile failed on cpu \(no C\+\+ compiler\)"):
+        config.build_image(CPU, "fp32").encode(images)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_gives_the_rows_of_the_eager_one(
+    resnet: str, images: torch.Tensor, tmp_path: Path
+) -> None:
+    clip = clip_config(tmp_path)
+    for name, weights in (("resnet18", resnet), (clip, "random:0")):
+        usual = named_encoder(name, weights).build_image(CPU, "fp32")
+        compiled = named_encoder(name, weights, compile=True).build_image(CPU, "fp32")
+        assert "compiled" in compiled.identity.options
+        rows = compiled.encode(images)
+        assert torch.cosine_similarity(rows, usual.encode(images)).min() > 0.9999
+        assert torch.equal(compiled.encode(images), rows)
