@@ -83,7 +83,12 @@ class _RayWorker:
                     f"{folder}: node {node} of the cluster has no such folder; every node needs "
                     "the folders of inputs and outputs at the same path"
                 ) from error
-            run, how = pickle.loads(packed)
+            try:
+                run, how = pickle.loads(packed)
+            except ModuleNotFoundError as error:
+                raise SightlineError(
+                    f"node {node} of the cluster: {error}; install the same packages on every node"
+                ) from error
             return run(replace(how, reporter=Sent(send)))
 
         return Ended.of(work)
@@ -165,13 +170,17 @@ class _Run:
             )
             actors[ref] = index, actor
         try:
-            while actors and not self._group.published:
+            end: float | None = None  # of the wait for those that are ending too
+            while actors and (end is None or time.monotonic() < end):
                 done, _ = self._ray.wait(list(actors), num_returns=1, timeout=_POLL)
                 self._take_messages()
                 for ref in done:
                     index, actor = actors.pop(ref)
                     self._group.end(f"worker {index}/{self._count}", self._ended(ref))
                     self._ray.kill(actor)  # which makes room for one that waits
+                if self._group.published and end is None:
+                    started = any(index in self._starts for index, _ in actors.values())
+                    end = time.monotonic() + (_ANSWER if started else 0.0)
                 self._group.announce_failures()
                 self._check()
         finally:
