@@ -159,14 +159,14 @@ def test_a_bug_shows_the_traceback_of_the_child(tmp_path) -> None:
         run_work(StubWork(tmp_path / "set", broken={1: "bug"}), ONE, TWO)
 
 
-def command(work: StubWork, options: str) -> list[str]:
-    """A command that does ``work``, as `sightline` does."""
+def command(work: StubWork, engine: str, how: str = "threads=1") -> list[str]:
+    """A command that does ``work``, as `sightline` does, with arguments of engine and run."""
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; from pathlib import PosixPath\n"
         "from engine_work import StubWork; from pipeline import cli\n"
         "from pipeline.extract.engine import Engine, run_work\n"
-        "from pipeline.extract.runner import Invocation\n"
-        f"cli.app = lambda: print(run_work({work!r}, Invocation(threads=1), Engine({options})))\n"
+        "from pipeline.extract.runner import Invocation; from pipeline.cache.worker import Worker\n"
+        f"cli.app = lambda: print(run_work({work!r}, Invocation({how}), Engine({engine})))\n"
         "cli.console()"
     )
     return [sys.executable, "-c", code]
