@@ -212,37 +212,28 @@ def wait_until(true, seconds: float = 90.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        ({"batch": 4}, "batch_size: 8 → 4"),
-        ({"weights": "1"}, "fingerprint: "),
-        ({"texts": 250}, "rows: 240 → 250"),
-    ],
-)
-def test_a_worker_of_another_encoder_or_plan_is_refused(tmp_path, expected, other, named) -> None:
-    (tmp_path / "log").mkdir()
-    work = StubWork(tmp_path / "set", pause=0.2, log=tmp_path / "log")
-    run = subprocess.Popen(command(work, "devices='cpu,cpu'"), stdout=subprocess.DEVNULL)
-    wait_until(lambda: len(list((tmp_path / "log").iterdir())) == 2)
-    stranger = StubWork(work.out, **other)
-    with pytest.raises(SightlineError, match=f"with a different plan than worker 2/3:\n  {named}"):
-        run_work(stranger, Invocation(threads=1, worker=Worker(2, 3)), Engine())
-    assert run.wait() == 0
-    assert without_lock(work.out) == expected
-
-
-def test_a_worker_of_other_code_is_refused(tmp_path, monkeypatch) -> None:
+def test_workers_of_another_encoder_plan_or_code_are_refused(
+    tmp_path, monkeypatch, expected
+) -> None:
     from pipeline.extract import machine
 
     (tmp_path / "log").mkdir()
-    work = StubWork(tmp_path / "set", pause=0.2, log=tmp_path / "log")
+    work = StubWork(tmp_path / "set", pause=0.3, log=tmp_path / "log")
     run = subprocess.Popen(command(work, "devices='cpu,cpu'"), stdout=subprocess.DEVNULL)
     wait_until(lambda: len(list((tmp_path / "log").iterdir())) == 2)
+
+    def refused(stranger: StubWork, named: str) -> None:
+        said = f"with a different plan than worker 2/3:\n  {named}"
+        with pytest.raises(SightlineError, match=said):
+            run_work(stranger, Invocation(threads=1, worker=Worker(2, 3)), Engine())
+
+    refused(StubWork(work.out, batch=4), "batch_size: 8 → 4")
+    refused(StubWork(work.out, weights="1"), "fingerprint: ")
+    refused(StubWork(work.out, texts=250), "rows: 240 → 250")
     monkeypatch.setattr(machine, "code_version", lambda: "sightline 9, torch 9")
-    with pytest.raises(SightlineError, match=r"code: sightline .* → sightline 9, torch 9"):
-        run_work(StubWork(work.out), Invocation(threads=1, worker=Worker(2, 3)), Engine())
+    refused(work, r"code: sightline .* → sightline 9, torch 9")
     assert run.wait() == 0
+    assert without_lock(work.out) == expected
 
 
 def test_a_head_that_does_not_answer_is_one_error(tmp_path, monkeypatch) -> None:
