@@ -134,7 +134,7 @@ class _Run:
         self._board = board.options(scheduling_strategy=here).remote()
         self._worker = ray.remote(max_restarts=-1, max_task_retries=-1, **resources)(_RayWorker)
         self._starts: dict[int, int] = {}
-        self._deaths = 0
+        self._deaths, self._died = 0, False
         self._group = Group()
         self._begun = time.monotonic()
         self._waiting_said = False
@@ -147,7 +147,8 @@ class _Run:
                 self._go(range(self._count))
                 end = time.monotonic() + _LEASE
                 while self._lost() and time.monotonic() < end:
-                    time.sleep(5)
+                    time.sleep(_ANSWER)
+                    self._starts.clear()  # which is not a replacement
                     self._go([0])
             except Stopped as stop:
                 self._take_messages()
@@ -157,8 +158,7 @@ class _Run:
 
     def _lost(self) -> bool:
         """Whether nobody has published, perhaps because a dead node's locks are still held."""
-        died = any(count > 1 for count in self._starts.values())
-        return died and not self._group.published and not self._group.failed
+        return self._died and not self._group.published and not self._group.failed
 
     def _go(self, indices: range | list[int]) -> None:
         environment = {k: v for k, v in os.environ.items() if k.startswith(_HANDED_DOWN)}
@@ -206,7 +206,7 @@ class _Run:
                 continue
             self._starts[index] = self._starts.get(index, 0) + 1
             if self._starts[index] > 1:
-                self._deaths += 1
+                self._deaths, self._died = self._deaths + 1, True
                 print(
                     f"worker {index}/{self._count} died; its replacement is on {message.node}",
                     file=sys.stderr,
