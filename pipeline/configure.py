@@ -30,6 +30,7 @@ _SECTIONS = {
     "graph": "the data sets and frozen models that are used, and the seeds",
     "encoders": "frozen models, by the names that folders and runs use",
     "extract": "how the frozen models run, and how their features are stored",
+    "engine": "which devices or cluster the frozen models run on; no result depends on it",
     "grounding": "which words of a caption name which pixels (docs/grounding.md)",
     "student": "the encoder to train",
     "train": "settings for every run; `train` of a system or a run overrides them",

@@ -16,6 +16,7 @@ from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.datasets.source import Source
 from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
+from pipeline.extract.engine import Engine
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.errors import SightlineError
 from sightline.parameter_errors import explain, unknown
@@ -214,6 +215,7 @@ class Params(_Strict):
 
     Attributes:
         datasets: name → data set; in the file `kind`, `source` and the parameters of its kind.
+        engine: how workers are started; no stage depends on it.
     """
 
     datasets: dict[str, Dataset]
@@ -221,6 +223,7 @@ class Params(_Strict):
     graph: Graph
     encoders: Encoders
     extract: Extract = Extract()
+    engine: Engine = Engine()
     grounding: GroundingSettings | None = None
     student: StudentConfig
     train: TrainConfig

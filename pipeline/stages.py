@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from pipeline import graph
 from pipeline.cache.record import Kind
 from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings
+from pipeline.extract.engine import Engine, run_work
 from pipeline.extract.runner import Invocation
 from pipeline.params import Dataset, Params, ParamsError
 from sightline.output_file import write_file
@@ -43,30 +46,55 @@ def prepare(params: Params, dataset: str) -> str:
 
 
 def features(
-    params: Params, dataset: str, kind: Kind, encoder: str, invocation: Invocation = ONCE
+    params: Params,
+    dataset: str,
+    kind: Kind,
+    encoder: str,
+    invocation: Invocation = ONCE,
+    engine: Engine | None = None,
 ) -> SetSummary:
-    """Encode the images, objects or captions of ``dataset`` with one encoder."""
+    """Encode the images, objects or captions of ``dataset`` with one encoder.
+
+    Args:
+        engine: who runs the workers; None: as in params.yaml.
+    """
+    work = partial(_features, params, dataset, kind, encoder)
+    return run_work(work, _placed(params, invocation), engine or params.engine)
+
+
+def _features(
+    params: Params, dataset: str, kind: Kind, encoder: str, how: Invocation
+) -> SetSummary:
     inputs = graph.feature_inputs(params, dataset, kind, encoder)
-    settings, device = settings_of(params, invocation, [inputs.root] if inputs.root else [])
+    settings, device = settings_of(params, how, [inputs.root] if inputs.root else [])
     return inputs.encode(graph.features_folder(dataset, kind, encoder), settings, device)
 
 
-def ground(params: Params, dataset: str, invocation: Invocation = ONCE) -> SetSummary:
-    """Ground the captions of ``dataset`` and cut the objects out."""
+def ground(
+    params: Params,
+    dataset: str,
+    invocation: Invocation = ONCE,
+    engine: Engine | None = None,
+) -> SetSummary:
+    """Ground the captions of ``dataset`` and cut the objects out; ``engine`` as `features`."""
     from pipeline.grounding.stage import ground_dataset
 
     paths, given = graph.ground_paths(params, dataset), params.extract
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
-    return ground_dataset(
+    work = partial(
+        ground_dataset,
         paths,
         params.grounding,
-        device=given.device,
         precision=given.precision,
         workers=given.workers,
         max_failed=given.max_failed,
-        invocation=invocation,
     )
+    return run_work(work, _placed(params, invocation), engine or params.engine)
+
+
+def _placed(params: Params, invocation: Invocation) -> Invocation:
+    return replace(invocation, device=invocation.device or params.extract.device)
 
 
 def ground_stats(dataset: str) -> GroundStats:
@@ -228,10 +256,9 @@ def settings_of(
     from sightline.devices import pick_device
 
     given = params.extract
-    device = pick_device(given.device)
+    device = pick_device(invocation.device or given.device)
     settings = ExtractSettings(
-        **vars(invocation),
-        **{**given.model_dump(exclude={"cutouts"}), "device": str(device)},
+        **{**given.model_dump(exclude={"cutouts"}), **vars(invocation), "device": str(device)},
         copy_from=graph.FEATURES,
         inputs=tuple(inputs),
     )

@@ -20,3 +20,14 @@ class SaidElsewhere(SightlineError):
 
     The command line exits with 1 and prints nothing.
     """
+
+
+def message_of(error: Exception) -> str | None:
+    """The message for a user error or a system error; None for any other exception."""
+    if isinstance(error, SightlineError):
+        return str(error)
+    if isinstance(error, OSError):
+        # disk full, no permission, a device disconnected: the system's message is enough
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}; what was published before is intact"
+    return None

@@ -13,6 +13,7 @@ _EXTRA = {
     "PIL": "extract",
     "matplotlib": "report",
     "datasets": "datasets",
+    "ray": "ray",
 }
 
 

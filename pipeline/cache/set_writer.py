@@ -316,7 +316,8 @@ class SetWriter(ABC, Generic[Spec]):
             if error is None:
                 raise  # else the run is already ending with an error, most likely this one
         finally:
-            if self._finished is not None and not self._finished.blocks:
+            alone = self._shared is None or self._shared.alone  # others may be about to write
+            if alone and self._finished is not None and not self._finished.blocks:
                 self._finished.leave()
             self._finished = None
 

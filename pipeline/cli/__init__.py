@@ -28,7 +28,7 @@ from pipeline.cli import (
     text_tokens,
     train,
 )
-from sightline.errors import SaidElsewhere, SightlineError
+from sightline.errors import SaidElsewhere, message_of
 from sightline.launched import is_first_process
 from sightline.quick_exit import run_then_exit
 from sightline.signals import Stopped, stop_on_signals
@@ -105,21 +105,10 @@ def main() -> None:
         _fail("", 1, error)
     except Exception as error:
         hear_no_more()  # a launcher ends the other processes of the run, which fail on their own
-        message = _message(error)
+        message = message_of(error)
         if message is None:
             raise  # our bug: a bug report needs the traceback
         _fail(f"error: {message}", 1, error)
-
-
-def _message(error: Exception) -> str | None:
-    """The message for a user error or a system error; None for any other exception."""
-    if isinstance(error, SightlineError):
-        return str(error)
-    if isinstance(error, OSError):
-        # disk full, no permission, a device disconnected: the system's message is enough
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}; what was published before is intact"
-    return None
 
 
 def _fail(message: str, code: int, error: BaseException | None) -> None:

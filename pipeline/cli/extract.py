@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from pipeline.cli.options import (
+    ACTORS,
     DEVICE,
+    DEVICES,
+    ENGINE,
     JSON,
     OUT,
+    RAY_ADDRESS,
     RETRY,
     THREADS,
     WORKER,
     Retry,
+    engine_of,
     print_json,
     worker_of,
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from pipeline.encoders.encoder_config import EncoderConfig
     from pipeline.extract.account import SetSummary
     from pipeline.extract.encode_missing import ExtractSettings
+    from pipeline.extract.engine import Engine
+    from pipeline.extract.feature_inputs import FeatureInputs
+    from pipeline.extract.runner import Invocation
 
 app = typer.Typer(help="Run one frozen model and cache its features.", no_args_is_help=True)
 
@@ -91,6 +98,10 @@ def image(
     copy_from: _COPY_FROM = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     as_json: JSON = False,
 ) -> None:
     """Encode images with a ResNet or CLIP.
@@ -99,26 +110,25 @@ def image(
     --out features/resnet50
     """
     from pipeline.encoders.named_encoder import named_encoder
-    from pipeline.extract.encode_missing import extract_images
-    from pipeline.extract.inputs import image_entries_of
+    from pipeline.extract.feature_inputs import images_of
 
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
-    entries = image_entries_of(images, root)
-    settings, where = _settings(
-        device,
+    how = _invocation(device, retry, threads, worker)
+    settings = _settings(
         precision,
         dtype,
         batch_size,
-        retry,
         copy_from,
-        threads,
-        worker,
         inputs=_inputs(config, images, root),
         workers=workers,
         max_failed=max_failed,
     )
-    summary = extract_images(entries, config.build_image(where, precision), out, settings)
-    _print(summary, out, as_json)
+    inputs = partial(images_of, config, images, root)
+    _print(
+        _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors)),
+        out,
+        as_json,
+    )
 
 
 @app.command("object")
@@ -149,6 +159,10 @@ def objects(
     copy_from: _COPY_FROM = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     as_json: JSON = False,
 ) -> None:
     """Encode the objects that phrases name, cut out by their masks, with a ResNet or CLIP.
@@ -159,27 +173,26 @@ def objects(
     """
     from pipeline.encoders.named_encoder import named_encoder
     from pipeline.extract.cutouts import CutoutRules
-    from pipeline.extract.encode_missing import extract_objects
-    from pipeline.extract.inputs import objects_of_phrases
+    from pipeline.extract.feature_inputs import objects_of
 
     rules = CutoutRules(margin=margin, background=background)
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
-    entries = objects_of_phrases(phrases, images_manifest, root)
-    settings, where = _settings(
-        device,
+    how = _invocation(device, retry, threads, worker)
+    settings = _settings(
         precision,
         dtype,
         batch_size,
-        retry,
         copy_from,
-        threads,
-        worker,
         inputs=_inputs(config, phrases, images_manifest, root),
         workers=workers,
         max_failed=max_failed,
     )
-    model = config.build_image(where, precision)
-    _print(extract_objects(entries, model, rules, out, settings), out, as_json)
+    inputs = partial(objects_of, config, phrases, images_manifest, root, rules)
+    _print(
+        _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors)),
+        out,
+        as_json,
+    )
 
 
 @app.command()
@@ -199,6 +212,10 @@ def text(
     copy_from: _COPY_FROM = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     as_json: JSON = False,
 ) -> None:
     """Encode texts with CLIP's text tower.
@@ -207,24 +224,23 @@ def text(
     --out features/clip-text
     """
     from pipeline.encoders.named_encoder import named_encoder
-    from pipeline.extract.encode_missing import extract_texts
-    from pipeline.extract.inputs import texts_in
+    from pipeline.extract.feature_inputs import texts_of
 
     config = named_encoder(encoder, weights, "text", compile=compile)
-    settings, where = _settings(
-        device,
+    how = _invocation(device, retry, threads, worker)
+    settings = _settings(
         precision,
         dtype,
         batch_size,
-        retry,
         copy_from,
-        threads,
-        worker,
         inputs=_inputs(config, texts),
     )
-    entries = texts_in(texts)
-    model = config.build_text(where, precision)
-    _print(extract_texts(entries, model, out, settings, "text"), out, as_json)
+    inputs = partial(texts_of, config, texts, "text")
+    _print(
+        _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors)),
+        out,
+        as_json,
+    )
 
 
 @app.command()
@@ -255,6 +271,10 @@ def teacher(
     copy_from: _COPY_FROM = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     as_json: JSON = False,
 ) -> None:
     """Encode texts with a teacher: any Hugging Face encoder.
@@ -263,26 +283,25 @@ def teacher(
     --out features/simcse
     """
     from pipeline.encoders.named_encoder import named_encoder
-    from pipeline.extract.encode_missing import extract_texts
-    from pipeline.extract.inputs import texts_in
+    from pipeline.extract.feature_inputs import texts_of
 
     config = named_encoder(
         encoder, weights, "teacher", pooling=pooling, max_length=max_length, compile=compile
     )
-    settings, where = _settings(
-        device,
+    how = _invocation(device, retry, threads, worker)
+    settings = _settings(
         precision,
         dtype,
         batch_size,
-        retry,
         copy_from,
-        threads,
-        worker,
         inputs=_inputs(config, texts),
     )
-    entries = texts_in(texts)
-    model = config.build_text(where, precision)
-    _print(extract_texts(entries, model, out, settings, "teacher"), out, as_json)
+    inputs = partial(texts_of, config, texts, "teacher")
+    _print(
+        _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors)),
+        out,
+        as_json,
+    )
 
 
 def _inputs(config: EncoderConfig, *paths: Path | None) -> list[Path]:
@@ -290,38 +309,49 @@ def _inputs(config: EncoderConfig, *paths: Path | None) -> list[Path]:
     return [Path(config.model), Path(config.weights.removeprefix("file:")), *filter(None, paths)]
 
 
+def _invocation(
+    device: str, retry: Retry | None, threads: int | None, worker: str | None
+) -> Invocation:
+    from pipeline.extract.runner import Invocation
+
+    return Invocation(retry is not None, threads, worker_of(worker), device)
+
+
 def _settings(
-    device: str,
     precision: str,
     dtype: _DTypeName,
     batch_size: int,
-    retry: Retry | None,
     copy_from: Path | None,
-    threads: int | None,
-    worker: str | None,
     *,
     inputs: Sequence[Path],
     workers: int = 0,
     max_failed: float = 0.01,
-) -> tuple[ExtractSettings, torch.device]:
+) -> ExtractSettings:
     from pipeline.extract.encode_missing import ExtractSettings
-    from sightline.devices import check_precision, pick_device
+    from sightline.devices import check_precision
 
-    where = pick_device(device)
-    settings = ExtractSettings(
+    return ExtractSettings(
         batch_size=batch_size,
         dtype=dtype,
         precision=check_precision(precision),
-        device=str(where),
-        retry_failed=retry is not None,
         copy_from=copy_from,
-        threads=threads,
-        worker=worker_of(worker),
         workers=workers,
         max_failed=max_failed,
         inputs=tuple(inputs),
     )
-    return settings, where
+
+
+def _run(
+    inputs: Callable[[], FeatureInputs],
+    out: Path,
+    settings: ExtractSettings,
+    how: Invocation,
+    engine: Engine,
+) -> SetSummary:
+    from pipeline.extract.engine import run_work
+    from pipeline.extract.feature_inputs import encode
+
+    return run_work(partial(encode, inputs, out, settings), how, engine)
 
 
 def _print(summary: SetSummary, out: Path, as_json: bool) -> None:

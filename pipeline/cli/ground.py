@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +10,17 @@ import typer
 
 from pipeline.cli.ground_stats import stats
 from pipeline.cli.options import (
+    ACTORS,
     DEVICE,
+    DEVICES,
+    ENGINE,
     JSON,
     OUT,
+    RAY_ADDRESS,
     RETRY,
     THREADS,
     WORKER,
+    engine_of,
     print_json,
     worker_of,
 )
@@ -44,6 +50,10 @@ def run(
     retry: RETRY = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     as_json: JSON = False,
 ) -> None:
     """Find phrases, boxes and masks, and cut the objects out.
@@ -53,20 +63,22 @@ def run(
     --captions data/datasets/scenes/captions.parquet --root data/datasets/scenes/images
     --out objects/scenes --cutouts cutouts/scenes
     """
+    from pipeline.extract.engine import run_work
     from pipeline.extract.runner import Invocation
     from pipeline.grounding.settings_file import read_settings
     from pipeline.grounding.stage import GroundPaths, ground_dataset
 
     paths = GroundPaths(images_manifest, captions, root, out, cutouts)
-    summary = ground_dataset(
+    work = partial(
+        ground_dataset,
         paths,
         read_settings(settings),
-        device=device,
         precision=precision,
         workers=workers,
         max_failed=max_failed,
-        invocation=Invocation(retry is not None, threads, worker_of(worker)),
     )
+    how = Invocation(retry is not None, threads, worker_of(worker), device)
+    summary = run_work(work, how, engine_of(devices, engine, ray_address, actors))
     if not as_json:
         print(f"{out}: {summary}")
         return

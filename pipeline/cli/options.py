@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from pipeline.cache.worker import Worker
+    from pipeline.extract.engine import Engine
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -50,7 +52,8 @@ WORKER = Annotated[
     typer.Option(
         "--worker",
         metavar="I/N",
-        help="Run as worker I (from 0) of N that fill one folder together.",
+        help="Run as worker I (from 0) of N that fill one folder together; env: as srun or "
+        "torchrun numbers this process.",
         show_default=False,
     ),
 ]
@@ -60,14 +63,65 @@ THREADS = Annotated[
 ]
 
 
+DEVICES = Annotated[
+    str | None,
+    typer.Option(
+        help="Run one worker on each of these devices, such as 0,1,2,3.", show_default=False
+    ),
+]
+ENGINE = Annotated[
+    str | None,
+    typer.Option(metavar="local|ray", help="Who runs the workers.", show_default="local"),
+]
+RAY_ADDRESS = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of the cluster's head, auto or local.", show_default="$RAY_ADDRESS or local"
+    ),
+]
+ACTORS = Annotated[
+    int | None,
+    typer.Option(min=1, help="Workers on the Ray cluster.", show_default="as many as have room"),
+]
+
+
 def worker_of(given: str | None) -> Worker | None:
-    """The worker of ``--worker``; misuse (exit code 2) for anything but I/N."""
+    """The worker of ``--worker``; misuse (exit code 2) for anything but I/N and env."""
     from pipeline.cache.worker import Worker
 
     try:
+        if given == "env":
+            return Worker.of_environment(os.environ)
         return None if given is None else Worker.parse(given)
     except SightlineError as error:
         raise typer.BadParameter(str(error), param_hint="--worker") from error
+
+
+def engine_of(
+    devices: str | None,
+    engine: str | None,
+    ray_address: str | None,
+    actors: int | None,
+    configured: Engine | None = None,
+) -> Engine:
+    """The engine of a command; misuse (exit code 2) if the options do not fit together.
+
+    Args:
+        configured: the one in params.yaml; any option of the command replaces it.
+    """
+    from pydantic import ValidationError
+
+    from pipeline.extract.engine import Engine
+
+    options = {"name": engine, "devices": devices, "ray_address": ray_address, "actors": actors}
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given and configured is not None:
+        return configured
+    try:
+        return Engine.model_validate(given)
+    except ValidationError as error:
+        hint = first_mistake(error).replace("--name", "--engine")
+        raise typer.BadParameter(hint, param_hint="engine") from error
 
 
 def models_of(given: list[str] | None) -> list[str]:

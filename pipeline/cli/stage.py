@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import MOST_SEED, PARAMS, RETRY, THREADS, WORKER, Retry, worker_of
+from pipeline.cli.options import (
+    ACTORS,
+    DEVICES,
+    ENGINE,
+    MOST_SEED,
+    PARAMS,
+    RAY_ADDRESS,
+    RETRY,
+    THREADS,
+    WORKER,
+    Retry,
+    engine_of,
+    worker_of,
+)
 
 if TYPE_CHECKING:
     from pipeline.cache.record import Kind
@@ -41,13 +54,19 @@ def image_features(
     retry: RETRY = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     params: PARAMS = _FILE,
 ) -> None:
     """Encode every image with one image encoder.
 
     Example: sightline stage image-features scenes clip
     """
-    _features(params, dataset, "image", encoder, _invocation(retry, threads, worker))
+    how = _invocation(retry, threads, worker)
+    given = (devices, engine, ray_address, actors)
+    _features(params, dataset, "image", encoder, how, given)
 
 
 @app.command()
@@ -56,6 +75,10 @@ def ground(
     retry: RETRY = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     params: PARAMS = _FILE,
 ) -> None:
     """Find phrases, boxes, masks and cut-outs for a data set's captions.
@@ -64,8 +87,10 @@ def ground(
     """
     from pipeline import stages
 
+    loaded = load_here(params)
+    runner = engine_of(devices, engine, ray_address, actors, loaded.engine)
     how = _invocation(retry, threads, worker)
-    print(f"{dataset}: {stages.ground(load_here(params), dataset, how)}")
+    print(f"{dataset}: {stages.ground(loaded, dataset, how, runner)}")
 
 
 @app.command("ground-stats")
@@ -86,13 +111,19 @@ def object_features(
     retry: RETRY = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     params: PARAMS = _FILE,
 ) -> None:
     """Encode every object that a caption names with one image encoder.
 
     Example: sightline stage object-features scenes clip
     """
-    _features(params, dataset, "object", encoder, _invocation(retry, threads, worker))
+    how = _invocation(retry, threads, worker)
+    given = (devices, engine, ray_address, actors)
+    _features(params, dataset, "object", encoder, how, given)
 
 
 @app.command("text-features")
@@ -102,13 +133,19 @@ def text_features(
     retry: RETRY = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     params: PARAMS = _FILE,
 ) -> None:
     """Encode every caption with CLIP's text tower.
 
     Example: sightline stage text-features scenes clip
     """
-    _features(params, dataset, "text", encoder, _invocation(retry, threads, worker))
+    how = _invocation(retry, threads, worker)
+    given = (devices, engine, ray_address, actors)
+    _features(params, dataset, "text", encoder, how, given)
 
 
 @app.command()
@@ -118,13 +155,19 @@ def teachers(
     retry: RETRY = None,
     threads: THREADS = None,
     worker: WORKER = None,
+    devices: DEVICES = None,
+    engine: ENGINE = None,
+    ray_address: RAY_ADDRESS = None,
+    actors: ACTORS = None,
     params: PARAMS = _FILE,
 ) -> None:
     """Encode every caption with one teacher.
 
     Example: sightline stage teachers scenes similarity
     """
-    _features(params, dataset, "teacher", encoder, _invocation(retry, threads, worker))
+    how = _invocation(retry, threads, worker)
+    given = (devices, engine, ray_address, actors)
+    _features(params, dataset, "teacher", encoder, how, given)
 
 
 @app.command()
@@ -215,10 +258,19 @@ def report(
     print(stages.report(load_here(params), out))
 
 
-def _features(path: Path, dataset: str, kind: Kind, encoder: str, how: Invocation) -> None:
+def _features(
+    path: Path,
+    dataset: str,
+    kind: Kind,
+    encoder: str,
+    how: Invocation,
+    engine: tuple[str | None, str | None, str | None, int | None],
+) -> None:
     from pipeline import stages
 
-    found = stages.features(load_here(path), dataset, kind, encoder, how)
+    params = load_here(path)
+    runner = engine_of(*engine, params.engine)
+    found = stages.features(params, dataset, kind, encoder, how, runner)
     print(f"{dataset}/{kind}/{encoder}: {found}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from pipeline.cache.failures import FailureList
 from pipeline.cache.record import FeatureSetRecord, TableSetRecord
 from pipeline.cache.set_writer import SetWriter
+from pipeline.extract.reporting import Reporter
 from sightline.errors import SightlineError
 from sightline.signals import Stopped
 
@@ -24,6 +24,7 @@ class SetSummary:
     """What a run did, and the resulting set.
 
     Attributes:
+        folder: folder of the set.
         record: the published commit point; None while other workers are still active (the last one
             publishes it).
         holds: description of the set's content.
@@ -38,6 +39,7 @@ class SetSummary:
         remarks: further remarks on the set.
     """
 
+    folder: Path
     record: FeatureSetRecord | TableSetRecord | None
     holds: str
     computed: int
@@ -79,12 +81,12 @@ class SetSummary:
         return " · ".join(parts)
 
 
-def say_why(writer: SetWriter) -> None:
+def say_why(writer: SetWriter, reporter: Reporter) -> None:
     """Report, before hours of work, why the existing set is not enough."""
     if writer.replaces:
-        print(f"{writer.folder}: recomputing everything because", file=sys.stderr)
+        reporter.say(f"{writer.folder}: recomputing everything because")
     for line in [*writer.replaces, *writer.repaired]:
-        print(f"  {line}", file=sys.stderr, flush=True)
+        reporter.say(f"  {line}")
 
 
 def check_failures(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from pipeline.extract.encode_missing import (
     extract_objects,
     extract_texts,
 )
+from pipeline.extract.inputs import image_entries_of, objects_of_phrases, texts_in
+from pipeline.extract.runner import Invocation
 
 if TYPE_CHECKING:
     import torch
@@ -62,3 +64,34 @@ class FeatureInputs:
         if self.rules is None:
             return extract_images(self.entries, images, out, settings)
         return extract_objects(self.entries, images, self.rules, out, settings)
+
+
+def encode(
+    inputs: Callable[[], FeatureInputs], out: Path, settings: ExtractSettings, how: Invocation
+) -> SetSummary:
+    """Read the inputs and encode them as ``how`` says, on its device.
+
+    Raises:
+        SightlineError: as `FeatureInputs.encode`, or an input or the device is missing.
+    """
+    from sightline.devices import pick_device
+
+    device = pick_device(how.device or settings.device)
+    return inputs().encode(out, replace(settings, **{**vars(how), "device": str(device)}), device)
+
+
+def images_of(config: EncoderConfig, images: Path, root: Path | None) -> FeatureInputs:
+    """The images of a folder or manifest; as `image_entries_of`."""
+    return FeatureInputs("image", config, image_entries_of(images, root))
+
+
+def objects_of(
+    config: EncoderConfig, phrases: Path, images: Path, root: Path, rules: CutoutRules
+) -> FeatureInputs:
+    """The objects of a phrases manifest; as `objects_of_phrases`."""
+    return FeatureInputs("object", config, objects_of_phrases(phrases, images, root), rules)
+
+
+def texts_of(config: EncoderConfig, texts: Path, kind: Kind) -> FeatureInputs:
+    """The texts of a file; as `texts_in`."""
+    return FeatureInputs(kind, config, texts_in(texts))

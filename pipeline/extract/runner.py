@@ -19,13 +19,12 @@ from pipeline.cache.worker import Worker
 from pipeline.extract import machine
 from pipeline.extract.account import SetSummary, account, check_failures, say_why
 from pipeline.extract.memory import HalvingCalls, halved_to
+from pipeline.extract.reporting import TERMINAL, Advance, Reporter
 from sightline.errors import BusyError
-from sightline.progress import progress
 from sightline.threads import threads_here, using_threads
 
 Failures = dict[bytes, Failure]
 """Key → code, path and reason of a failed row."""
-Advance = Callable[[int], None]
 
 
 class Computed(NamedTuple):
@@ -56,11 +55,15 @@ class Invocation:
         retry_failed: recompute failed rows.
         threads: CPU threads; None: PyTorch's default.
         worker: this worker among several that share the output; None: the only one.
+        device: device of the models; None: as configured.
+        reporter: where the run reports.
     """
 
     retry_failed: bool = False
     threads: int | None = None
     worker: Worker | None = None
+    device: str | None = None
+    reporter: Reporter = TERMINAL
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,8 @@ class RunSettings(Invocation):
         inputs: files and folders that the run reads; its output must not touch them.
     """
 
-    max_failed: float = 0.01
     device: str = "cpu"
+    max_failed: float = 0.01
     inputs: tuple[Path, ...] = ()
 
     @property
@@ -148,7 +151,16 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
             except BusyError:
                 seconds = time.monotonic() - start
                 return SetSummary(
-                    None, str(settings.worker), count, 0, 0, 0, seconds, unit, halved_to(job.calls)
+                    writer.folder,
+                    None,
+                    str(settings.worker),
+                    count,
+                    0,
+                    0,
+                    0,
+                    seconds,
+                    unit,
+                    halved_to(job.calls),
                 )
         else:
             stack.enter_context(writer)
@@ -157,6 +169,7 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
         record: FeatureSetRecord | TableSetRecord = writer.publish()
     words, failed, total, remarks = job.contents(record)
     summary = SetSummary(
+        writer.folder,
         record,
         words,
         count,
@@ -174,9 +187,9 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
 
 def _compute(job: Job, settings: RunSettings) -> int:
     """Compute what is left, or a worker's part of it; returns the number of rows."""
-    writer, count = job.writer, 0
+    writer, reporter, count = job.writer, settings.reporter, 0
     batches = job.plan()
-    say_why(writer)
+    say_why(writer, reporter)
     if not batches:
         return 0
     threads = writer.shape.threads
@@ -184,12 +197,13 @@ def _compute(job: Job, settings: RunSettings) -> int:
     about["batch_size"] = job.batch_size()
     with (
         using_threads(threads),
-        progress(
+        reporter.progress(
             writer.folder.as_posix(), writer.planned_rows, job.unit, writer.resumed_rows
         ) as advance,
         _writing_behind(writer) as write,
     ):
-        for done in job.compute(writer.mine(batches, advance), advance):
+        theirs = advance if not reporter.shared else lambda _: None  # they report their own rows
+        for done in job.compute(writer.mine(batches, theirs), advance):
             halved = halved_to(job.calls)
             computed = {**about, "halved_to": halved.get("", halved)} if halved else about
             write(done, computed)

@@ -37,17 +37,16 @@ class GroundPaths:
 def ground_dataset(
     paths: GroundPaths,
     settings: GroundingSettings,
+    how: Invocation = Invocation(),  # noqa: B008  (frozen)
     *,
-    device: str = "auto",
     precision: str = "fp32",
     workers: int = 2,
     max_failed: float = 0.01,
-    invocation: Invocation = Invocation(),  # noqa: B008  (frozen)
 ) -> SetSummary:
     """Ground the captions of a data set and cut out their objects.
 
     Args:
-        invocation: the worker that publishes the records continues with the cut-outs; workers
+        how: the worker that publishes the records continues with the cut-outs; workers
             that start then share those.
 
     Raises:
@@ -65,13 +64,13 @@ def ground_dataset(
                 "sets, so give two folders"
             )
     units = units_of(paths.images, paths.captions, paths.root, settings.captions)
-    where = pick_device(device)
+    where = pick_device(how.device or "auto")
     grounder = settings.grounder.build(where, precision)
     segmenter = settings.segmenter.build(where, precision)
     shared = RunSettings(
-        **vars(invocation), max_failed=max_failed, device=str(where), inputs=inputs
+        **{**vars(how), "device": str(where)}, max_failed=max_failed, inputs=inputs
     )
-    how = GroundSettings(
+    grounding = GroundSettings(
         **vars(shared),
         batch_size=settings.batch_size,
         workers=workers,
@@ -79,7 +78,7 @@ def ground_dataset(
     )
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(where, "fp32"):
-        summary = ground(units, grounder, segmenter, settings.rules, paths.out, how)
+        summary = ground(units, grounder, segmenter, settings.rules, paths.out, grounding)
     if paths.cutouts is not None and summary.record is not None:
         places = {unit.key: unit.place for unit in units}
         cutting = CutoutSettings(**vars(shared), workers=workers)

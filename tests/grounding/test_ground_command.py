@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pipeline import graph, stages
 from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.cli import app
+from pipeline.extract.engine import Engine
 from pipeline.extract.runner import Invocation
 from pipeline.grounding.settings_file import read_settings
 from pipeline.params import Params, ParamsError, load_params
@@ -170,3 +172,18 @@ def test_parameters_of_grounding_are_checked(data):
         params_of(data, settings_of(data), "mime")
     with pytest.raises(ParamsError, match=r"grounding\.rules: unknown key 'min_scores'"):
         params_of(data, settings_of(data, rules={"min_scores": 0.1}))
+
+
+def test_two_devices_ground_like_one(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    params = params_of(data, settings_of(data, block_images=1))
+    stages.ground(params, "mine", Invocation(threads=1))
+    sets = [graph.grounding_folder("mine"), graph.cutouts_folder("mine")]
+    alone = [{path.name: path.read_bytes() for path in each.iterdir()} for each in sets]
+    for each in sets:
+        shutil.rmtree(each)
+    engine = Engine.model_validate({"devices": "cpu,cpu"})
+    shared = params.model_copy(update={"engine": engine})  # a line in params.yaml
+    assert stages.ground(shared, "mine", Invocation(threads=1)).counts["pairs"] == 3 * 7
+    together = [{path.name: path.read_bytes() for path in each.iterdir()} for each in sets]
+    assert together == alone

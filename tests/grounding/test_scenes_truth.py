@@ -21,6 +21,7 @@ from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePr
 from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
 from pipeline.extract.inputs import objects_of_phrases
 from pipeline.extract.objects import ObjectReader
+from pipeline.extract.runner import Invocation
 from pipeline.grounding.grounder_config import GroundingSettings
 from pipeline.grounding.stage import GroundPaths, ground_dataset
 
@@ -68,7 +69,7 @@ def drawn(tmp_path_factory) -> Drawn:
         folder / "out",
         folder / "cut",
     )
-    summary = ground_dataset(paths, settings, device="cpu", max_failed=0)
+    summary = ground_dataset(paths, settings, Invocation(device="cpu"), max_failed=0)
     assert summary.counts["dropped"] == {}
     assert summary.counts["images"] == COUNT
     return Drawn(folder)

@@ -161,3 +161,15 @@ def test_without_its_text_stream_a_run_reads_only_pairs(tmp_path):
     sentences = {"sentences": tmp_path / "s.parquet", "tokens": tmp_path / "t"}
     with pytest.raises(ValueError, match=r"train\.text_stream is off, but a stream"):
         RunSpec.model_validate({**alone.model_dump(), "text": sentences})
+
+
+def test_the_engine_is_one_line_that_no_stage_depends_on(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    text = (ROOT / "params.yaml").read_text()
+    path.write_text(text + "\nengine: {devices: [0, 1]}\n")
+    assert load_params(path).engine.devices == ("cuda:0", "cuda:1")
+    assert load_params(ROOT / "params.yaml").engine.devices == ()
+    assert "engine" not in (ROOT / "dvc.yaml").read_text()
+    path.write_text(text + "\nengine: {devices: [0, 0]}\n")
+    with pytest.raises(ParamsError, match=r"engine\.devices: cuda:0 appears twice"):
+        load_params(path)

@@ -1,0 +1,85 @@
+"""Work that any engine can start: a stub encoder over numbered texts, which can break."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from stage_server import BATCH, BLOCK, StubEncoder
+
+from pipeline.cache import feature_writer as writer
+from pipeline.extract.account import SetSummary
+from pipeline.extract.encode_missing import ExtractSettings, extract_texts
+from pipeline.extract.runner import Invocation
+from sightline.errors import SightlineError
+
+
+@dataclass(frozen=True)
+class StubWork:
+    """Fills ``out`` with the rows of so many texts.
+
+    Attributes:
+        pause: seconds that a batch takes.
+        batch: rows per batch.
+        weights: of the encoder; another digit is another encoder.
+        broken: worker number → what happens there at its third batch: ``kill`` (unless ``once``
+            exists already, which it makes), ``error`` or ``bug``.
+        once: file that lets only the first process with this number be killed.
+        log: folder for a file per process, named by worker and process, with a dot per batch.
+    """
+
+    out: Path
+    texts: int = 240
+    pause: float = 0.0
+    batch: int = BATCH
+    weights: str = "0"
+    broken: dict[int, str] = field(default_factory=dict)
+    once: Path | None = None
+    log: Path | None = None
+
+    def __call__(self, how: Invocation) -> SetSummary:
+        writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
+        settings = ExtractSettings(
+            **{**vars(how), "device": how.device or "cpu"}, batch_size=self.batch, max_failed=0.2
+        )
+        texts = [f"text {i}" for i in range(self.texts)]
+        return extract_texts(texts, _Broken(self, how), self.out, settings, "text")
+
+
+class _Broken(StubEncoder):
+    def __init__(self, work: StubWork, how: Invocation) -> None:
+        from pipeline.encoders.protocols import EncoderIdentity
+
+        super().__init__()
+        self.identity = EncoderIdentity("stub", "random:0", "", work.weights * 64, untrained=True)
+        self._work, self._batches = work, 0
+        self._index = how.worker.index if how.worker else 0
+
+    def encode(self, texts: Sequence[str], length: int) -> Any:
+        work = self._work
+        self._batches += 1
+        time.sleep(work.pause)
+        if work.log is not None:
+            name = f"{self._index}-{os.getpid()}-{torch.get_num_threads()}"
+            with (work.log / name).open("a") as file:
+                file.write(".")
+        if self._batches == 3:
+            self._break(work.broken.get(self._index))
+        return super().encode(texts, length)
+
+    def _break(self, how: str | None) -> None:
+        once = self._work.once
+        if how == "kill" and not (once and once.exists()):
+            if once:
+                once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "error":
+            raise SightlineError("the third batch is cursed; lift the curse")
+        if how == "bug":
+            raise KeyError("a bug")

@@ -1,0 +1,68 @@
+"""A Ray cluster of several nodes on this machine, in a process that ends with its parent.
+
+    python ray_nodes.py NODES CPUS
+
+Prints the head's address. Each line on stdin kills a node (its number; 0: the head) as a lost
+machine would be; when stdin ends, the cluster is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+
+class RayNodes:
+    """The test's side."""
+
+    def __init__(self, nodes: int = 3, cpus: int = 1) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(nodes), str(cpus)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+
+    def kill(self, node: int) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{node}\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "killed\n"
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    count, cpus = int(sys.argv[1]), int(sys.argv[2])
+    folder = tempfile.mkdtemp(prefix="ray-")
+    every = {"num_cpus": cpus, "object_store_memory": 80 << 20}
+    cluster = Cluster()
+    try:
+        head = cluster.add_node(include_dashboard=False, temp_dir=folder, **every)
+        nodes = [head, *(cluster.add_node(**every) for _ in range(count - 1))]
+        print(cluster.address, flush=True)
+        for line in sys.stdin:
+            for some in nodes[int(line)].all_processes.values():
+                for each in some:
+                    each.process.kill()
+            print("killed", flush=True)
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

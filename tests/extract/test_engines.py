@@ -1,0 +1,274 @@
+"""Engines start the same workers: the files are those of one process, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import sightline
+from engine_work import StubWork
+from test_kills import files
+
+from pipeline.cache import verify
+from pipeline.cache.worker import Worker
+from pipeline.extract.engine import Engine, run_work
+from pipeline.extract.runner import Invocation
+from sightline.errors import SightlineError
+
+ONE = Invocation(threads=1)
+TWO = Engine(devices="cpu,cpu")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of one process."""
+    out = tmp_path_factory.mktemp("one") / "set"
+    assert run_work(StubWork(out), ONE, Engine()).computed == 240
+    return without_lock(out)
+
+
+def without_lock(out: Path) -> dict[str, bytes]:
+    assert verify(out) == []
+    return {name: data for name, data in files(out).items() if "lock" not in name}
+
+
+def numbers(log: Path) -> list[str]:
+    """Workers that computed, one entry per process."""
+    return sorted(path.name.split("-")[0] for path in log.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "devices"),
+    [
+        ("0,1", ("cuda:0", "cuda:1")),
+        ("cuda:3", ("cuda:3",)),
+        ("cpu, cpu", ("cpu", "cpu")),
+        ([0, 1], ("cuda:0", "cuda:1")),
+        (2, ("cuda:2",)),
+        ("mps", ("mps",)),
+    ],
+)
+def test_devices_are_named_in_full(given: object, devices: tuple[str, ...]) -> None:
+    assert Engine.model_validate({"devices": given}).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--devices", "0,cuda:0"], "cuda:0 appears twice"),
+        (["--devices", "1,cuda,cuda:01"], "cuda:1 appears twice"),
+        (["--devices", "0,,1"], "found '', expected devices such as 0,1"),
+        (["--devices", "gpu"], "found 'gpu'"),
+        (["--devices", "0", "--engine", "ray"], "devices are those of one machine"),
+        (["--engine", "spark"], "--engine: Input should be 'local' or 'ray'; found 'spark'"),
+        (["--actors", "2"], "actors is given, but the engine is local"),
+        (["--ray-address", "x:1"], "ray_address is given, but the engine is local"),
+        (["--worker", "env"], "neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS"),
+        (["--engine", "ray", "--worker", "0/2"], "worker 0/2: Ray numbers its own workers"),
+        (["--engine", "ray", "--ray-address", "ray://x:1"], "expected the head's host:port"),
+        (["--engine", "ray", "--ray-address", "head"], "expected the head's host:port"),
+        (["--devices", "0,1"], "device 'cuda:0' was requested, but "),
+    ],
+)
+def test_options_that_make_no_engine_are_refused(tmp_path, capsys, words, said) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "texts.txt").write_text("a dog\n")
+    options = ["--texts", tmp_path / "texts.txt", "--encoder", tmp_path, "--out", tmp_path / "x"]
+    assert sightline("extract", "teacher", *options, *words) in (1, 2)
+    found = " ".join(re.sub("[│╭╮╰╯─]", "", capsys.readouterr().err).split())
+    assert said in found
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_worker_is_read_from_its_launcher() -> None:
+    slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
+    assert Worker.of_environment(slurm) == Worker(1, 4)
+    torchrun = {"RANK": "2", "WORLD_SIZE": "8"}
+    assert Worker.of_environment(torchrun) == Worker(2, 8)
+    assert Worker.of_environment({**slurm, **torchrun}) == Worker(2, 8)
+    assert Worker.of_environment({**slurm, "RANK": ""}) == Worker(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"RANK": "1"}, "RANK is '1', but WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is '2', but RANK is not set"),
+        ({"SLURM_NTASKS": "2"}, "SLURM_NTASKS is '2', but SLURM_PROCID is not set"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE: worker 2/2: does not exist"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "worker 'one/2': expected i/n"),
+        ({}, "neither RANK and WORLD_SIZE nor"),
+    ],
+)
+def test_half_a_launcher_is_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(SightlineError, match=said):
+        Worker.of_environment(given)
+
+
+def test_a_launcher_is_not_read_unless_asked(tmp_path, monkeypatch, expected) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert run_work(StubWork(tmp_path / "set"), ONE, Engine()).record is not None
+    assert without_lock(tmp_path / "set") == expected
+
+
+def test_two_devices_leave_the_files_of_one_process(tmp_path, capfd, expected) -> None:
+    (tmp_path / "log").mkdir()
+    work = StubWork(tmp_path / "set", pause=0.05, log=tmp_path / "log")
+    summary = run_work(work, ONE, TWO)
+    assert without_lock(work.out) == expected
+    assert (summary.computed, summary.resumed, summary.record is not None) == (240, 0, True)
+    assert numbers(tmp_path / "log") == ["0", "1"]
+    assert "Traceback" not in capfd.readouterr().err
+    assert run_work(work, ONE, TWO).computed == 0
+
+
+def test_a_dead_child_is_one_error_and_the_others_do_its_work(tmp_path, expected) -> None:
+    work = StubWork(tmp_path / "set", pause=0.02, broken={1: "kill"})
+    with pytest.raises(SightlineError) as caught:
+        run_work(work, ONE, TWO)
+    found = str(caught.value)
+    assert re.match(r"worker 1/2 on cpu \(process \d+\) was killed by SIGKILL, perhaps", found)
+    assert "and the set is published" in found
+    assert without_lock(work.out) == expected
+
+
+def test_when_all_children_die_a_rerun_resumes(tmp_path, expected) -> None:
+    work = StubWork(tmp_path / "set", texts=240, broken={0: "kill", 1: "kill"}, batch=16)
+    with pytest.raises(SightlineError, match=r"worker 0/2 on cpu .*\nworker 1/2 on cpu"):
+        run_work(work, ONE, TWO)
+    assert not (tmp_path / "set/set.json").exists()
+    assert run_work(StubWork(tmp_path / "set"), ONE, TWO).record is not None
+    assert verify(tmp_path / "set") == []
+
+
+def test_an_error_of_every_child_is_said_once(tmp_path) -> None:
+    with pytest.raises(SightlineError) as caught:
+        run_work(StubWork(tmp_path / "set", broken={0: "error", 1: "error"}), ONE, TWO)
+    assert str(caught.value) == "the third batch is cursed; lift the curse"
+
+
+def test_a_bug_shows_the_traceback_of_the_child(tmp_path) -> None:
+    with pytest.raises(RuntimeError, match=r"worker 1/2 on cpu failed:\nTraceback[^$]*a bug"):
+        run_work(StubWork(tmp_path / "set", broken={1: "bug"}), ONE, TWO)
+
+
+def command(work: StubWork, engine: str, how: str = "threads=1") -> list[str]:
+    """A command that does ``work``, as `sightline` does, with arguments of engine and run."""
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; from pathlib import PosixPath\n"
+        "from engine_work import StubWork; from pipeline import cli\n"
+        "from pipeline.extract.engine import Engine, run_work\n"
+        "from pipeline.extract.runner import Invocation; from pipeline.cache.worker import Worker\n"
+        f"cli.app = lambda: print(run_work({work!r}, Invocation({how}), Engine({engine})))\n"
+        "cli.console()"
+    )
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_children_and_keeps_their_work(tmp_path, expected, number) -> None:
+    (tmp_path / "log").mkdir()
+    work = StubWork(tmp_path / "set", pause=0.3, log=tmp_path / "log")
+    run = subprocess.Popen(
+        command(work, "devices='cpu,cpu'"), stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    wait_until(lambda: len(list((tmp_path / "log").iterdir())) == 2)
+    time.sleep(1)
+    os.kill(run.pid, number)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 128 + number
+    assert re.search(
+        rf"^stopped by {number.name}: \S+/set: about [\d,]+ of 240 texts are done", said, re.M
+    )
+    assert "Traceback" not in said
+    children = [int(path.name.split("-")[1]) for path in (tmp_path / "log").iterdir()]
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    assert 0 < run_work(StubWork(work.out), ONE, TWO).computed < 240
+    assert without_lock(work.out) == expected
+
+
+def test_children_end_when_their_parent_is_killed(tmp_path) -> None:
+    (tmp_path / "log").mkdir()
+    work = StubWork(tmp_path / "set", pause=0.3, log=tmp_path / "log")
+    run = subprocess.Popen(command(work, "devices='cpu,cpu'"))
+    wait_until(lambda: len(list((tmp_path / "log").iterdir())) == 2)
+    run.kill()
+    run.wait()
+    children = [int(path.name.split("-")[1]) for path in (tmp_path / "log").iterdir()]
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+def wait_until(true, seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_workers_of_another_encoder_plan_or_code_are_refused(
+    tmp_path, monkeypatch, expected
+) -> None:
+    from pipeline.extract import machine
+
+    (tmp_path / "log").mkdir()
+    work = StubWork(tmp_path / "set", pause=0.3, log=tmp_path / "log")
+    run = subprocess.Popen(command(work, "devices='cpu,cpu'"), stdout=subprocess.DEVNULL)
+    wait_until(lambda: len(list((tmp_path / "log").iterdir())) == 2)
+
+    def refused(stranger: StubWork, named: str) -> None:
+        said = f"with a different plan than worker 2/3:\n  {named}"
+        with pytest.raises(SightlineError, match=said):
+            run_work(stranger, Invocation(threads=1, worker=Worker(2, 3)), Engine())
+
+    refused(StubWork(work.out, batch=4), "batch_size: 8 → 4")
+    refused(StubWork(work.out, weights="1"), "fingerprint: ")
+    refused(StubWork(work.out, texts=250), "rows: 240 → 250")
+    monkeypatch.setattr(machine, "code_version", lambda: "sightline 9, torch 9")
+    refused(work, r"code: sightline .* → sightline 9, torch 9")
+    assert run.wait() == 0
+    assert without_lock(work.out) == expected
+
+
+def test_a_head_that_does_not_answer_is_one_error(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}: no connection"):
+        run_work(StubWork(tmp_path / "set"), ONE, Engine(name="ray", ray_address=address))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}"):
+        run_work(StubWork(tmp_path / "set"), ONE, Engine(name="ray"))
+    assert not (tmp_path / "set").exists()
+
+
+def test_ray_leaves_the_files_of_one_process_though_an_actor_dies(
+    tmp_path, capfd, monkeypatch, expected
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the nodes, for this file
+    (tmp_path / "log").mkdir()
+    work = StubWork(
+        tmp_path / "set",
+        pause=0.05,
+        broken={0: "kill"},
+        once=tmp_path / "killed",
+        log=tmp_path / "log",
+    )
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    summary = run_work(work, ONE, Engine(name="ray", actors=2))
+    assert not ray.is_initialized()
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert summary.record is not None
+    assert without_lock(work.out) == expected
+    assert (tmp_path / "killed").exists()
+    assert "worker 0/2 died; its replacement is on" in capfd.readouterr().err
+    assert {path.name.split("-")[2] for path in (tmp_path / "log").iterdir()} == {"1"}

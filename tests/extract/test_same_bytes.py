@@ -1,0 +1,110 @@
+"""The same files from every engine, with a node or the head of a cluster killed, and from a mix."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine_work import StubWork
+from ray_nodes import RayNodes
+from test_engines import TWO, command, numbers, wait_until, without_lock
+
+from pipeline.extract.engine import Engine, run_work
+from pipeline.extract.runner import Invocation
+
+pytestmark = pytest.mark.slow
+HOW = Invocation(threads=2)
+TEXTS = 960
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("one") / "set"
+    run_work(StubWork(out, texts=TEXTS), HOW, Engine())
+    return without_lock(out)
+
+
+@pytest.fixture
+def nodes() -> Iterator[RayNodes]:
+    pytest.importorskip("ray")
+    found = RayNodes(3, cpus=2)
+    yield found
+    found.close()
+
+
+def slow_work(folder: Path, pause: float = 0.1) -> StubWork:
+    (folder / "log").mkdir(exist_ok=True)
+    return StubWork(folder / "set", texts=TEXTS, pause=pause, log=folder / "log")
+
+
+def batches(work: StubWork) -> int:
+    assert work.log is not None
+    return sum(path.stat().st_size for path in work.log.iterdir())
+
+
+def on_ray(work: StubWork, address: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(work, f"name='ray', ray_address={address!r}", "threads=2"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def worker(work: StubWork, index: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command(work, "", f"threads=2, worker=Worker({index}, 3)"))
+
+
+def test_three_workers(tmp_path, expected) -> None:
+    work = slow_work(tmp_path)
+    assert [run.wait() for run in [worker(work, i) for i in range(3)]] == [0, 0, 0]
+    assert without_lock(tmp_path / "set") == expected
+
+
+def test_two_devices(tmp_path, expected) -> None:
+    run_work(slow_work(tmp_path), HOW, TWO)
+    assert without_lock(tmp_path / "set") == expected
+
+
+def test_a_cluster_that_loses_a_node(tmp_path, expected, nodes) -> None:
+    work = slow_work(tmp_path)
+    run = on_ray(work, nodes.address)
+    wait_until(lambda: batches(work) > 15)
+    nodes.kill(2)
+    _, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    assert without_lock(work.out) == expected
+    assert numbers(tmp_path / "log")[0] == "0"
+    assert {path.name.split("-")[2] for path in (tmp_path / "log").iterdir()} == {"2"}
+
+
+def test_a_mix_of_engines_that_are_all_killed(tmp_path, expected, nodes) -> None:
+    work = slow_work(tmp_path)
+    first = subprocess.Popen(command(work, "devices='cpu,cpu'", "threads=2"))
+    wait_until(lambda: batches(work) > 15)
+    first.kill()
+    first.wait()
+    before = batches(work)
+    second = on_ray(replace(work, pause=1.5), nodes.address)
+    wait_until(lambda: batches(work) > before + 6)
+    nodes.kill(0)  # the head, and with it the job; actors on the other nodes go on for a minute
+    _, errors = second.communicate(timeout=200)
+    assert second.returncode == 1, errors
+    assert "no longer answers. " in errors
+    assert "are done and kept; rerun the same command to resume" in errors
+    assert "Traceback" not in errors
+    assert worker(replace(work, broken={1: "kill"}), 1).wait() == -signal.SIGKILL
+    assert not (work.out / "set.json").exists()
+    nodes.close()
+    other = RayNodes(2, cpus=2)
+    try:
+        last = on_ray(work, other.address)
+        _, errors = last.communicate(timeout=200)
+        assert last.returncode == 0, errors
+    finally:
+        other.close()
+    assert without_lock(work.out) == expected
