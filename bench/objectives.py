@@ -21,136 +21,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import torch
-from train_step import LONGEST, read_texts, word_tokenizer
+from models.cache import LONGEST, SYSTEMS, Cache
+from train_step import read_texts, word_tokenizer
 from transformers import BertConfig, BertModel
 
-from pipeline.cache import (
-    CAPTIONS,
-    IMAGES,
-    EncoderRecord,
-    FeatureSetWriter,
-    FeatureSpec,
-    PhraseTokenHeader,
-    TokenHeader,
-    as_keys,
-    key_of_text,
-    keys_of_texts,
-    pair_keys,
-    whole_files,
-    write_manifest,
-    write_phrase_tokens,
-    write_tokens,
-)
 from train.batch import Batch
 from train.data import TrainingData
 from train.model import TOTAL, GroundedModel
 from train.objectives import make_objective
 from train.optimizer import make_optimizer
-from train.run_spec import RunSpec, TrainConfig
+from train.run_spec import TrainConfig
 
 TARGET = 1.15
-PHRASES_EACH = 4
 ONLINE = "dalr, teachers online"
-TEACHERS = [{"encoder": "simcse", "weight": 0.33}, {"encoder": "diffcse", "weight": 0.67}]
-SETS: dict[str, tuple[str, int]] = {
-    "resnet": ("image", 2048),
-    "clip": ("image", 512),
-    "clip-text": ("text", 512),
-    "simcse": ("teacher", 768),
-    "diffcse": ("teacher", 768),
-    "clip-objects": ("object", 512),
-}
-SYSTEMS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
-    "simcse": ("simcse", {}, {}),
-    "mcse": ("mcse", {"image": "resnet"}, {"image": "resnet"}),
-    "kdmcse": (
-        "kdmcse",
-        {"image": "clip", "text": "clip-text", "caption": "random"},
-        {"image": "clip", "text": "clip-text"},
-    ),
-    "dalr": (
-        "dalr",
-        {"image": "clip", "teachers": TEACHERS},
-        {"image": "clip", "teacher-simcse": "simcse", "teacher-diffcse": "diffcse"},
-    ),
-    "mcseo": ("mcseo", {"image": "clip"}, {"image": "clip", "object": "clip-objects"}),
-}
-
-
-class Cache:
-    """Manifests, token ids, phrase tokens and feature sets of one data set, on disk."""
-
-    def __init__(self, folder: Path, texts: list[str], tokenizer: Any) -> None:
-        self.folder = folder
-        texts = list(dict.fromkeys(texts))
-        images = [key_of_text(f"image {number}") for number in range(len(texts))]
-        names = [f"{number}.jpg" for number in range(len(texts))]
-        count = len(texts)
-        captions = {"caption_id": names, "image_id": names, "text": texts, "split": [""] * count}
-        self._manifest("captions.parquet", captions, CAPTIONS)
-        sizes = {"width": [1] * count, "height": [1] * count, "split": [""] * count}
-        sizes |= whole_files(count)
-        self._manifest(
-            "images.parquet", {"image_id": names, "path": names, "key": images, **sizes}, IMAGES
-        )
-        ids = tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]
-        keys = keys_of_texts(texts)
-        header = TokenHeader("bench", "0" * 64, LONGEST, 0, len(tokenizer))
-        write_tokens(folder / "tokens", header, keys, ids)
-        rng = np.random.default_rng(0)
-        rows, starts, ends, cutouts = [], [], [], []
-        for row, tokens in enumerate(ids):
-            for number in range(min(PHRASES_EACH, len(tokens) - 2)):
-                start = int(rng.integers(1, len(tokens) - 1))
-                rows.append(row)
-                starts.append(start)
-                ends.append(min(start + 2, len(tokens) - 1))
-                cutouts.append(key_of_text(f"object {row} {number}"))
-        phrases = PhraseTokenHeader("bench", "0" * 64, LONGEST, len(rows))
-        pairs = pair_keys(as_keys(images)[rows], keys[rows])
-        write_phrase_tokens(folder / "phrases", phrases, pairs, as_keys(cutouts), starts, ends)
-        of_kind = {"image": images, "object": cutouts, "text": keys, "teacher": keys}
-        for name, (kind, dim) in SETS.items():
-            self._features(name, kind, as_keys(of_kind[kind]), dim)
-
-    def _manifest(self, name: str, columns: dict[str, Any], schema: pa.Schema) -> None:
-        write_manifest(self.folder / name, pa.table(columns, schema=schema), schema)
-
-    def _features(self, name: str, kind: Any, keys: Any, dim: int) -> None:
-        record = EncoderRecord(name=f"bench/{name}", source="random:0", weights_sha256="0" * 64)
-        spec = FeatureSpec(
-            kind=kind, encoder=record, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
-        )
-        rng = np.random.default_rng(1)
-        with FeatureSetWriter(self.folder / name, spec) as writer:
-            for batch in writer.plan(keys, batch_size=256):
-                writer.add(batch.keys, rng.normal(size=(len(batch.keys), dim)).astype(np.float32))
-            writer.publish()
-
-    def data(self, system: str, batch_size: int) -> TrainingData:
-        """The inputs of a run of ``system``, without plain sentences: every step is paired."""
-        objective, parameters, slots = SYSTEMS[system]
-        spec = RunSpec.model_validate(
-            {
-                "run": system,
-                "student": {"name": "bench", "model": "bench", "max_length": LONGEST},
-                "train": {"batch_size": batch_size, "max_steps": 1},
-                "objective": objective,
-                "parameters": {**parameters, "caption": "random"},
-                "pairs": {
-                    "captions": self.folder / "captions.parquet",
-                    "images": self.folder / "images.parquet",
-                    "tokens": self.folder / "tokens",
-                    "phrases": self.folder / "phrases",
-                },
-                "features": {slot: self.folder / name for slot, name in slots.items()},
-                "out": self.folder / "run",
-            }
-        )
-        return TrainingData(spec, make_objective(objective, spec.parameters))
 
 
 class Step:
@@ -187,7 +71,8 @@ class OnlineTeachers(Step):
         }
 
     def prepared(self, batch: Batch) -> Batch:
-        mask = torch.arange(batch.input_ids.shape[1], device=self.device) < batch.lengths[:, None]
+        lengths = torch.from_numpy(batch.lengths).to(self.device)
+        mask = torch.arange(batch.input_ids.shape[1], device=self.device) < lengths[:, None]
         features = dict(batch.features)
         with torch.no_grad():
             for slot, teacher in self.teachers.items():
@@ -210,8 +95,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     captions, _, source = read_texts()
-    captions = captions[: options.batch * (options.steps + 2)]
+    captions = list(dict.fromkeys(captions[: options.batch * (options.steps + 2)]))
     tokenizer = word_tokenizer(captions)
+    ids = tokenizer(captions, truncation=True, max_length=LONGEST)["input_ids"]
     print(f"{options.device}: {torch.get_num_threads()} threads; torch {torch.__version__}")
     print(f"{source}; BERT of {options.layers} layers, hidden 768, batch {options.batch}, float32")
 
@@ -221,7 +107,7 @@ def main() -> None:
         return BertModel(config, add_pooling_layer=False).to(options.device).train()  # pyright: ignore[reportArgumentType]
 
     with tempfile.TemporaryDirectory() as scratch:
-        cache = Cache(Path(scratch), captions, tokenizer)
+        cache = Cache(Path(scratch), captions, ids, len(tokenizer))
         steps: dict[str, Callable[[int], None]] = {
             system: Step(system, cache, encoder, options) for system in SYSTEMS
         }

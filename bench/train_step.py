@@ -17,12 +17,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from models.cache import LONGEST
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -34,7 +34,7 @@ from train.losses import info_nce
 from train.model import TOTAL, GroundedModel
 from train.objectives import make_objective
 from train.optimizer import make_optimizer
-from train.run_spec import TrainConfig
+from train.run_spec import Precision, TrainConfig
 from train.schedule import Schedule
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -42,7 +42,6 @@ IMAGE_DIM = 2048
 TARGETS = {"captions": {"fp32": 1.4, "bf16": 4.0}, "wiki+flickr": {"fp32": 1.15, "bf16": 3.0}}
 SHARE_OF_PAIRS = {"captions": 1.0, "wiki+flickr": 1 / 33}
 """Share of paired steps; with 1,000,000 sentences and 29,783 pairs, one step in 33 is paired."""
-LONGEST = 32
 
 
 def read_texts() -> tuple[list[str], list[str], str]:
@@ -147,19 +146,16 @@ class PlainLoop:
 class OurStep:
     """A step as `train.loop.Loop` takes it: its model, batches, optimiser and clipping."""
 
-    def __init__(self, encoder: Any, device: torch.device, precision: str) -> None:
+    def __init__(self, encoder: Any, device: torch.device, precision: Precision) -> None:
         objective = make_objective("mcse", {"image": "bench"})
-        self.model = GroundedModel(encoder, objective, "cls", {"image": IMAGE_DIM}).to(device)
+        dims = {"image": IMAGE_DIM}
+        self.model = GroundedModel(encoder, objective, "cls", dims, precision=precision).to(device)
         self.device = device
-        self.autocast: Callable[[], Any] = nullcontext
-        if precision == "bf16":
-            self.autocast = lambda: torch.autocast(device.type, dtype=torch.bfloat16)
         self.optimizer = make_optimizer(self.model, TrainConfig(learning_rate=3e-5, max_steps=1))
 
     def step(self, stream: Stream, rows: np.ndarray) -> float:
         batch = stream.batch(0, rows).to(self.device)
-        with self.autocast():
-            total = self.model(batch)[TOTAL]
+        total = self.model(batch)[TOTAL]
         total.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
