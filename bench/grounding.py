@@ -4,12 +4,12 @@
     python bench/grounding.py --full --precision bf16           # full size, for a GPU
 
 Both sides run the same Florence-2 and the same SAM 2 (real classes and configurations, random
-weights) on the same photographs and captions and find the same boxes. The loop is that of
-Grounded-SAM-2's `grounded_sam2_florence2_image_demo.py`: open an image with Pillow, one caption
-through processor and `generate` (3 beams), `set_image`, `predict` for its boxes. It writes nothing.
-Ours is `pipeline.grounding.ground_missing.ground`: it checks every file's digest, decodes ahead,
-batches, matches spans, applies rules, and writes the records durably. The two alternate, one round
-each.
+weights) on the same photographs and captions (without Flickr8k, on drawn ones of the same size) and
+find the same boxes. The loop is that of Grounded-SAM-2's `grounded_sam2_florence2_image_demo.py`:
+open an image with Pillow, one caption through processor and `generate` (3 beams), `set_image`,
+`predict` for its boxes. It writes nothing. Ours is `pipeline.grounding.ground_missing.ground`: it
+checks every file's digest, decodes ahead, batches, matches spans, applies rules, and writes the
+records durably. The two alternate, one round each.
 
 The output of random weights cannot be parsed, so each `generate` is steered to an answer in the
 real format (`models/grounding.py`), in as many steps as a trained model would take.
@@ -18,6 +18,7 @@ real format (`models/grounding.py`), in as many steps as a trained model would t
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -43,6 +44,11 @@ from sightline.devices import computing
 PHOTOGRAPHS = Path(__file__).parents[2] / "shared" / "data" / "flickr8k"
 TARGET = 8.0
 BEAMS, MAX_LENGTH = 3, 1024
+WARM_UP = 8
+"""Images of the first round, which does not count."""
+WHO = ("tall man", "little girl", "young woman with glasses", "boy", "bearded musician")
+WHAT = ("a red umbrella", "the leash of a brown dog", "two yellow balloons", "a wooden guitar")
+WHERE = ("a parked bicycle", "an old stone wall", "several people")
 
 
 def photographs(count: int) -> list[Unit]:
@@ -62,6 +68,24 @@ def photographs(count: int) -> list[Unit]:
         key = key_of_file(path)
         caption = Caption(path.name, key, longest[path.name])
         units.append(Unit(Place(path), key, height, width, [caption]))
+    return units
+
+
+def drawings(count: int, folder: Path) -> list[Unit]:
+    """Drawn JPEGs of a photograph's size, each with a caption of four noun phrases."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    units = []
+    for number in range(count):
+        coarse = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+        picture = np.asarray(Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC))
+        noisy = np.clip(picture + rng.normal(0, 12, picture.shape), 0, 255).astype(np.uint8)
+        path = folder / f"{number:04}.jpg"
+        Image.fromarray(noisy).save(path, quality=90)
+        who, what, where = (words[number % len(words)] for words in (WHO, WHAT, WHERE))
+        text = f"A {who} in a striped shirt holds {what} while standing next to {where} ."
+        key = key_of_file(path)
+        units.append(Unit(Place(path), key, 375, 500, [Caption(path.name, key, text)]))
     return units
 
 
@@ -141,11 +165,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="our decoding threads")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
-    units = photographs(options.images)
-    if not units:
-        print(f"skipped: no photographs in {PHOTOGRAPHS}")
-        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "drawn"
+        units = photographs(options.images) or drawings(options.images, folder)
+        measure(units, "drawings" if folder.exists() else "photographs", options)
+
+
+def measure(units: list[Unit], kind: str, options: argparse.Namespace) -> None:
+    """Run both sides in turn."""
     from sam2.sam2_image_predictor import SAM2ImagePredictor
 
     device = torch.device(options.device)
@@ -166,14 +195,15 @@ def main() -> None:
         )
         rules = Rules(duplicate_iou=None)
         for turn in range(options.rounds + 1):  # the first round warms up
+            some = units if turn else units[:WARM_UP]
             start = time.perf_counter()
             with computing(device, options.precision):
-                masks = plain_loop(units, model, processor, predictor, device)
+                masks = plain_loop(some, model, processor, predictor, device)
             middle = time.perf_counter()
             grounder.clear()
             timed.clear()
             out = Path(scratch) / f"out-{turn}"
-            summary = ground(units, grounder, timed, rules, out, how)
+            summary = ground(some, grounder, timed, rules, out, how)
             end = time.perf_counter()
             found = read_phrases(out).num_rows
             empty = summary.counts["dropped"].get("empty_mask", 0)
@@ -186,14 +216,19 @@ def main() -> None:
         alone = time.perf_counter() - start
     size = "full size" if options.full else "small"
     print(f"{device}, {torch.get_num_threads()} threads, {options.precision}, models {size}")
-    print(f"{len(units)} photographs, {masks} boxes, median of {options.rounds} rounds")
+    print(f"{len(units)} {kind}, {masks} boxes, median of {options.rounds} rounds")
     rates = {side: len(units) / statistics.median(some) for side, some in seconds.items()}
     for side, rate in rates.items():
         print(f"{side:<8}{rate:>9.2f} images/s")
-    print(f"ratio   {rates['ours'] / rates['plain']:>9.2f}   (target on a GPU: {TARGET:g})")
+    ratio = rates["ours"] / rates["plain"]
+    print(f"ratio   {ratio:>9.2f}   (target on a GPU: {TARGET:g})")
     share = [each.seconds / seconds["ours"][-1] for each in (grounder, timed)]
     print(f"our wall time: grounder {share[0]:.0%}, segmenter {share[1]:.0%} (they overlap)")
     print(f"without the models {len(units) / alone:.0f} images/s: decoding, rules, masks, writing")
+    if options.json:
+        found = {"images": len(units), "boxes": masks, "images_per_second": rates, "ratio": ratio}
+        found |= {"precision": options.precision, "models": size, "target": TARGET}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Training on a GPU: whole steps of `train.loop.Loop`, and how long a published run would take.
 
     python bench/train_gpu.py --json training.json
-    python bench/train_gpu.py --device cpu --quick          # tiny shapes: does it work?
+    python bench/train_gpu.py --device cpu --quick     # tiny shapes, nothing compiled
 
 BERT-base with random weights, batches of 128, over drawn data of the papers' shapes: 1,000,000
 sentences of at most 32 tokens and 29,783 pairs with cached features. Three parts, and after each
@@ -20,25 +20,23 @@ count. A loop is paused between blocks as a signal would stop it, but writes no 
 from __future__ import annotations
 
 import argparse
-import itertools
+import gc
 import json
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from models.cache import LONGEST, SYSTEMS, Cache
-from numpy.typing import NDArray
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from torch import Tensor
-from train_step import IMAGE_DIM, PlainLoop, RowsOfTexts
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from train_step import IMAGE_DIM, PlainLoop, RowsOfTexts, word_tokenizer
+from transformers import BertConfig, BertModel
 
 from pipeline.cache import keys_of_texts
 from sightline.devices import device_name, pick_device
@@ -50,7 +48,7 @@ from train.model import GroundedModel
 from train.objectives import make_objective
 from train.processes import Processes
 from train.run_folder import RunFolder
-from train.run_spec import Precision, RunSpec, TrainConfig
+from train.run_spec import Precision, TrainConfig
 from train.train_run import train_run
 
 RATIO, SHARE, MINUTES = 3.0, 1.15, 10.0
@@ -77,8 +75,8 @@ class Shape:
     steps: int
 
 
-FULL = Shape(1_000_000, 29_783, 30_000, 1_500, 128, 12, 768, 34, 5, 2_000)
-QUICK = Shape(2_000, 200, 400, 40, 8, 2, 64, 4, 2, 24)
+FULL = Shape(1_000_000, 29_783, 30_000, 1_500, 128, 12, 768, 33, 3, 2_000)
+QUICK = Shape(2_000, 200, 400, 40, 8, 2, 64, 4, 2, 75)
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,7 @@ class Variant:
         return f"{self.precision}, {'compiled' if self.compiled else 'eager'}"
 
 
-EAGER = [Variant("fp32", False), Variant("bf16", False)]
-COMPILED = [Variant("fp32", True), Variant("bf16", True)]
+VARIANTS = [Variant("bf16", False), Variant("bf16", True), Variant("fp32", False)]
 
 
 class Figures:
@@ -119,7 +116,7 @@ class World:
     def __init__(self, shape: Shape, folder: Path, device: torch.device) -> None:
         self.shape, self.folder, self.device = shape, folder, device
         words = [f"w{number}" for number in range(shape.words)]
-        self.tokenizer = word_tokenizer(words)
+        self.tokenizer = word_tokenizer([" ".join(words)])
         self.captions, of_captions = drawn(words, shape.pairs, 12.3, 5.2, 1)
         self.sentences, of_sentences = drawn(words, shape.sentences, 21.0, 10.0, 2)
         for texts, ids in ((self.captions, of_captions), (self.sentences, of_sentences)):
@@ -164,27 +161,10 @@ class World:
         }
 
 
-def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    """Words as tokens, [CLS] and [SEP] around them: a real fast tokenizer without a download."""
-    first = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    numbers = {word: number for number, word in enumerate([*first, *words])}
-    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))  # pyright: ignore[reportAttributeAccessIssue]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-    )
-
-
 def drawn(
     words: list[str], count: int, mean: float, spread: float, seed: int
 ) -> tuple[list[str], list[list[int]]]:
-    """Distinct texts whose lengths are spread like those of Flickr30k or Wikipedia, and their ids."""
+    """Distinct texts with lengths spread as in Flickr30k or Wikipedia, and their token ids."""
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.normal(mean, spread, count), 5, 60).astype(int)
     chosen = np.split(rng.integers(0, len(words), lengths.sum()), np.cumsum(lengths)[:-1])
@@ -279,16 +259,18 @@ class PlainSide:
         self._step += steps
 
 
-def measure(
-    sides: dict[str, Callable[[int], None]],
-    shape: Shape,
-    device: torch.device,
-    deadline: float,
-    row: Callable[[str, float], None],
-) -> None:
-    """Seconds of a step of each side, told to ``row`` whenever a round is complete."""
-    for run in sides.values():
-        run(shape.block)  # warms up, and compiles
+def medians(
+    sides: dict[str, Callable[[int], None]], world: World, deadline: float
+) -> dict[str, float]:
+    """Seconds of a step of each side."""
+    shape, device = world.shape, world.device
+    for name, run in sides.items():
+        start = time.perf_counter()
+        run(shape.block)  # compiles
+        wait(device)
+        print(
+            f"  {name}: first {shape.block} steps {time.perf_counter() - start:.1f} s", flush=True
+        )
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(shape.rounds):
         if number and time.monotonic() > deadline:
@@ -299,10 +281,158 @@ def measure(
             sides[name](shape.block)
             wait(device)
             seconds[name].append((time.perf_counter() - start) / shape.block)
-    for name, taken in seconds.items():
-        row(name, statistics.median(taken))
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def both_streams(
+    world: World, variants: Sequence[Variant], figures: Figures, deadline: float
+) -> None:
+    """The plain loop and MCSE's variants on wiki + flickr."""
+    data = world.cache.data("mcse", world.shape.batch)
+    plain = PlainSide(world, data)  # before the data moves
+    sides: dict[str, Callable[[int], None]] = {PLAIN: plain}
+    sides |= {str(variant): OurSide(world, "mcse", data, variant) for variant in variants}
+    found = medians(sides, world, deadline)
+    for name, seconds in found.items():
+        row = {"side": name, "ms": seconds * 1e3, "over_plain": found[PLAIN] / seconds}
+        figures.add("wiki+flickr", row)
+        print(f"wiki+flickr  mcse {name:<16}{row['ms']:9.2f} ms {row['over_plain']:6.2f} × plain")
+
+
+def captions(world: World, variant: Variant, figures: Figures, deadline: float) -> None:
+    """Every system on paired steps alone."""
+    sides: dict[str, Callable[[int], None]] = {
+        system: OurSide(
+            world, system, world.cache.data(system, world.shape.batch, only_pairs=True), variant
+        )
+        for system in SYSTEMS
+    }
+    found = medians(sides, world, deadline)
+    for system, seconds in found.items():
+        over = seconds / found["simcse"]
+        row = {"system": system, "variant": str(variant), "ms": seconds * 1e3, "over_simcse": over}
+        figures.add("captions", row)
+        print(f"captions  {system:<8}{variant!s:<16}{row['ms']:9.2f} ms {over:6.2f} × SimCSE")
+
+
+class Clock(Callback):
+    """When steps began, were logged and ended; before it logs, a loop waits for the GPU."""
+
+    def __init__(self) -> None:
+        self.logged: dict[int, float] = {}
+
+    def begin(self, state: LoopState, model: GroundedModel) -> None:
+        self.begun = time.perf_counter()
+
+    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+        if DEV in entry:
+            self.scored = time.perf_counter()
+        else:
+            self.logged[state.step] = time.perf_counter()
+
+    def end(self, state: LoopState) -> None:
+        self.ended = time.perf_counter()
+
+
+def projection(world: World, variant: Variant, figures: Figures) -> None:
+    """DALR on wiki + flickr, from some steps, one dev score and one checkpoint."""
+    shape, out = world.shape, world.folder / "run"
+    train = world.train(
+        max_steps=shape.steps,
+        eval_steps=shape.steps,
+        precision=variant.precision,
+        compile="on" if variant.compiled else "off",
+    )
+    spec = world.cache.spec(
+        "dalr",
+        shape.batch,
+        train=train,
+        student={"name": "bench", "model": str(world.student), "max_length": LONGEST},
+        dev=world.dev,
+        out=out,
+    )
+    clock = Clock()
+    train_run(spec, say=lambda line: print(f"  {line}", flush=True), callbacks=[clock])
+    marks = sorted(clock.logged)
+    last, first = marks[-1], marks[len(marks) // 10]  # compiled by then
+    step = (clock.logged[last] - clock.logged[first]) / (last - first)
+    start = max(0.0, clock.logged[first] - clock.begun - first * step)  # compiling, most of it
+    dev = clock.scored - clock.logged[last]
+    checkpoint = clock.ended - clock.scored
+    steps = EPOCHS * len(TrainingData(spec, make_objective(spec.objective, spec.parameters)))
+    scores = -(-steps // TrainConfig(epochs=EPOCHS).eval_steps)
+    seconds = start + steps * step + scores * (dev + checkpoint)
+    row = {
+        "variant": str(variant),
+        "measured_steps": last - first,
+        "ms": step * 1e3,
+        "start": start,
+        "dev_score": dev,
+        "checkpoint": checkpoint,
+        "steps": steps,
+        "scores": scores,
+        "steps_minutes": steps * step / 60,
+        "minutes": seconds / 60,
+    }
+    figures.add("projection", row)
+    print(
+        f"projection  dalr {variant}: {steps:,} steps of {row['ms']:.2f} ms "
+        f"({row['steps_minutes']:.1f} min), {start:.1f} s to start, {scores} times {dev:.2f} s "
+        f"for a dev score and {checkpoint:.2f} s for a checkpoint: {row['minutes']:.1f} min "
+        f"(published: {PUBLISHED:g})"
+    )
+    shutil.rmtree(out)
+
+
+def release() -> None:
+    """Give back what the last part held."""
+    gc.collect()
+    torch.compiler.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Measure part by part, as far as the time goes."""
+    parser = argparse.ArgumentParser(description="Training on a GPU.")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see it work")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing more after these")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    options = parser.parse_args()
+    device = pick_device(options.device)
+    deadline = time.monotonic() + options.seconds
+    shape = QUICK if options.quick else FULL
+    about = {"device": device_name(device), "torch": torch.__version__, "shape": asdict(shape)}
+    figures = Figures(options.json, about)
+    print(f"{about['device']}, torch {torch.__version__}, {shape}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        start = time.perf_counter()
+        world = World(shape, Path(scratch), device)
+        print(f"data drawn in {time.perf_counter() - start:.0f} s", flush=True)
+        variants = [each for each in VARIANTS if device.type == "cuda" or not each.compiled]
+        both_streams(world, variants, figures, deadline)
+        release()
+        ours = {row["side"]: row["ms"] for row in figures.found["wiki+flickr"]}
+        quickest = min(variants, key=lambda variant: ours[str(variant)])
+        parts = [
+            partial(projection, world, quickest, figures),
+            *(partial(captions, world, each, figures, deadline) for each in variants),
+        ]
+        for number, part in enumerate(parts):
+            if time.monotonic() > deadline:
+                print(f"out of time: {len(parts) - number} of {len(parts) + 1} parts left out")
+                figures.found["left_out"] = len(parts) - number
+                figures.write()
+                break
+            part()
+            release()
+
+
+if __name__ == "__main__":
+    main()

@@ -78,11 +78,24 @@ def word_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-class Stream:
+class RowsOfTexts:
+    """Texts, and image features where they are captions: float16 [n, 2048]."""
+
+    def __init__(self, texts: list[str], images: np.ndarray | None) -> None:
+        self.texts, self.images = texts, images
+
+    def image_rows(self, rows: np.ndarray) -> Tensor:
+        assert self.images is not None
+        return torch.from_numpy(self.images[rows].astype(np.float32))
+
+
+class Stream(RowsOfTexts):
     """Texts with their token set and random image features, as in a real run."""
 
     def __init__(self, texts: list[str], tokenizer: Any, folder: Path, paired: bool) -> None:
-        self.texts = texts
+        rng = np.random.default_rng(1)
+        shape = len(texts), IMAGE_DIM
+        super().__init__(texts, rng.normal(size=shape).astype(np.float16) if paired else None)
         keys = keys_of_texts(texts)
         header = TokenHeader("bench", "0" * 64, LONGEST, 0, len(tokenizer))
         ids = tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]
@@ -90,20 +103,12 @@ class Stream:
         self.tokens = TokenSet.open(folder)
         self.rows = CachedTokens.of(self.tokens, self.tokens.rows(keys))
         self.keys = keys
-        rng = np.random.default_rng(1)
-        self.images = (
-            rng.normal(size=(len(texts), IMAGE_DIM)).astype(np.float16) if paired else None
-        )
 
     def batch(self, k: int, rows: np.ndarray) -> Batch:
         ids, lengths = self.rows.take(rows), self.rows.lengths[rows]
         features = {} if self.images is None else {"image": self.image_rows(rows)}
         name = "text" if self.images is None else "pairs"
         return Batch(k, 0, name, ids, lengths, features, self.keys[rows])
-
-    def image_rows(self, rows: np.ndarray) -> Tensor:
-        assert self.images is not None
-        return torch.from_numpy(self.images[rows].astype(np.float32))
 
 
 class PlainLoop:
@@ -119,7 +124,7 @@ class PlainLoop:
         self.parameters = [p for p in modules.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=3e-5, weight_decay=0.0)
 
-    def step(self, stream: Stream, rows: np.ndarray) -> float:
+    def step(self, stream: RowsOfTexts, rows: np.ndarray) -> float:
         encoded = self.tokenizer(
             [stream.texts[row] for row in rows],
             truncation=True,
