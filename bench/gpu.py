@@ -1,12 +1,13 @@
 """Everything that only a GPU can show, in under eight minutes: `make bench-gpu`.
 
-    python bench/gpu.py --json bench-gpu.json
+    python bench/gpu.py                                 # writes bench-gpu/figures.json
     python bench/gpu.py --device cpu --quick            # tiny shapes, to see it work
 
 Each part is a process of its own with a time limit; what one leaves over goes to the next. A part
-that fails or runs out of time is reported, and the others go on. The file is written after every
-part, with the figures that an unfinished one had written. It ends with a table of ratios and
-targets. Exit status 1 if a part failed.
+that fails or runs out of time is reported, and the others go on. `figures.json` is written after
+every part, with what an unfinished one had measured; each part's own file is beside it, and stays
+if this process is killed. It ends with a table of ratios and targets. Exit status 1 if a part
+failed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,14 +62,10 @@ def parts(options: argparse.Namespace, folder: Path) -> list[Part]:
         return [str(BENCH / name), *device, *words, "--json", str(folder / f"{part}.json")]
 
     workers = ["--workers", str(max(1, (os.cpu_count() or 2) - 2))]
+    seconds = ["--seconds", "170"]  # what has begun by then may end
     made = [
-        Part("ceilings", script("ceilings", "ceilings.py", *quick), 25, no_rows),
-        Part(
-            "training",
-            script("training", "train_gpu.py", "--seconds", "170", *quick),
-            225,
-            of_training,
-        ),
+        Part("ceilings", script("ceilings", "ceilings.py", *quick), 20, no_rows),
+        Part("training", script("training", "train_gpu.py", *seconds, *quick), 220, of_training),
     ]
     for model, images in EXTRACTION.items():
         words = ["--models", model, "--images", str(32 if options.quick else images), *workers]
@@ -150,6 +147,8 @@ def run(part: Part, folder: Path, limit: float) -> Outcome:
     print(f"\n== {part.name} (at most {limit:.0f} s)", flush=True)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    file = folder / f"{part.name}.json"
+    file.unlink(missing_ok=True)
     start = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *part.words], cwd=ROOT, env=environment, start_new_session=True
@@ -162,7 +161,6 @@ def run(part: Part, folder: Path, limit: float) -> Outcome:
     finally:
         end(process)
     taken = time.monotonic() - start
-    file = folder / f"{part.name}.json"
     try:
         found = part.read(file) if file.is_file() else None
     except (ValueError, ElementTree.ParseError) as error:
@@ -174,10 +172,8 @@ def run(part: Part, folder: Path, limit: float) -> Outcome:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill what is left of a part: the process and those that it started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -208,21 +204,40 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see it work")
     parser.add_argument("--only", nargs="+", help="parts to run", choices=PARTS)
-    parser.add_argument("--json", type=Path, default=Path("bench-gpu.json"))
+    parser.add_argument("--out", type=Path, default=Path("bench-gpu"), help="folder for figures")
     options = parser.parse_args()
+    if refused := unusable(options.device):
+        print(refused, file=sys.stderr)
+        return 1
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # ends the part, too
+    folder = options.out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = folder / "figures.json"
     found: dict[str, tuple[Part, Outcome]] = {}
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        spare = 0.0
-        for part in parts(options, folder):
-            outcome = run(part, folder, part.seconds + spare)
-            spare = max(0.0, spare + part.seconds - outcome.seconds)
-            found[part.name] = part, outcome
-            write(options.json, found)
-    print(f"\n{time.monotonic() - start:.0f} s in all; figures: {options.json}\n")
+    start, spare = time.monotonic(), 0.0
+    for part in parts(options, folder):
+        outcome = run(part, folder, part.seconds + spare)
+        spare = max(0.0, spare + part.seconds - outcome.seconds)
+        found[part.name] = part, outcome
+        write(figures, found)
+    print(f"\n{time.monotonic() - start:.0f} s in all; figures: {figures}\n")
     print("\n".join(table(found)))
     return int(any(outcome.status != "done" for _, outcome in found.values()))
+
+
+def unusable(device: str) -> str:
+    """Why ``device`` cannot be used; empty if it can."""
+    sys.path.insert(0, str(ROOT))  # runs without an installation
+    from sightline.devices import pick_device
+    from sightline.errors import SightlineError
+
+    try:
+        pick_device(device)
+    except SightlineError as error:
+        return str(error)
+    return ""
 
 
 def write(path: Path, found: dict[str, tuple[Part, Outcome]]) -> None:

@@ -265,7 +265,7 @@ def test_the_caller_keeps_its_random_states():
     assert (np.random.rand(), float(torch.rand(()))) == expected
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.gpu
 def test_a_gpu_gives_the_accuracies_of_the_cpu():
     task, encode = made("nested", {"train": 600})
     on_cpu = evaluate(task, encode, folds=4)

@@ -94,7 +94,7 @@ def test_other_device_errors_are_not_treated_as_out_of_memory(tmp_path: Path) ->
         extract_texts(TEXTS, encoder, tmp_path / "set", SETTINGS, "text")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.gpu
 def test_a_full_real_device(tmp_path: Path) -> None:
     class Greedy(Limited):
         def encode(self, texts: Sequence[str], length: int) -> Tensor:

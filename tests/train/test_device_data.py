@@ -39,6 +39,11 @@ def same(one: Batch, other: Batch) -> bool:
     for slot, rows in one.features.items():
         assert rows.dtype == other.features[slot].dtype == torch.float32
         assert torch.equal(rows, other.features[slot])
+    assert (one.phrases is None) == (other.phrases is None)
+    if one.phrases is not None and other.phrases is not None:
+        for part in ("owners", "starts", "ends"):
+            assert torch.equal(getattr(one.phrases, part), getattr(other.phrases, part))
+        assert one.phrases.counts.tolist() == other.phrases.counts.tolist()
     return True
 
 

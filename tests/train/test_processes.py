@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import World, curves_of
-from feature_sets import Features
-from phrase_world import Objects
+from five_systems import cases_of, features_of
 from process_server import ProcessServer
 from step_oracle import Case
 from test_run import weights
@@ -19,32 +18,6 @@ from sightline.errors import SightlineError
 from train.run_spec import RunSpec
 from train.run_summary import RunSummary
 from train.train_run import train_run
-
-TEACHERS = [{"encoder": "first", "weight": 0.33}, {"encoder": "alike", "weight": 0.67}]
-GIVEN: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "simcse": ({}, {}),
-    "mcse": ({"image": "clip", "weight": 0.5}, {"image": "clip"}),
-    "kdmcse": (
-        {
-            "image": "clip",
-            "text": "clip-text",
-            "weight": 0.5,
-            "text_margin": 0.1,
-            "image_threshold": 0.3,
-            "teacher_text_threshold": 0.5,
-        },
-        {"image": "clip", "text": "clip-text"},
-    ),
-    "dalr": (
-        {"image": "clip", "teachers": TEACHERS, "consistency_margin": -0.5},
-        {"image": "clip", "teacher-first": "first", "teacher-alike": "alike"},
-    ),
-    "mcseo": (
-        {"image": "clip", "image_weight": 0.5, "object_weight": 0.5},
-        {"image": "clip", "object": "clip-objects"},
-    ),
-}
-"""Objective → parameters in which every term counts, and the feature sets of its slots."""
 
 
 @pytest.fixture(scope="module")
@@ -55,32 +28,14 @@ def server() -> Iterator[ProcessServer]:
 
 
 @pytest.fixture(scope="module")
-def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
-    made = Features(world, tmp_path_factory.mktemp("processes"))
-    made.add("clip", "image", dim=7)
-    made.add("clip-text", "text", dim=7)
-    made.add("first", "teacher", dim=9)
-    made.add("alike", "teacher", dim=9)
-    ties = {key: row * 0 + 1.0 for key, row in made.rows["alike"].items()}
-    made.write("ties", "teacher", ties)  # every order of its cosines is a tie
-    return made
-
-
-@pytest.fixture(scope="module")
-def objects(world: World, features: Features) -> Objects:
-    return Objects(world, features, "clip-objects", dim=7)
-
-
-@pytest.fixture(scope="module")
-def cases(world: World, features: Features, objects: Objects) -> dict[str, Case]:
-    made = {}
-    for name, (parameters, slots) in GIVEN.items():
-        pairs = {"phrases": objects.path} if name == "mcseo" else {}
-        given = {"caption": "all", **parameters}
-        made[name] = Case(world, features, name, given, slots, pairs)
-    ties = {**GIVEN["dalr"][0], "teachers": [{"encoder": "ties", "weight": 1}]}
+def cases(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    features = features_of(world, tmp_path_factory.mktemp("processes"))
+    made = cases_of(world, features)
+    ties = {key: row * 0 + 1.0 for key, row in features.rows["alike"].items()}
+    features.write("ties", "teacher", ties)  # every order of its cosines is a tie
+    parameters = {**made["dalr"].parameters, "teachers": [{"encoder": "ties", "weight": 1}]}
     slots = {"image": "clip", "teacher-ties": "ties"}
-    made["dalr with ties"] = Case(world, features, "dalr", {"caption": "all", **ties}, slots)
+    made["dalr with ties"] = Case(world, features, "dalr", parameters, slots)
     return made
 
 

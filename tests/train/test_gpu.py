@@ -1,0 +1,200 @@
+"""Training on a GPU gives the CPU's losses, waits for nothing in a step, and can be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import World, silent
+from five_systems import GIVEN, cases_of, features_of
+from run_weights import assert_alike, weights_of
+from step_oracle import Case
+from test_device_data import same
+
+from train.feed import ReadAhead, make_feed
+from train.loop import Callback, Loop, LoopState, NonFiniteLoss
+from train.model import TOTAL, GroundedModel
+from train.run_spec import Precision, RunSpec
+from train.train_run import train_run
+
+pytestmark = pytest.mark.gpu
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SYSTEMS = list(GIVEN)
+BOUNDS: dict[Precision, tuple[float, float]] = {"fp32": (0.99999, 1e-4), "bf16": (0.999, 0.1)}
+"""Smallest cosine of an embedding to the CPU's in fp32; largest relative difference of a loss."""
+STEPS = {"device": "cuda", "max_steps": 12, "eval_steps": 6, "logging_steps": 4}
+SAME: dict[Precision, float] = {"fp32": 1e-4, "bf16": 1e-2}
+"""Bound on the weights of two runs; see `assert_alike`."""
+
+
+@pytest.fixture(scope="module")
+def cases(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    return cases_of(world, features_of(world, tmp_path_factory.mktemp("gpu")))
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("precision", list(BOUNDS))
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_embeddings_and_losses_are_those_of_the_cpu(
+    cases: dict[str, Case], system: str, precision: Precision
+) -> None:
+    model, data = cases[system].build()
+    cosine, difference = BOUNDS[precision]
+    batches = [data[k] for k in range(8)]
+    assert {batch.stream for batch in batches} == {"pairs", "text"}
+    with torch.no_grad():
+        exact = [(model.encode(batch.sentences)[0], model(batch)) for batch in batches]
+        model.to(GPU)
+        model.precision = precision
+        for batch, (embeddings, terms) in zip(batches, exact, strict=True):
+            there = batch.to(GPU)
+            found = model.encode(there.sentences)[0].cpu()
+            of_rows = torch.nn.functional.cosine_similarity(found, embeddings, dim=-1)
+            assert of_rows.min() > cosine
+            of_terms = model(there)
+            assert of_terms.keys() == terms.keys()
+            for name, term in terms.items():
+                off = abs(float(of_terms[name]) - float(term))
+                assert off <= difference * max(1.0, abs(float(term))), name
+
+
+def test_a_wait_would_be_noticed() -> None:
+    value = torch.ones((), device=GPU)
+    with waiting_is_an_error(), pytest.raises(RuntimeError):
+        value.item()
+
+
+@pytest.mark.parametrize("more", [{}, {"precision": "bf16"}, {"chunk": 3}], ids=str)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_step_waits_for_the_gpu(
+    cases: dict[str, Case],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    more: dict[str, Any],
+) -> None:
+    step, streams = Loop._step, set()
+
+    def watched(self: Loop) -> None:
+        streams.add(self._data.schedule.draw(self.state.step).stream)
+        with waiting_is_an_error():
+            step(self)
+
+    monkeypatch.setattr(Loop, "_step", watched)
+    summary = train_run(cases[system].spec(tmp_path, **{**STEPS, **more}), say=silent)
+    assert streams == {"pairs", "text"}
+    assert [entry["step"] for entry in summary.log if "loss" in entry] == [4, 8, 12]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_resident_and_read_ahead_batches_are_those_of_the_host(
+    cases: dict[str, Case], system: str
+) -> None:
+    host, resident, ahead = (cases[system].build()[1] for _ in range(3))
+    feeds = [make_feed(resident, GPU, 0.5), make_feed(ahead, GPU, 0.0)]
+    assert isinstance(feeds[1], ReadAhead)
+    assert not isinstance(feeds[0], ReadAhead)
+    for k in range(len(host) + 2):
+        for feed in feeds:
+            there = feed(k)
+            assert there.input_ids.device == GPU
+            assert all(rows.device == GPU for rows in there.features.values())
+            assert same(there.to(CPU), host[k])
+
+
+def trained(spec: RunSpec, **more: Any) -> dict[str, torch.Tensor]:
+    train_run(spec, say=silent, **more)
+    return weights_of(spec.out)
+
+
+def note_equal_bits(record: Callable[[str, object], None], *runs: dict[str, torch.Tensor]) -> None:
+    one, other = runs
+    record("equal bits", all(torch.equal(one[name], other[name]) for name in one))
+
+
+@pytest.mark.parametrize("precision", list(BOUNDS))
+@pytest.mark.parametrize("system", ["dalr", "mcseo"])
+def test_two_equal_runs_have_the_same_weights(
+    cases: dict[str, Case],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+    system: str,
+    precision: Precision,
+) -> None:
+    one, other = (
+        trained(cases[system].spec(tmp_path / name, **STEPS, precision=precision))
+        for name in ("one", "other")
+    )
+    note_equal_bits(record_property, one, other)
+    assert_alike(one, other, SAME[precision])
+
+
+class Stopped(Exception):
+    """Stands for a kill."""
+
+
+class StopAt(Callback):
+    def step(self, state: LoopState) -> None:
+        if state.step == 9:
+            raise Stopped
+
+
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
+    world: World, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """With dropout, whose masks must be drawn again."""
+    whole = trained(world.spec(tmp_path / "whole", "mcse", train=STEPS))
+    broken = world.spec(tmp_path / "broken", "mcse", train=STEPS)
+    with pytest.raises(Stopped):
+        train_run(broken, say=silent, callbacks=[StopAt()])
+    said: list[str] = []
+    train_run(broken, say=said.append)
+    assert any("resuming from checkpoint-6" in line for line in said)
+    resumed = weights_of(tmp_path / "broken")
+    note_equal_bits(record_property, whole, resumed)
+    assert_alike(whole, resumed, SAME["fp32"])
+
+
+@pytest.mark.parametrize("precision", list(SAME))
+def test_compiled_steps_are_the_eager_ones_within_rounding(
+    cases: dict[str, Case], tmp_path: Path, precision: Precision
+) -> None:
+    pytest.importorskip("triton")
+    steps = {**STEPS, "precision": precision}
+    eager, compiled = (
+        trained(cases["mcseo"].spec(tmp_path / name, **steps, compile=name))
+        for name in ("off", "on")
+    )
+    assert_alike(eager, compiled, SAME[precision])
+
+
+def test_a_bad_step_is_found_late_and_undone(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy = GroundedModel.terms
+
+    def terms(self, batch, views):  # type: ignore[no-untyped-def]
+        found = healthy(self, batch, views)
+        return found if batch.k != 5 else {**found, TOTAL: found[TOTAL] * float("nan")}
+
+    spec = world.spec(tmp_path, "mcse", train={**STEPS, "eval_steps": 12, "logging_steps": 12})
+    with monkeypatch.context() as patch:
+        patch.setattr(GroundedModel, "terms", terms)
+        with pytest.raises(NonFiniteLoss, match=r"step 6 .*weights of step 5 are kept"):
+            train_run(spec, say=silent)
+    said: list[str] = []
+    assert train_run(spec, say=said.append).steps == 12
+    assert any("resuming from checkpoint-5" in line for line in said)
