@@ -27,6 +27,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,22 +64,26 @@ class Cost:
 
 def draw(folder: Path, count: int) -> None:
     """`count` JPEGs of 500 × 375: noise of several scales under shapes, about 70 kB each."""
-    rng = np.random.default_rng(0)
-    for number in range(count):
-        picture = np.zeros((SIZE[1], SIZE[0], 3))
-        for side, strength in ((4, 90), (16, 50), (64, 25), (250, 12)):
-            noise = rng.normal(0, strength, (side * 3 // 4, side, 3))
-            layer = [
-                np.asarray(Image.fromarray(noise[..., c].astype(np.float32)).resize(SIZE))
-                for c in range(3)
-            ]
-            picture += np.stack(layer, axis=2)
-        for _ in range(6):
-            left, top = rng.integers(0, SIZE[0] - 40), rng.integers(0, SIZE[1] - 40)
-            width, height = rng.integers(20, 160, 2)
-            picture[top : top + height, left : left + width] += rng.normal(0, 60, 3)
-        pixels = np.clip(picture + 128, 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number:05}.jpg", quality=90)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda number: draw_one(folder / f"{number:05}.jpg", number), range(count)))
+
+
+def draw_one(path: Path, number: int) -> None:
+    rng = np.random.default_rng(number)
+    picture = np.zeros((SIZE[1], SIZE[0], 3))
+    for side, strength in ((4, 90), (16, 50), (64, 25), (250, 12)):
+        noise = rng.normal(0, strength, (side * 3 // 4, side, 3))
+        layer = [
+            np.asarray(Image.fromarray(noise[..., c].astype(np.float32)).resize(SIZE))
+            for c in range(3)
+        ]
+        picture += np.stack(layer, axis=2)
+    for _ in range(6):
+        left, top = rng.integers(0, SIZE[0] - 40), rng.integers(0, SIZE[1] - 40)
+        width, height = rng.integers(20, 160, 2)
+        picture[top : top + height, left : left + width] += rng.normal(0, 60, 3)
+    pixels = np.clip(picture + 128, 0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(path, quality=90)
 
 
 class Files(Dataset[Tensor]):
