@@ -18,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -71,14 +72,14 @@ def parts(options: argparse.Namespace, folder: Path) -> list[Part]:
         words = ["--models", model, "--images", size, "--batch-size", batch, *workers]
         words += ["--precisions", "bf16", "--repeats", repeats]
         name = f"extraction-{model}"
-        made.append(Part(name, script(name, "extract.py", *words), 40, of_extraction))
+        made.append(Part(name, script(name, "extract.py", *words), 35, of_extraction))
     small = ["--images", "4", "--rounds", "1", "--batch", "4"]
     full = ["--full", "--precision", "bf16", "--images", "32", "--rounds", "1", *workers]
     grounding = script("grounding", "grounding.py", *(small if options.quick else full))
-    made.append(Part("grounding", grounding, 95, of_grounding))
+    made.append(Part("grounding", grounding, 90, of_grounding))
     tests = ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-W", "ignore"]
     tests += [f"--junitxml={folder / 'tests.json'}", *map(str, gpu_tests())]
-    made.append(Part("tests", tests, 40, no_rows, counted))
+    made.append(Part("tests", tests, 65, no_rows, counted))
     return [each for each in made if not options.only or each.name.split("-")[0] in options.only]
 
 
@@ -150,21 +151,23 @@ def run(part: Part, folder: Path, limit: float) -> Outcome:
     file = folder / f"{part.name}.json"
     file.unlink(missing_ok=True)
     start = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, *part.words], cwd=ROOT, env=environment, start_new_session=True
-    )
-    try:
-        code = process.wait(limit)
-        status = "done" if code == 0 else f"failed (exit status {code})"
-    except subprocess.TimeoutExpired:
-        status = f"out of time after {limit:.0f} s"
-    finally:
-        end(process)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        environment["TMPDIR"] = scratch  # what a killed part leaves there goes, too
+        process = subprocess.Popen(
+            [sys.executable, *part.words], cwd=ROOT, env=environment, start_new_session=True
+        )
+        try:
+            code = process.wait(limit)
+            status = "done" if code == 0 else f"failed (exit status {code})"
+        except subprocess.TimeoutExpired:
+            status = f"out of time after {limit:.0f} s"
+        finally:
+            end(process)
     taken = time.monotonic() - start
     try:
         found = part.read(file) if file.is_file() else None
     except (ValueError, ElementTree.ParseError) as error:
-        found, status = None, f"{status}; its figures cannot be read ({error})"
+        found, status = None, f"failed (its figures cannot be read: {error})"
     if found is None and status == "done":
         status = "failed (it wrote no figures)"
     return Outcome(status, taken, found)
