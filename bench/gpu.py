@@ -143,7 +143,17 @@ class Outcome:
     found: Any
 
 
-def run(part: Part, folder: Path, limit: float) -> Outcome:
+class Stop:
+    """The signal that asked this process to end, or 0; a part is never left behind."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.signal = number
+
+
+def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
     """Run one part; its output goes to the terminal as it comes."""
     print(f"\n== {part.name} (at most {limit:.0f} s)", flush=True)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -156,13 +166,15 @@ def run(part: Part, folder: Path, limit: float) -> Outcome:
         process = subprocess.Popen(
             [sys.executable, *part.words], cwd=ROOT, env=environment, start_new_session=True
         )
-        try:
-            code = process.wait(limit)
-            status = "done" if code == 0 else f"failed (exit status {code})"
-        except subprocess.TimeoutExpired:
-            status = f"out of time after {limit:.0f} s"
-        finally:
-            end(process)
+        status = f"out of time after {limit:.0f} s"
+        while time.monotonic() - start < limit and not stop.signal:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(0.2)
+                status = "done" if code == 0 else f"failed (exit status {code})"
+                break
+        end(process)
+    if stop.signal:
+        status = f"stopped by signal {stop.signal}"
     taken = time.monotonic() - start
     try:
         found = part.read(file) if file.is_file() else None
@@ -214,19 +226,21 @@ def main() -> int:
     if refused := unusable(options.device):
         print(refused, file=sys.stderr)
         return 1
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # ends the part, too
+    stop = Stop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     folder = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / "figures.json"
     found: dict[str, tuple[Part, Outcome]] = {}
     start, spare = time.monotonic(), 0.0
     for part in parts(options, folder):
-        outcome = run(part, folder, part.seconds + spare)
+        outcome = run(part, folder, part.seconds + spare, stop)
         spare = max(0.0, spare + part.seconds - outcome.seconds)
         found[part.name] = part, outcome
         write(figures, found)
+        if stop.signal:
+            return 128 + stop.signal
     print(f"\n{time.monotonic() - start:.0f} s in all; figures: {figures}\n")
     print("\n".join(table(found)))
     return int(any(outcome.status != "done" for _, outcome in found.values()))

@@ -44,7 +44,7 @@ def test_what_a_part_has_written_is_kept(
     gpu: ModuleType, tmp_path: Path, then: str, status: str, found: object
 ) -> None:
     words = ["-c", WRITES.format(str(tmp_path / "made.json")) + then]
-    outcome = gpu.run(gpu.Part("made", words, 3, gpu.no_rows), tmp_path, 3)
+    outcome = gpu.run(gpu.Part("made", words, 3, gpu.no_rows), tmp_path, 3, gpu.Stop())
     assert (outcome.status, outcome.found) == (status, found)
 
 
@@ -52,10 +52,10 @@ def test_a_part_without_figures_or_with_half_a_file_is_a_failure(
     gpu: ModuleType, tmp_path: Path
 ) -> None:
     (tmp_path / "made.json").write_text('{"of": "an earlier run"}')
-    silent = gpu.run(gpu.Part("made", ["-c", "pass"], 9, gpu.no_rows), tmp_path, 9)
+    silent = gpu.run(gpu.Part("made", ["-c", "pass"], 9, gpu.no_rows), tmp_path, 9, gpu.Stop())
     assert (silent.status, silent.found) == ("failed (it wrote no figures)", None)
     code = f"open({str(tmp_path / 'made.json')!r}, 'w').write('{{')"
-    half = gpu.run(gpu.Part("made", ["-c", code], 9, gpu.no_rows), tmp_path, 9)
+    half = gpu.run(gpu.Part("made", ["-c", code], 9, gpu.no_rows), tmp_path, 9, gpu.Stop())
     assert half.found is None
     assert half.status.startswith("failed (its figures cannot be read")
 
@@ -89,6 +89,8 @@ def test_a_stopped_benchmark_ends_its_part(tmp_path: Path) -> None:
     assert process.wait(20) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["tests"]["status"] == f"stopped by signal {signal.SIGTERM.value}"
 
 
 def test_a_missing_gpu_is_one_error(tmp_path: Path) -> None:
