@@ -189,4 +189,4 @@ def pad(tokens: TokenSet, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np
 
 
 def _index(rows: NDArray[np.int64], device: torch.device) -> Tensor:
-    return to_device(torch.from_numpy(rows), device)
+    return to_device(torch.tensor(rows), device)  # a copy: rows may be read-only
