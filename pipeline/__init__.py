@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sightline.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from pipeline.cache import CacheError, FeatureSet, keys_of_texts
+    from pipeline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
     from pipeline.cache.tables import read_phrases
     from pipeline.datasets.prepared import PreparedDataset, prepare_dataset
     from pipeline.encoders.encoder_config import EncoderConfig
@@ -28,6 +28,7 @@ __all__ = [
     "SightlineError",
     "extract_features",
     "ground_captions",
+    "key_of_file",
     "keys_of_texts",
     "named_encoder",
     "prepare_dataset",
@@ -46,6 +47,7 @@ __getattr__ = lazy_names(
         "SightlineError": "sightline.errors",
         "extract_features": "pipeline.extract.dataset_features",
         "ground_captions": "pipeline.grounding.stage",
+        "key_of_file": "pipeline.cache",
         "keys_of_texts": "pipeline.cache",
         "named_encoder": "pipeline.encoders.named_encoder",
         "prepare_dataset": "pipeline.datasets.prepared",

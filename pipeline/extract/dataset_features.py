@@ -1,9 +1,10 @@
-"""Features of a prepared data set, in one call."""
+"""Features of a data set, a folder or a file, in one call."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.cache import FeatureSet
 from pipeline.cache.record import Kind
@@ -12,12 +13,17 @@ from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.feature_inputs import FeatureInputs
-from pipeline.extract.inputs import entries_of_manifest, objects_of_phrases
+from pipeline.extract.inputs import (
+    entries_of_manifest,
+    image_entries_of,
+    objects_of_phrases,
+    texts_in,
+)
 from sightline.errors import SightlineError
 
 
 def extract_features(
-    data: PreparedDataset,
+    data: PreparedDataset | Path | str,
     encoder: EncoderConfig,
     out: Path | str,
     kind: Kind = "image",
@@ -32,6 +38,7 @@ def extract_features(
     Rows that are there already are kept; after a kill, the same call resumes.
 
     Args:
+        data: a prepared data set; or a folder of images; or for texts a file, one a line.
         kind: ``image``; ``object`` (cut-outs); ``text`` or ``teacher`` (captions).
         phrases: for objects: the records of a grounding, or a phrases manifest.
         rules: how objects become inputs; None: the defaults.
@@ -44,24 +51,37 @@ def extract_features(
     """
     from sightline.devices import check_precision, pick_device
 
-    where, root = pick_device(device), None
-    if kind in ("text", "teacher"):
-        entries = data.captions["text"].to_pylist()
-    else:
-        root = data.require_images()
-        entries = entries_of_manifest(data.images_manifest, root)
+    where = pick_device(device)
+    entries, read = _entries(data, kind, phrases)
     if kind == "object":
-        if phrases is None:
-            raise SightlineError(f"{out}: features of objects need `phrases`, of a grounding")
-        entries = objects_of_phrases(phrases, data.images_manifest, data.require_images())
         rules = rules or CutoutRules()
-    own = [path for path in (data.folder, root, phrases) if path is not None]
     how = replace(
         settings,
         precision=check_precision(settings.precision),
         device=str(where),
-        inputs=(*settings.inputs, *own),
+        inputs=(*settings.inputs, *read),
     )
-    inputs = FeatureInputs(kind, encoder, entries, rules if kind == "object" else None, root)
+    inputs = FeatureInputs(kind, encoder, entries, rules if kind == "object" else None)
     inputs.encode(Path(out), how, where)
     return FeatureSet.open(out)
+
+
+def _entries(
+    data: PreparedDataset | Path | str, kind: Kind, phrases: Path | None
+) -> tuple[list[Any], list[Path]]:
+    """What is encoded, and the files and folders that it is read from."""
+    texts = kind in ("text", "teacher")
+    if not isinstance(data, PreparedDataset):
+        path = Path(data)
+        if kind == "object":
+            raise SightlineError(f"{path}: features of objects need a prepared data set")
+        return (texts_in(path) if texts else list(image_entries_of(path))), [path]
+    if texts:
+        return data.captions["text"].to_pylist(), [data.folder]
+    root = data.require_images()
+    if kind == "image":
+        return list(entries_of_manifest(data.images_manifest, root)), [data.folder, root]
+    if phrases is None:
+        raise SightlineError("features of objects need `phrases`: the records of a grounding")
+    entries = objects_of_phrases(phrases, data.images_manifest, root)
+    return list(entries), [data.folder, root, phrases]
