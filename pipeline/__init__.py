@@ -1,7 +1,7 @@
 """Everything that makes the cache: data sets, frozen encoders, extraction, stages and the CLI.
 
-The names in `__all__` are the Python API (docs/python.md). Nothing else in this package is
-promised: other names may move or change in any version.
+The names in `__all__` are the Python API (docs/python.md), with what docs/extending.md builds on.
+Nothing else in this package is promised: other names may move or change in any version.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
 """Training from the cache: data, losses, objectives, the trainer, evaluation and reports.
 
-The names in `__all__` are the Python API (docs/python.md), with the losses in `train.losses`.
-Nothing else in this package is promised: other names may move or change in any version.
+The names in `__all__` are the Python API (docs/python.md), with the losses in `train.losses`
+and what docs/extending.md builds on. Nothing else in this package is promised: other names may
+move or change in any version.
 """
 
 from typing import TYPE_CHECKING
