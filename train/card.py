@@ -6,12 +6,15 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from pipeline.cache import key_of_file
+from sightline.errors import SightlineError
 from train.feature_use import FeatureUse
-from train.run_summary import RunSummary
+from train.run_summary import FILE_NAME, RunSummary
 
 if TYPE_CHECKING:
     from train.report.results import RunResult
@@ -108,6 +111,25 @@ def model_card(
     text = json.dumps(parameters, indent=2, ensure_ascii=False)
     parts.append(f"## Parameters\n\n```json\n{text}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def card_with_scores(folder: Path, results: Path) -> str:
+    """The card of the finished run in ``folder``, with the scores in the file ``results``.
+
+    Raises:
+        SightlineError: the run is not finished, there are no results, or they are of another
+            training.
+    """
+    from train.objectives import make_objective
+    from train.report.results import load_result
+
+    summary, result = RunSummary.read(folder), load_result(results)
+    if result.run_sha256 != key_of_file(folder / FILE_NAME).hex():
+        raise SightlineError(
+            f"{results}: its scores are of another training than {folder}; evaluate the run again"
+        )
+    source = make_objective(summary.objective, summary.parameters).source
+    return model_card(summary, source, summary.student["pooling"], result)
 
 
 def card_metrics(summary: RunSummary, result: RunResult | None = None) -> list[CardMetric]:

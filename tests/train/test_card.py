@@ -18,6 +18,7 @@ from train.evaluate.score import Evaluation
 from train.evaluate.score_run import evaluate_model
 from train.evaluate.sts import load_dev_set
 from train.objectives.mcse import MCSE
+from train.report.results import save_result
 from train.run_summary import RunSummary
 from train.train_run import train_run
 
@@ -134,3 +135,18 @@ def test_data_sets_of_a_hub_are_found_beside_the_manifests(tmp_path):
         (tmp_path / name / "dataset.json").write_text(text)
     names = ["one", "two", "none", "broken", "list", "absent"]
     assert hub_datasets(tmp_path / name for name in names) == ("a/b", "c")
+
+
+def test_scores_of_another_training_are_refused(trained, world, tmp_path, capsys):
+    from command_line import sightline
+
+    out, summary = trained
+    tasks = Evaluation.load({"similarity": {"data": world.spec(out).dev}})
+    file = tmp_path / "result.json"
+    result = evaluate_model(EvaluatedModel.load(str(out)), tasks)
+    save_result(result, file)
+    assert sightline("runs", "card", str(out), "--results", str(file)) == 0
+    assert capsys.readouterr().out == model_card(summary, MCSE.source, "cls", result)
+    save_result(result.model_copy(update={"run_sha256": "0" * 64}), file)
+    assert sightline("runs", "card", str(out), "--results", str(file)) == 1
+    assert "its scores are of another training" in " ".join(capsys.readouterr().err.split())
