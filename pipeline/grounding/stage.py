@@ -126,5 +126,5 @@ def ground_captions(
         Path(out),
         None if cutouts is None else Path(cutouts),
     )
-    ground_dataset(paths, settings, device=device, precision=precision)
+    ground_dataset(paths, settings, Invocation(device=device), precision=precision)
     return paths.out
