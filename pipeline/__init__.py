@@ -1,1 +1,62 @@
-"""Everything that makes the cache: data sets, frozen encoders, extraction, stages and the CLI."""
+"""Everything that makes the cache: data sets, frozen encoders, extraction, stages and the CLI.
+
+The names in `__all__` are the Python API (docs/python.md), with what docs/extending.md builds on.
+Nothing else in this package is promised: other names may move or change in any version.
+"""
+
+from typing import TYPE_CHECKING
+
+from sightline.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from pipeline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
+    from pipeline.cache.tables import read_phrases
+    from pipeline.datasets.prepared import PreparedDataset, prepare_dataset
+    from pipeline.encoders.encoder_config import EncoderConfig
+    from pipeline.encoders.named_encoder import named_encoder
+    from pipeline.extract.dataset_features import extract_features
+    from pipeline.grounding.stage import ground_captions
+    from pipeline.interchange.in_memory import to_dataset
+    from pipeline.tokenize_texts import tokenize
+    from sightline.errors import SightlineError
+
+__all__ = [
+    "CacheError",
+    "EncoderConfig",
+    "FeatureSet",
+    "PreparedDataset",
+    "SightlineError",
+    "extract_features",
+    "ground_captions",
+    "key_of_file",
+    "keys_of_texts",
+    "named_encoder",
+    "prepare_dataset",
+    "read_phrases",
+    "to_dataset",
+    "tokenize",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "CacheError": "pipeline.cache",
+        "EncoderConfig": "pipeline.encoders.encoder_config",
+        "FeatureSet": "pipeline.cache",
+        "PreparedDataset": "pipeline.datasets.prepared",
+        "SightlineError": "sightline.errors",
+        "extract_features": "pipeline.extract.dataset_features",
+        "ground_captions": "pipeline.grounding.stage",
+        "key_of_file": "pipeline.cache",
+        "keys_of_texts": "pipeline.cache",
+        "named_encoder": "pipeline.encoders.named_encoder",
+        "prepare_dataset": "pipeline.datasets.prepared",
+        "read_phrases": "pipeline.cache.tables",
+        "to_dataset": "pipeline.interchange.in_memory",
+        "tokenize": "pipeline.tokenize_texts",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,7 +17,11 @@ _CHUNK = 10_000
 
 
 def tokenize(
-    texts: Sequence[str], student: str, max_length: int, out: Path, inputs: Sequence[Path] = ()
+    texts: Sequence[str],
+    student: Path | str,
+    max_length: int,
+    out: Path | str,
+    inputs: Sequence[Path] = (),
 ) -> int:
     """Write the token set of ``texts`` for ``student`` to ``out``; repeated texts count once.
 
@@ -33,6 +37,7 @@ def tokenize(
         SightlineError: the tokenizer cannot be loaded, has no padding token, or ``out`` cannot be
             written to (`sightline.output`).
     """
+    student, out = str(student), Path(out)
     refuse_other_kinds(out, "tokens")
     set_output(out, [*inputs, Path(student)]).check_place()
     from sightline.encoder_folder import load_tokenizer, read_recipe

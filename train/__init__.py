@@ -1,1 +1,54 @@
-"""Training from the cache: data, losses, objectives, the trainer, evaluation and reports."""
+"""Training from the cache: data, losses, objectives, the trainer, evaluation and reports.
+
+The names in `__all__` are the Python API (docs/python.md), with the losses in `train.losses`
+and what docs/extending.md builds on. Nothing else in this package is promised: other names may
+move or change in any version.
+"""
+
+from typing import TYPE_CHECKING
+
+from sightline.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from train.embed import Embedder
+    from train.evaluate.evaluated_model import EvaluatedModel
+    from train.evaluate.score import Evaluation
+    from train.evaluate.score_run import evaluate_model
+    from train.new_run import train_model
+    from train.objective_registry import OBJECTIVES
+    from train.objectives import Objective, make_objective
+    from train.report.results import RunResult
+    from train.run_summary import RunSummary
+
+__all__ = [
+    "OBJECTIVES",
+    "Embedder",
+    "EvaluatedModel",
+    "Evaluation",
+    "Objective",
+    "RunResult",
+    "RunSummary",
+    "evaluate_model",
+    "make_objective",
+    "train_model",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "OBJECTIVES": "train.objective_registry",
+        "Embedder": "train.embed",
+        "EvaluatedModel": "train.evaluate.evaluated_model",
+        "Evaluation": "train.evaluate.score",
+        "Objective": "train.objectives",
+        "RunResult": "train.report.results",
+        "RunSummary": "train.run_summary",
+        "evaluate_model": "train.evaluate.score_run",
+        "make_objective": "train.objectives",
+        "train_model": "train.new_run",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

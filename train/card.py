@@ -1,86 +1,223 @@
-"""The model card: what a model was trained on, how, and what it scored."""
+"""The model card: what a model was trained on, how, what it scored, and how to load it."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from train.run_summary import RunSummary
+from huggingface_hub import EvalResult, ModelCardData
 
-_FRONT = """\
----
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags:
-- sentence-transformers
-- feature-extraction
-- sentence-similarity
-- sightline
----
+from pipeline.cache import key_of_file
+from sightline.errors import SightlineError
+from train.feature_use import FeatureUse
+from train.run_summary import FILE_NAME, RunSummary
+
+if TYPE_CHECKING:
+    from train.report.results import RunResult
+
+FOLDER = "path/to/this/folder"
+"""Stands for the model folder, or its name on a hub, in the card's examples."""
+
+_TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "sightline")
+_SENTENCE_TRANSFORMERS = f"""\
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{FOLDER}")
+embeddings = model.encode(["A dog runs on the beach."])"""
+_TRANSFORMERS = f"""\
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")
+model = AutoModel.from_pretrained("{FOLDER}")
+batch = tokenizer(["A dog runs on the beach."], padding=True, truncation=True, return_tensors="pt")
+with torch.inference_mode():
+    hidden = model(**batch).last_hidden_state  # [n, tokens, d]
 """
+_POOLED = {
+    "cls": "embeddings = hidden[:, 0]",
+    "mean": 'mask = batch["attention_mask"][..., None]\n'
+    "embeddings = (hidden * mask).sum(dim=1) / mask.sum(dim=1)",
+}
+_UNTRAINED = (
+    "**Untrained weights**: at least one feature set comes from an encoder with random weights. "
+    "Scores of this model say nothing about the value of grounding."
+)
 
 
-def model_card(summary: RunSummary, source: str, pooling: str) -> str:
-    """README.md of an exported model.
+@dataclass(frozen=True)
+class CardMetric:
+    """One figure of the card.
+
+    Attributes:
+        name: as reports show it.
+        value: as reports show it; None: not defined.
+        data: what it was measured on: the dev set, or an evaluation task.
+        sha256: digest of that data.
+        split: of that data; may be empty.
+    """
+
+    name: str
+    value: float | None
+    data: str
+    sha256: str
+    split: str = ""
+
+
+def model_card(
+    summary: RunSummary, source: str, pooling: str, result: RunResult | None = None
+) -> str:
+    """README.md of an exported model, with YAML front matter that hubs read.
 
     Args:
         source: the objective's paper.
         pooling: how a sentence embedding is made.
+        result: scores of this model; None: only the dev score is known.
     """
-    title = f"# {summary.run}, seed {summary.seed}"
+    metrics = card_metrics(summary, result)
+    untrained = any(used.untrained for used in summary.features.values())
     parts = [
-        _FRONT + title,
+        f"---\n{front_matter(summary, metrics)}\n---\n\n# {_title(summary)}",
         f"A sentence encoder: `{summary.student['model']}` fine-tuned with the objective "
         f"`{summary.objective}` — {source}. The embedding is the `{pooling}` vector of the last "
         "layer; similarity is the cosine.",
-        "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
-        'model = SentenceTransformer("path/to/this/folder")\n'
-        'embeddings = model.encode(["A dog runs on the beach."])\n```',
-        "## Data\n" + "\n".join(f"- {stream}: `{path}`" for stream, path in summary.data.items()),
+        *([_UNTRAINED] if untrained else []),
+        *(
+            f"**Imported features**: `{slot}` is {used.provenance}."
+            for slot, used in summary.features.items()
+            if used.provenance != "computed here"
+        ),
+        f"## Use\n\n```python\n{_SENTENCE_TRANSFORMERS}\n```",
+        f"Without sentence-transformers:\n\n```python\n{_TRANSFORMERS}{_POOLED[pooling]}\n```",
+        "## Data\n\n" + "\n".join(f"- {stream}: `{path}`" for stream, path in summary.data.items()),
     ]
     if summary.dropped_pairs:
         parts.append(
             f"{summary.dropped_pairs} pairs were left out: their image could not be extracted."
         )
     if summary.features:
-        lines = ["## Cached features", "", "| slot | encoder | weights | fingerprint |"]
-        lines += ["|---|---|---|---|"]
-        lines += [
-            f"| {slot} | {used.encoder} | {'**untrained**' if used.untrained else used.source} "
-            f"| `{used.fingerprint}` |"
-            for slot, used in summary.features.items()
-        ]
-        parts.append("\n".join(lines))
-    if any(used.untrained for used in summary.features.values()):
-        parts.append(
-            "**Untrained weights**: at least one feature set comes from an encoder with random "
-            "weights. Scores of this model say nothing about the value of grounding."
-        )
-    for slot, used in summary.features.items():
-        if used.provenance != "computed here":
-            parts.append(f"**Imported features**: `{slot}` is {used.provenance}.")
-    parts.append(_scores(summary))
-    parts.append(
-        "## Parameters\n```json\n"
-        + json.dumps(
-            {
-                "objective": {"name": summary.objective, **summary.parameters},
-                "student": summary.student,
-                "train": summary.train,
-                "seed": summary.seed,
-            },
-            indent=2,
-            ensure_ascii=False,
-        )
-        + "\n```"
-    )
+        parts.append(_features(summary))
+    parts += ["## Scores", *_scores(summary, metrics)]
+    parameters = {
+        "objective": {"name": summary.objective, **summary.parameters},
+        "student": summary.student,
+        "train": summary.train,
+        "seed": summary.seed,
+    }
+    text = json.dumps(parameters, indent=2, ensure_ascii=False)
+    parts.append(f"## Parameters\n\n```json\n{text}\n```")
     return "\n\n".join(parts) + "\n"
 
 
-def _scores(summary: RunSummary) -> str:
-    if summary.best_step is None:
-        return f"## Scores\nTrained for {summary.steps} steps without a dev set; the last weights."
-    best = max(score for _, score in summary.dev_history)
-    return (
-        f"## Scores\nDev (`{summary.dev}`): Spearman × 100 = {best:.2f} at step "
-        f"{summary.best_step} of {summary.steps}; these are the weights of that step."
+def card_with_scores(folder: Path, results: Path) -> str:
+    """The card of the finished run in ``folder``, with the scores in the file ``results``.
+
+    Raises:
+        SightlineError: the run is not finished, there are no results, or they are of another
+            training.
+    """
+    from train.objectives import make_objective
+    from train.report.results import load_result
+
+    summary, result = RunSummary.read(folder), load_result(results)
+    if result.run_sha256 != key_of_file(folder / FILE_NAME).hex():
+        raise SightlineError(
+            f"{results}: its scores are of another training than {folder}; evaluate the run again"
+        )
+    source = make_objective(summary.objective, summary.parameters).source
+    return model_card(summary, source, summary.student["pooling"], result)
+
+
+def card_metrics(summary: RunSummary, result: RunResult | None = None) -> list[CardMetric]:
+    """The dev score of the exported weights, then every score of ``result``."""
+    found: list[CardMetric] = []
+    if summary.dev is not None and summary.best_step is not None:
+        best = dict(summary.dev_history)[summary.best_step]
+        found.append(CardMetric("Spearman × 100", best, summary.dev, summary.dev_sha256, "dev"))
+    if result is not None:
+        tasks = {metric: task for task, each in result.tasks.items() for metric in each.metrics}
+        found += [
+            CardMetric(metric, value, tasks[metric], result.evaluated_on[metric].sha256)
+            for metric, value in result.scores.items()
+        ]
+    return found
+
+
+def front_matter(summary: RunSummary, metrics: Sequence[CardMetric]) -> str:
+    """The YAML between the two lines ``---``, without them."""
+    tags = [*_TAGS, summary.objective]
+    if any(used.untrained for used in summary.features.values()):
+        tags.append("untrained-weights")
+    tags += sorted({used.doubt.replace(", ", "-").replace(" ", "-") for used in _doubted(summary)})
+    data = ModelCardData(
+        base_model=summary.base_model or None,
+        datasets=list(summary.hub_datasets) or None,
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        tags=tags,
+        model_name=_title(summary),
+        eval_results=[_for_a_hub(metric) for metric in metrics if metric.value is not None] or None,
     )
+    return data.to_yaml()
+
+
+def _doubted(summary: RunSummary) -> list[FeatureUse]:
+    return [used for used in summary.features.values() if used.doubt]
+
+
+def _for_a_hub(metric: CardMetric) -> EvalResult:
+    return EvalResult(
+        task_type="sentence-similarity",
+        dataset_type=_slug(metric.data),
+        dataset_name=metric.data,
+        dataset_split=metric.split or None,
+        dataset_args={"sha256": metric.sha256} if metric.sha256 else None,
+        metric_type=_slug(metric.name),
+        metric_name=metric.name,
+        metric_value=round(metric.value or 0.0, 4),
+    )
+
+
+def _slug(name: str) -> str:
+    """``name`` as an identifier: `Spearman × 100` → ``spearman-100``."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
+
+
+def _title(summary: RunSummary) -> str:
+    return f"{summary.run}, seed {summary.seed}"
+
+
+def _features(summary: RunSummary) -> str:
+    lines = ["## Cached features", "", "| slot | set | encoder | weights | rows | fingerprint |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for slot, used in summary.features.items():
+        weights = "**untrained**" if used.untrained else used.source
+        doubt = f" ({used.doubt})" if used.doubt else ""
+        lines.append(
+            f"| {slot} | {used.name} | {used.encoder} | {weights}{doubt} | {used.rows:,} "
+            f"| `{used.fingerprint}` |"
+        )
+    return "\n".join(lines)
+
+
+def _scores(summary: RunSummary, metrics: Sequence[CardMetric]) -> list[str]:
+    if summary.best_step is None:
+        said = [f"Trained for {summary.steps} steps without a dev set; the last weights."]
+    else:
+        best = dict(summary.dev_history)[summary.best_step]
+        said = [
+            f"Dev (`{summary.dev}`): Spearman × 100 = {best:.2f} at step {summary.best_step} of "
+            f"{summary.steps}; these are the weights of that step, chosen by this score."
+        ]
+    if metrics:
+        lines = ["| metric | score | data | SHA-256 of the data |", "|---|---:|---|---|"]
+        for each in metrics:
+            shown = "not defined" if each.value is None else f"{each.value:.2f}"
+            data = f"{each.data} ({each.split})" if each.split else each.data
+            lines.append(f"| {each.name} | {shown} | {data} | `{each.sha256}` |")
+        said.append("\n".join(lines))
+    return said

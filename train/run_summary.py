@@ -29,7 +29,10 @@ class RunSummary(BaseModel):
             (`sightline runs accept`).
         data: stream → where it was read from.
         dropped_pairs: pairs left out because their image could not be extracted.
+        base_model: name of the student on the hub; empty for a folder.
+        hub_datasets: names on the hub of the data that it was trained on, where they are known.
         dev: name of the dev set, or None.
+        dev_sha256: digest of its pairs.
         log: entries of the training loop, each with its ``step``: means since the last one, or the
             dev score.
         best_step: step whose weights were exported; None without a dev set (the last ones).
@@ -59,7 +62,10 @@ class RunSummary(BaseModel):
     data: dict[str, str]
     dropped_pairs: int
     features: dict[str, FeatureUse]
+    base_model: str = ""
+    hub_datasets: tuple[str, ...] = ()
     dev: str | None
+    dev_sha256: str = ""
     log: list[dict[str, float]]
     best_step: int | None
     steps: int

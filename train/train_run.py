@@ -16,6 +16,7 @@ from sightline.devices import device_name
 from sightline.digest import digest
 from sightline.encoder_folder import files_of
 from sightline.errors import BusyError, SaidElsewhere, SightlineError
+from sightline.hub_datasets import hub_datasets
 from sightline.silenced_libraries import quiet
 from train.callbacks import ProgressReport, Say, to_stderr
 from train.card import model_card
@@ -360,6 +361,11 @@ def _paths(spec: RunSpec) -> list[Path]:
     return [path for path in paths if path is not None]
 
 
+def _manifests(spec: RunSpec) -> list[Path]:
+    pairs = [] if spec.pairs is None else [spec.pairs.captions]
+    return pairs if spec.text is None else [*pairs, spec.text.sentences]
+
+
 def spec_digest(
     spec: RunSpec, objective: Objective, data: TrainingData, dev: GradedPairs | None
 ) -> str:
@@ -494,7 +500,10 @@ def _summarise(
         data=data.source,
         dropped_pairs=data.dropped_pairs,
         features={slot: FeatureUse.of_set(used) for slot, used in data.feature_sets.items()},
+        base_model="" if Path(spec.student.model).is_dir() else spec.student.model,
+        hub_datasets=hub_datasets(path.parent for path in _manifests(spec)),
         dev=None if inputs.dev is None else inputs.dev.name,
+        dev_sha256="" if inputs.dev is None else inputs.dev.sha256,
         log=state.log,
         best_step=best_step,
         steps=state.step,

@@ -62,7 +62,7 @@ def train(
 
     from sightline.errors import SightlineError
     from sightline.launched import is_first_process
-    from train.run_spec import PairSource, RunSpec, StudentConfig, TextSource, TrainConfig
+    from train.new_run import new_run
     from train.train_run import train_run
 
     if (captions is None) != (images is None):
@@ -78,28 +78,21 @@ def train(
         "device": device,
     }
     try:
-        spec = RunSpec(
-            run=out.name,
-            student=StudentConfig.model_validate(
-                {
-                    "name": Path(student).name,
-                    "model": student,
-                    "pooling": pooling,
-                    "max_length": max_length,
-                    "layers": layers,
-                }
-            ),
-            train=TrainConfig.model_validate(optimisation),
-            objective=objective,
-            parameters={name: _value(name, text) for name, text in pairs_of(set_, "--set").items()},
-            seed=seed,
-            pairs=PairSource(captions=captions, images=images, tokens=tokens, phrases=phrases)
-            if captions and images
-            else None,
-            text=TextSource(sentences=sentences, tokens=tokens) if sentences else None,
+        spec = new_run(
+            objective,
+            student,
+            out,
+            tokens,
+            captions=captions,
+            images=images,
+            sentences=sentences,
+            phrases=phrases,
             features={k: Path(v) for k, v in pairs_of(features, "--features").items()},
+            parameters={name: _value(name, text) for name, text in pairs_of(set_, "--set").items()},
             dev=dev,
-            out=out,
+            seed=seed,
+            student_options={"pooling": pooling, "max_length": max_length, "layers": layers},
+            train=optimisation,
         )
     except ValidationError as error:
         raise SightlineError(first_mistake(error)) from error

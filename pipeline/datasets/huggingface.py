@@ -25,6 +25,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
+from sightline.hub_datasets import HUB_DATASET
 
 WRITES = (*MANIFESTS, "images/00000.tar")
 
@@ -104,7 +105,7 @@ def prepare(
     path = source.path
     if source.name is not None:
         path = fetch(source.name, source.revision)
-        report.facts[_COMMIT] = path.name
+        report.facts |= {_COMMIT: path.name, HUB_DATASET: source.name}
     splits = _chosen(source, path, files_by_split(path, source.config))
     every = [file for _, files in splits.values() for file in files]
     reader = _Reader(source, _root(source, path), splits, progress)

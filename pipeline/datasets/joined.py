@@ -16,6 +16,7 @@ from pydantic import field_validator
 from pipeline.cache.manifest import CAPTIONS, IMAGES, read_manifest
 from pipeline.datasets.captioned import write_captioned
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+from sightline.hub_datasets import HUB_DATASET, hub_datasets
 
 
 class JoinedSource(Source):
@@ -72,6 +73,8 @@ def prepare(
         captions.append(_named(said, name, "image_id", "caption_id"))
         report.counts[f"images_of_{name}"] = len(found)
         report.counts[f"captions_of_{name}"] = len(said)
+    if on_hub := hub_datasets(source.parts.values()):
+        report.facts[HUB_DATASET] = ",".join(on_hub)
     _refuse_shared_images(images, list(source.parts))
     write_captioned(folder, pa.concat_tables(images), pa.concat_tables(captions))
     if progress is not None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
+
+from pipeline.datasets.prepared import PreparedDataset
 from pipeline.extract.account import SetSummary
 from pipeline.extract.runner import Invocation, RunSettings
 from pipeline.grounding.block_grounder import GroundSettings
@@ -14,6 +19,7 @@ from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.errors import SightlineError
 from sightline.overlap import check_apart
+from sightline.parameter_errors import explain
 
 
 @dataclass(frozen=True)
@@ -84,3 +90,41 @@ def ground_dataset(
         cutting = CutoutSettings(**vars(shared), workers=workers)
         write_cutouts(paths.out, places, paths.cutouts, cutting)
     return summary
+
+
+def ground_captions(
+    data: PreparedDataset,
+    settings: GroundingSettings | Mapping[str, Any],
+    out: Path | str,
+    *,
+    cutouts: Path | str | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+) -> Path:
+    """Ground the captions of ``data`` into ``out``; `pipeline.read_phrases` reads the records.
+
+    Args:
+        settings: grounder, segmenter and rules, as under `grounding` in params.yaml.
+        cutouts: folder of the cut-outs; None: make none.
+
+    Returns:
+        The folder of the records.
+
+    Raises:
+        SightlineError: invalid settings; or as `ground_dataset`.
+    """
+    if not isinstance(settings, GroundingSettings):
+        try:
+            settings = GroundingSettings.model_validate(settings)
+        except ValidationError as error:
+            lines = explain(error, GroundingSettings)
+            raise SightlineError(f"grounding: {'; '.join(lines)}") from error
+    paths = GroundPaths(
+        data.images_manifest,
+        data.captions_manifest,
+        data.require_images(),
+        Path(out),
+        None if cutouts is None else Path(cutouts),
+    )
+    ground_dataset(paths, settings, Invocation(device=device), precision=precision)
+    return paths.out

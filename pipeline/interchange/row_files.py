@@ -119,21 +119,33 @@ def _files(source: Source, limit: int) -> Iterator[range]:
 def _write_parquet(folder: Path, number: int, rows: range, source: Source) -> None:
     path = folder / "data" / f"rows-{number:04}.parquet"
     path.parent.mkdir(exist_ok=True)
+    schema = row_schema(source)
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+        for table in row_tables(source, rows):
+            writer.write_table(table)
+
+
+def row_schema(source: Source) -> pa.Schema:
+    """Columns of a table of rows: the key, the names, and the features as a fixed-size list."""
     kind = pa.float16() if source.dtype.itemsize == 2 else pa.float32()
-    schema = pa.schema(
+    return pa.schema(
         [
             pa.field(KEY, pa.string(), nullable=False),
             *(pa.field(name, pa.string()) for name in source.names),
             pa.field(FEATURES, pa.list_(pa.field("item", kind, nullable=False), source.dim)),
         ]
     )
-    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
-        for some in source.chunks(rows):
-            keys, values = source.read(some)
-            flat = pa.array(np.ascontiguousarray(values).reshape(-1), kind)
-            lists = pa.FixedSizeListArray.from_arrays(flat, type=schema.field(FEATURES).type)
-            columns = {**source.columns(some, keys), FEATURES: lists}
-            writer.write_table(pa.table(columns, schema))
+
+
+def row_tables(source: Source, rows: range) -> Iterator[pa.Table]:
+    """Some rows as tables of a few megabytes each."""
+    schema = row_schema(source)
+    kind = schema.field(FEATURES).type
+    for some in source.chunks(rows):
+        keys, values = source.read(some)
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1), kind.value_type)
+        lists = pa.FixedSizeListArray.from_arrays(flat, type=kind)
+        yield pa.table({**source.columns(some, keys), FEATURES: lists}, schema)
 
 
 def _write_npy(folder: Path, number: int, rows: range, source: Source) -> None:

@@ -1,0 +1,87 @@
+"""Features of a data set, a folder or a file, in one call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.cache import FeatureSet
+from pipeline.cache.record import Kind
+from pipeline.datasets.prepared import PreparedDataset
+from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.extract.cutouts import CutoutRules
+from pipeline.extract.encode_missing import ExtractSettings
+from pipeline.extract.feature_inputs import FeatureInputs
+from pipeline.extract.inputs import (
+    entries_of_manifest,
+    image_entries_of,
+    objects_of_phrases,
+    texts_in,
+)
+from sightline.errors import SightlineError
+
+
+def extract_features(
+    data: PreparedDataset | Path | str,
+    encoder: EncoderConfig,
+    out: Path | str,
+    kind: Kind = "image",
+    *,
+    phrases: Path | None = None,
+    rules: CutoutRules | None = None,
+    device: str = "auto",
+    settings: ExtractSettings = ExtractSettings(),  # noqa: B008  (frozen)
+) -> FeatureSet:
+    """Make ``out`` hold one row for every image, object or caption of ``data``, and open it.
+
+    Rows that are there already are kept; after a kill, the same call resumes.
+
+    Args:
+        data: a prepared data set; or a folder of images; or for texts a file, one a line.
+        kind: ``image``; ``object`` (cut-outs); ``text`` or ``teacher`` (captions).
+        phrases: for objects: the records of a grounding, or a phrases manifest.
+        rules: how objects become inputs; None: the defaults.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        settings: batch size, precision, storage type and so on; its device and inputs are set here.
+
+    Raises:
+        SightlineError: the encoder cannot be built, the images are missing, too many rows failed,
+            or as `pipeline.extract.encode_missing.extract_images`.
+    """
+    from sightline.devices import check_precision, pick_device
+
+    where = pick_device(device)
+    entries, read = _entries(data, kind, phrases)
+    if kind == "object":
+        rules = rules or CutoutRules()
+    how = replace(
+        settings,
+        precision=check_precision(settings.precision),
+        device=str(where),
+        inputs=(*settings.inputs, *read),
+    )
+    inputs = FeatureInputs(kind, encoder, entries, rules if kind == "object" else None)
+    inputs.encode(Path(out), how, where)
+    return FeatureSet.open(out)
+
+
+def _entries(
+    data: PreparedDataset | Path | str, kind: Kind, phrases: Path | None
+) -> tuple[list[Any], list[Path]]:
+    """What is encoded, and the files and folders that it is read from."""
+    texts = kind in ("text", "teacher")
+    if not isinstance(data, PreparedDataset):
+        path = Path(data)
+        if kind == "object":
+            raise SightlineError(f"{path}: features of objects need a prepared data set")
+        return (texts_in(path) if texts else list(image_entries_of(path))), [path]
+    if texts:
+        return data.captions["text"].to_pylist(), [data.folder]
+    root = data.require_images()
+    if kind == "image":
+        return list(entries_of_manifest(data.images_manifest, root)), [data.folder, root]
+    if phrases is None:
+        raise SightlineError("features of objects need `phrases`: the records of a grounding")
+    entries = objects_of_phrases(phrases, data.images_manifest, root)
+    return list(entries), [data.folder, root, phrases]

@@ -1,0 +1,152 @@
+"""The model card: what hubs read, what people read, and that its examples load the model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import World, silent
+from huggingface_hub import ModelCard
+
+from sightline.hub_datasets import hub_datasets
+from train.card import model_card
+from train.evaluate.evaluated_model import EvaluatedModel
+from train.evaluate.score import Evaluation
+from train.evaluate.score_run import evaluate_model
+from train.evaluate.sts import load_dev_set
+from train.objectives.mcse import MCSE
+from train.report.results import save_result
+from train.run_summary import RunSummary
+from train.train_run import train_run
+
+TAGS = {"sentence-transformers", "feature-extraction", "sentence-similarity", "sightline", "mcse"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, world: World) -> tuple[Path, RunSummary]:
+    out = tmp_path_factory.mktemp("card") / "run"
+    return out, train_run(world.spec(out, "mcse"), say=silent)
+
+
+def read(text: str) -> ModelCard:
+    return ModelCard(text, ignore_metadata_errors=False)
+
+
+def test_hubs_read_it(trained, world):
+    out, summary = trained
+    card = ModelCard.load(out / "model/README.md")
+    data = card.data
+    assert data.library_name == "sentence-transformers"
+    assert data.pipeline_tag == "sentence-similarity"
+    assert set(data.tags) == TAGS | {"untrained-weights"}
+    assert data.get("base_model") is None  # a folder of this machine is no name on a hub
+    assert data.get("datasets") is None
+    (found,) = data.eval_results
+    best = max(score for _, score in summary.dev_history)
+    dev = load_dev_set(world.spec(out).dev)
+    assert found.metric_value == pytest.approx(best, abs=1e-4)
+    assert found.dataset_args == {"sha256": dev.sha256}
+    assert found.dataset_split == "dev"
+    assert dev.sha256 in card.text
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_its_examples_load_the_model(world, tmp_path, pooling):
+    spec = world.spec(tmp_path / "run", train={"max_steps": 1})
+    student = spec.student.model_copy(update={"pooling": pooling})
+    train_run(spec.model_copy(update={"student": student}), say=silent)
+    folder = tmp_path / "run/model"
+    blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    rows = []
+    for block in blocks:
+        names: dict = {}
+        exec(block.replace("path/to/this/folder", str(folder)), names)
+        rows.append(np.asarray(names["embeddings"]))
+    first, second = rows
+    assert first.shape == (1, 16)
+    np.testing.assert_allclose(first, second, atol=1e-5)
+
+
+def test_names_on_a_hub_and_doubts_are_said(trained):
+    summary = trained[1]
+    used = summary.features["image"].model_copy(
+        update={"untrained": False, "provenance": "imported, not checked", "trusted": False}
+    )
+    more = {
+        "base_model": "bert-base-uncased",
+        "hub_datasets": ("somebody/captions",),
+        "features": {"image": used},
+        "run": 'a: "run" # of\tmine',
+    }
+    card = read(model_card(summary.model_copy(update=more), MCSE.source, "cls"))
+    assert card.data.base_model == "bert-base-uncased"
+    assert card.data.datasets == ["somebody/captions"]
+    assert set(card.data.tags) == TAGS | {"imported-not-checked"}
+    assert card.data.model_name == 'a: "run" # of\tmine, seed 0'
+    assert "**Imported features**: `image` is imported, not checked." in card.text
+    assert "Untrained" not in card.text
+
+
+def test_every_score_of_a_result_is_there_with_the_digest_of_its_data(trained, world):
+    out, summary = trained
+    tasks = Evaluation.load({"similarity": {"data": world.spec(out).dev}})
+    result = evaluate_model(EvaluatedModel.load(str(out)), tasks)
+    undefined = result.model_copy(
+        update={"scores": {**result.scores, "similarity": None}, "reasons": {"similarity": "none"}}
+    )
+    card = read(model_card(summary, MCSE.source, "cls", result))
+    by_name = {each.metric_name: each for each in card.data.eval_results}
+    assert set(by_name) == {"Spearman × 100", *result.scores}
+    for name, data in result.evaluated_on.items():
+        assert by_name[name].dataset_args == {"sha256": data.sha256}
+        assert by_name[name].metric_value == pytest.approx(result.scores[name], abs=1e-4)
+    card = read(model_card(summary, MCSE.source, "cls", undefined))
+    assert "similarity" not in {each.metric_name for each in card.data.eval_results}
+    assert "| similarity | not defined |" in card.text
+
+
+def test_without_a_dev_set_there_is_no_metric(world, tmp_path):
+    spec = world.spec(tmp_path / "run", train={"max_steps": 1}).model_copy(update={"dev": None})
+    train_run(spec, say=silent)
+    card = ModelCard.load(tmp_path / "run/model/README.md")
+    assert not card.data.eval_results
+    assert "model-index" not in card.content
+    assert "without a dev set" in card.text
+
+
+def test_a_run_of_before_has_no_digest_and_says_none(trained):
+    summary = trained[1].model_copy(update={"dev_sha256": ""})
+    (found,) = read(model_card(summary, MCSE.source, "cls")).data.eval_results
+    assert found.dataset_args is None
+
+
+def test_data_sets_of_a_hub_are_found_beside_the_manifests(tmp_path):
+    for name, text in {
+        "one": json.dumps({"hub_dataset": "a/b"}),
+        "two": json.dumps({"hub_dataset": "c,a/b"}),
+        "none": json.dumps({"kind": "pairs"}),
+        "broken": "{",
+        "list": "[]",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "dataset.json").write_text(text)
+    names = ["one", "two", "none", "broken", "list", "absent"]
+    assert hub_datasets(tmp_path / name for name in names) == ("a/b", "c")
+
+
+def test_scores_of_another_training_are_refused(trained, world, tmp_path, capsys):
+    from command_line import sightline
+
+    out, summary = trained
+    tasks = Evaluation.load({"similarity": {"data": world.spec(out).dev}})
+    file = tmp_path / "result.json"
+    result = evaluate_model(EvaluatedModel.load(str(out)), tasks)
+    save_result(result, file)
+    assert sightline("runs", "card", str(out), "--results", str(file)) == 0
+    assert capsys.readouterr().out == model_card(summary, MCSE.source, "cls", result)
+    save_result(result.model_copy(update={"run_sha256": "0" * 64}), file)
+    assert sightline("runs", "card", str(out), "--results", str(file)) == 1
+    assert "its scores are of another training" in " ".join(capsys.readouterr().err.split())
