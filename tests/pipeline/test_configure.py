@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pipeline.cli import app
+from pipeline.cli.commands import app
 from pipeline.configure import configuration, configurations, differences
 from pipeline.params import ParamsError, load_params
 
