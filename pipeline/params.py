@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipeline.cache.record import DTypeName
@@ -18,6 +17,7 @@ from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.engine import Engine
 from pipeline.grounding.grounder_config import GroundingSettings
+from sightline import outside
 from sightline.errors import SightlineError
 from sightline.parameter_errors import explain, unknown
 from train.evaluate.task_registry import TASKS
@@ -412,12 +412,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in ``path``.
 
     Raises:
-        ParamsError: it is not YAML, or not a mapping.
+        SightlineError: it is not YAML, or not a mapping.
     """
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParamsError(f"{path}: not YAML: {error}") from error
+    found = outside.read_yaml(path)
     if not isinstance(found, dict):
         raise ParamsError(f"{path}: found {type(found).__name__}, expected a mapping of sections")
     return found

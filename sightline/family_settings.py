@@ -13,6 +13,7 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from sightline.outside import short
 from sightline.parameter_errors import located, unknown
 from sightline.registry import Registry
 
@@ -61,7 +62,8 @@ class FamilySettings(BaseModel):
         if family is None:
             raise _mistakes([(("family",), f"is missing; there are {', '.join(families)}")])
         if family not in families:
-            raise _mistakes([(("family",), unknown(str(family), families, families.what))])
+            name = family if isinstance(family, str) else short(family)
+            raise _mistakes([(("family",), unknown(name, families, families.what))])
         return families.subclass(str(family), cls)
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from sightline.outside import short
+
 _CONTAINERS = (dict, list, tuple)
 
 
@@ -34,7 +36,7 @@ def located(error: dict[str, Any], model: type[BaseModel]) -> tuple[tuple[Any, .
     elif error["type"] == "missing":
         message = "is missing; it has no default"
     elif error["type"] != "value_error":  # our own messages say what they found
-        message = f"{message[0].lower()}{message[1:]}; found {error['input']!r}"
+        message = f"{message[0].lower()}{message[1:]}; found {short(error['input'])}"
     return tuple(location), message
 
 

@@ -65,7 +65,7 @@ class Registry:
         return iter(self.places)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.places
+        return isinstance(name, str) and name in self.places
 
     def place(self, name: str) -> str:
         """``module:attribute`` of ``name``.

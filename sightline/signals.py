@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Timer
 from types import FrameType
 
@@ -33,7 +33,21 @@ class Stopped(BaseException):
         return f"stopped by {signal.Signals(self.number).name}: {' '.join(notes)}"
 
 
-def stop_on_signals() -> Callable[[], None]:
+@dataclass
+class Heard:
+    """What came of the signals to a command.
+
+    Attributes:
+        stop: the `Stopped` that was raised, or None. Libraries that are just being imported may
+            catch it, and fail in some other way later.
+        ignored: later signals are ignored.
+    """
+
+    stop: Stopped | None = None
+    ignored: bool = False
+
+
+def stop_on_signals() -> Heard:
     """Let the first SIGINT or SIGTERM raise `Stopped` in the main thread.
 
     Later ones are ignored: `timeout` and container runtimes signal a process and then its whole
@@ -44,34 +58,28 @@ def stop_on_signals() -> Callable[[], None]:
     has), the signal is sent again a moment later.
 
     Returns:
-        A function that makes all later signals ignored: the command has failed, and says why.
+        what was heard. A command that has failed, and says why, sets ``ignored``.
     """
     process = os.getpid()
-    asked = False
+    heard = Heard()
     report = sys.unraisablehook
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked or os.getpid() != process:
+        if heard.ignored or os.getpid() != process:
             return
-        asked = True
-        raise Stopped(number)
+        heard.ignored = True
+        heard.stop = Stopped(number)
+        raise heard.stop
 
     def dropped(unraisable: sys.UnraisableHookArgs) -> None:
-        nonlocal asked
         if not isinstance(unraisable.exc_value, Stopped):
             report(unraisable)
             return
-        asked = False
+        heard.ignored = False
         Timer(_AGAIN, os.kill, (process, unraisable.exc_value.number)).start()
 
     sys.unraisablehook = dropped
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT in background
             signal.signal(number, stop)
-
-    def end() -> None:
-        nonlocal asked
-        asked = True
-
-    return end
+    return heard

@@ -196,6 +196,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline import cli
     from pipeline.cache import feature_writer as writer
     from pipeline.cache.worker import Worker
+    from pipeline.cli import commands
     from pipeline.extract import encode_missing as run
 
     without_torch()
@@ -222,7 +223,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     def stage() -> None:
         print(run.extract_texts(texts, encoder, Path(request.out), settings, "text"))
 
-    cli.app = stage
+    commands.app = stage
     try:
         cli.main()
     except SystemExit as end:
@@ -310,7 +311,11 @@ def _serve(request: Request) -> Outcome:
 
 _OPTIONS = sys.argv[1:]
 LIBRARIES = ["numpy.ma", "pyarrow.compute", "pyarrow.parquet"]
-LIBRARIES += ["pipeline.cli", "pipeline.encoders.protocols", "pipeline.extract.encode_missing"]
+LIBRARIES += [
+    "pipeline.cli.commands",
+    "pipeline.encoders.protocols",
+    "pipeline.extract.encode_missing",
+]
 WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.clip_image"]
 
 

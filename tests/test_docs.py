@@ -10,7 +10,7 @@ import pytest
 import yaml
 from shown_commands import PAGES, ROOT, shown_commands
 
-from pipeline.cli import app
+from pipeline.cli.commands import app
 from train.evaluate.task_registry import TASKS
 from train.evaluate.tasks import task_class
 

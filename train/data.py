@@ -250,6 +250,10 @@ class TrainingData(Dataset[Batch]):
 
     def _add_text(self, source: TextSource, max_length: int) -> None:
         texts = read_manifest(source.sentences, SENTENCES).column("text").to_pylist()
+        if not texts:
+            raise SightlineError(
+                f"{source.sentences}: contains no sentence to train on; prepare the data set again"
+            )
         keys = keys_of_texts(texts)
         tokens = open_tokens(source.tokens, max_length)
         rows = tokens.rows(keys)

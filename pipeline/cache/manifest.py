@@ -1,11 +1,17 @@
 """Manifests: Parquet tables that list images, captions, sentences and phrases."""
 
+# pyarrow.compute makes its functions when it is imported:
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.cache.errors import CacheError
@@ -80,6 +86,9 @@ PHRASE_TOKENS = pa.schema(
 )
 """One row per phrase that the student sees whole, sorted by pair; for one tokenizer."""
 
+_NULLABLE = frozenset({"offset", "length"})
+_NOT_NEGATIVE = frozenset({"offset", "length", "width", "height", "char_start", "char_end"})
+
 
 def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None:
     """Write ``table`` as Parquet, atomically; the same rows give the same bytes.
@@ -98,14 +107,67 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
     """Read a manifest and check it against ``schema``.
 
     Raises:
-        CacheError: the file is missing, not Parquet, has different columns or types, or would
-            expand far beyond its size.
+        CacheError: the file is missing, not Parquet, has different columns, types or values
+            (`check_values`), or would expand far beyond its size.
     """
     path = Path(path)
     if not path.is_file():
         raise CacheError(f"{path}: no such manifest; `sightline prepare` writes it")
     _check(path, read_schema(path), schema)
-    return read_table(path)
+    table = read_table(path)
+    check_values(path, table)
+    return table
+
+
+def check_values(path: Path, table: pa.Table) -> None:
+    """Refuse nulls, also inside values, and negative counts and positions.
+
+    Only `offset` and `length` of an image may be null.
+
+    Raises:
+        CacheError: with the row, the field and what was found.
+    """
+    for field, column in zip(table.schema, table.columns, strict=True):
+        least = 0 if field.name in _NOT_NEGATIVE else None
+        if any(
+            (field.name not in _NULLABLE and _has_nulls(chunk))
+            or (least is not None and pc.any(pc.less(chunk, least)).as_py())
+            for chunk in column.chunks
+        ):
+            row, name, found = next(
+                (row, *fault)
+                for row, value in enumerate(column.to_pylist())
+                for fault in _faults(field.name, value, least)
+            )
+            raise CacheError(
+                f"{path}: row {row}: {name}: found {'null' if found is None else found}, expected "
+                f"{field.type if least is None else 'a non-negative number'}; recreate the file"
+            )
+
+
+def _has_nulls(array: pa.Array) -> bool:
+    """Whether a value, or part of one, is null."""
+    if array.null_count:
+        return True
+    if pa.types.is_struct(array.type):
+        return any(_has_nulls(array.field(number)) for number in range(array.type.num_fields))
+    if pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        return _has_nulls(array.flatten())
+    return False
+
+
+def _faults(name: str, value: Any, least: int | None) -> Iterator[tuple[str, Any]]:
+    """The parts of a value that are null or too small: their names and what was found."""
+    if isinstance(value, dict):
+        for part, inside in value.items():
+            yield from _faults(f"{name}.{part}", inside, least)
+    elif isinstance(value, list):
+        for place, inside in enumerate(value):
+            yield from _faults(f"{name}[{place}]", inside, least)
+    elif (value is None and name not in _NULLABLE) or (
+        least is not None and value is not None and value < least
+    ):
+        yield name, value
 
 
 def key_array(keys: Keys) -> pa.Array:
@@ -115,13 +177,7 @@ def key_array(keys: Keys) -> pa.Array:
 
 
 def key_column(column: pa.ChunkedArray | pa.Array) -> Keys:
-    """The keys of a manifest column: uint8 [n, 32].
-
-    Raises:
-        CacheError: the column contains null keys.
-    """
-    if column.null_count:
-        raise CacheError(f"a key column contains {column.null_count} null keys")
+    """The keys of a manifest column, which has no nulls: uint8 [n, 32]."""
     chunks = [
         np.frombuffer(chunk.buffers()[1], dtype=np.uint8)[
             chunk.offset * KEY_BYTES : (chunk.offset + len(chunk)) * KEY_BYTES

@@ -43,22 +43,16 @@ def places_of(manifest: Path, images: pa.Table) -> list[Place]:
         images: table of the schema `pipeline.cache.manifest.IMAGES`.
 
     Raises:
-        CacheError: a row has no path, an offset without a length (or the other way round), or a
-            negative one.
+        CacheError: a row has an offset without a length, or the other way round.
     """
     columns = (images[name].to_pylist() for name in ("image_id", *Place._fields))
     places: list[Place] = []
     for row, (image_id, path, offset, length) in enumerate(zip(*columns, strict=True)):
-        if path is None:
+        if (offset is None) != (length is None):
             raise CacheError(
-                f"{manifest}: image {image_id!r} (row {row}) has no path, expected the file that "
-                "contains it; recreate the manifest"
-            )
-        if (offset is None) != (length is None) or (offset or 0) < 0 or (length or 0) < 0:
-            raise CacheError(
-                f"{manifest}: image {image_id!r} (row {row}) has offset {_shown(offset)} and "
-                f"length {_shown(length)}, expected two non-negative numbers, or both empty if the "
-                "file is the image; recreate the manifest"
+                f"{manifest}: row {row}: image {image_id!r} has offset {_shown(offset)} and "
+                f"length {_shown(length)}, expected two numbers, or both null if the file is the "
+                "image; recreate the file"
             )
         places.append(Place(Path(path), offset, length))
     return places
@@ -70,4 +64,4 @@ def whole_files(count: int) -> dict[str, pa.Array]:
 
 
 def _shown(number: int | None) -> str:
-    return "empty" if number is None else str(number)
+    return "null" if number is None else str(number)

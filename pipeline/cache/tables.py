@@ -141,26 +141,7 @@ def read_table(folder: Path, name: str, file: TableRecord, *, hashed: bool = Fal
     table = read_manifest(path, TABLES[name]).replace_schema_metadata(TABLES[name].metadata)
     if table.num_rows != file.rows:
         raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {file.rows:,}")
-    empty = [field.name for field in table.schema if _has_nulls(table[field.name].chunks)]
-    if empty:
-        raise CacheError(f"{path}: column {empty[0]} contains null values")
     return table
-
-
-def _has_nulls(arrays: Sequence[pa.Array]) -> bool:
-    """Whether a value, or part of one, is null."""
-    for array in arrays:
-        if array.null_count:
-            return True
-        if pa.types.is_struct(array.type):
-            parts = [array.field(number) for number in range(array.type.num_fields)]
-        elif pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
-            parts = [array.flatten()]
-        else:
-            continue
-        if _has_nulls(parts):
-            return True
-    return False
 
 
 def is_whole(folder: Path, shard: TableShard) -> bool:

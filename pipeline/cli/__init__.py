@@ -1,4 +1,7 @@
-"""The `sightline` command: parse, call one function, print. Heavy imports are deferred."""
+"""The `sightline` command: parse, call one function, print; report what goes wrong.
+
+The commands are imported once signals are heard, so that stopping them is never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -7,79 +10,10 @@ import os
 import sys
 import traceback
 
-import typer
-from typer.core import TyperGroup
-
-from pipeline.cli import (
-    cache,
-    compare,
-    configure,
-    doctor,
-    evaluate,
-    extract,
-    gallery,
-    geometry,
-    ground,
-    neighbours,
-    phrase_tokens,
-    prepare,
-    runs,
-    stage,
-    text_tokens,
-    train,
-)
 from sightline.errors import SaidElsewhere, message_of
 from sightline.launched import is_first_process
 from sightline.quick_exit import run_then_exit
 from sightline.signals import Stopped, stop_on_signals
-
-_ORDER = (
-    *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
-    *(
-        "compare",
-        "neighbours",
-        "geometry",
-        "gallery",
-        "runs",
-        "configure",
-        "stage",
-        "cache",
-        "doctor",
-    ),
-)
-
-
-class _InOrder(TyperGroup):
-    """Lists commands and command groups in workflow order."""
-
-    def list_commands(self, ctx: typer.Context | None) -> list[str]:
-        return sorted(self.commands, key=_ORDER.index)
-
-
-app = typer.Typer(
-    name="sightline",
-    help="Train sentence encoders that have seen what sentences talk about.",
-    cls=_InOrder,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(prepare.app, name="prepare")
-app.add_typer(extract.app, name="extract")
-app.add_typer(ground.app, name="ground")
-app.command("tokens")(text_tokens.tokens)
-app.command("phrase-tokens")(phrase_tokens.phrase_tokens)
-app.command("train")(train.train)
-app.command("evaluate", context_settings={"ignore_unknown_options": True})(evaluate.evaluate)
-app.add_typer(runs.app, name="runs")
-app.command("compare")(compare.compare)
-app.command("neighbours")(neighbours.neighbours)
-app.command("geometry")(geometry.geometry)
-app.command("gallery")(gallery.gallery)
-app.command("configure")(configure.configure)
-app.add_typer(cache.app, name="cache")
-app.add_typer(stage.app, name="stage")
-app.command("doctor")(doctor.doctor)
 
 
 def console() -> None:
@@ -95,25 +29,57 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
     # importing torch and transformers creates millions of objects, none of them garbage
     gc.set_threshold(100_000, 20, 50)
-    hear_no_more = stop_on_signals()
+    heard = stop_on_signals()
     try:
+        from pipeline.cli.commands import app
+
         app()
     except Stopped as stop:
-        _fail(str(stop) if is_first_process() else "", 128 + stop.number, stop)
+        _stopped(stop, stop)
     except SaidElsewhere as error:
-        hear_no_more()
+        heard.ignored = True
         _fail("", 1, error)
     except Exception as error:
-        hear_no_more()  # a launcher ends the other processes of the run, which fail on their own
+        # a launcher ends the other processes of the run, which fail on their own
+        heard.ignored = True
         message = message_of(error)
-        if message is None:
-            raise  # our bug: a bug report needs the traceback
-        _fail(f"error: {message}", 1, error)
+        if message is None and heard.stop:  # a library caught it, and failed in its own way
+            _stopped(heard.stop, error)
+        if message is None and "--debug" in sys.argv[1:]:
+            raise
+        _fail(f"error: {message or _unforeseen(error)}", 1, error)
+
+
+def _stopped(stop: Stopped, error: BaseException) -> None:
+    _fail(str(stop) if is_first_process() else "", 128 + stop.number, error)
+
+
+def _unforeseen(error: Exception) -> str:
+    """A message that asks for a report and names a file with the traceback."""
+    import platform
+    import shlex
+    import tempfile
+
+    what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    said = f"{what[:200]!r} is a bug in Sightline; what was published before is intact. Please "
+    try:
+        handle, path = tempfile.mkstemp(prefix="sightline-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            about = [sys.version, platform.platform(), shlex.join(sys.argv), ""]
+            file.write("\n".join(about + traceback.format_exception(error)))
+    except OSError:
+        return said + "report it with the traceback, which `sightline --debug` prints"
+    return said + f"report it with {path}, the traceback (`sightline --debug` prints it)"
+
+
+def _harmless(message: str) -> str:
+    """``message`` with control characters, which may control a terminal, written as escapes."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
 
 
 def _fail(message: str, code: int, error: BaseException | None) -> None:
     if message:
-        print(message, file=sys.stderr, flush=True)
+        print(_harmless(message), file=sys.stderr, flush=True)
     while error is not None:
         # Its frames keep resources open. End decode workers now: Python kills them with a signal
         # at exit, which their owner would report as a crash.

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from pipeline.cli import app
+from pipeline.cli.commands import app
 
 
 def reference() -> str:

@@ -107,9 +107,9 @@ def train(
 
 def _value(name: str, text: str) -> Any:
     """``text`` parsed as YAML, as in params.yaml: a number, a Boolean, a list, …"""
-    import yaml
+    from sightline.outside import parse_yaml
 
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return parse_yaml(text)
+    except ValueError as error:
         raise typer.BadParameter(f"{name}: {text!r} is not YAML", param_hint="--set") from error

@@ -12,6 +12,18 @@ import pyarrow.compute as pc
 
 from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, TRAINED_SPLITS, write_manifest
 
+# White space, format and control characters, and what Unicode lists as default-ignorable besides,
+# with the blank Braille pattern.
+_INVISIBLE = (
+    r"\p{Z}\p{Cc}\p{Cf}\x{34F}\x{115F}\x{1160}\x{17B4}\x{17B5}\x{180B}-\x{180F}\x{2065}\x{2800}"
+    r"\x{3164}\x{FE00}-\x{FE0F}\x{FFA0}\x{FFF0}-\x{FFF8}\x{E0000}-\x{E0FFF}"
+)
+
+
+def visible(texts: pa.Array) -> pa.BooleanArray:
+    """Whether each text has a character that can be seen."""
+    return pc.match_substring_regex(texts, f"[^{_INVISIBLE}]")
+
 
 def write_captioned(folder: Path, images: pa.Table, captions: pa.Table) -> None:
     """Write ``images.parquet``, ``captions.parquet`` and ``sentences.parquet`` into ``folder``.

@@ -4,16 +4,53 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
-from pipeline.datasets.source import DatasetError, read_lines, read_utf8
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from pipeline.datasets.source import DatasetError
+from sightline.outside import (
+    Identifier,
+    Loc,
+    Name,
+    Text,
+    read_lines,
+    read_text,
+    refusal,
+    short,
+)
 
 REQUIRED = ("image", "caption")
 OPTIONAL = ("split", "caption_id")
+
+
+class _Columns(TypedDict):
+    """The columns of a table of captions, in CSV or TSV."""
+
+    image: list[Text]
+    caption: list[Text]
+    split: NotRequired[list[Text]]
+    caption_id: NotRequired[list[Name]]
+
+
+class _Line(TypedDict):
+    """A line of a JSONL file."""
+
+    image: Text
+    caption: Text
+    split: NotRequired[Text]
+    caption_id: NotRequired[Identifier]
+
+
+_HINT = (
+    f"; every line is an object with {' and '.join(REQUIRED)}, and optionally "
+    f"{' and '.join(OPTIONAL)}"
+)
+_COLUMNS, _LINE = TypeAdapter(_Columns), TypeAdapter(_Line)
 
 
 @dataclass
@@ -28,6 +65,7 @@ class Captions:
         ids: [n], caption ids from the file, or None.
         splits: [n], the split of each row, or None.
         lines: [n], line of each row in the file (the last line of a multi-line row), or None.
+        remarks: what was read otherwise than it is written, for the user.
     """
 
     where: str
@@ -37,6 +75,7 @@ class Captions:
     ids: list[str] | None = None
     splits: list[str] | None = None
     lines: Sequence[int] | None = None
+    remarks: list[str] = field(default_factory=list)
 
 
 def read_captions(path: Path) -> Captions:
@@ -44,17 +83,18 @@ def read_captions(path: Path) -> Captions:
 
     ``.csv`` follows RFC 4180 (quoted fields may contain commas, tabs and line ends); ``.tsv`` has
     no quoting; ``.jsonl`` has one object per line. All three have the columns *image* and
-    *caption*, and may have *split* and *caption_id*. Every other suffix is Flickr's
-    ``name.jpg#k<TAB>caption``.
+    *caption*, and may have *split* and *caption_id*; a header is read without regard to case and
+    surrounding white space. Every other suffix is Flickr's ``name.jpg#k<TAB>caption``.
 
     Raises:
-        DatasetError: the file is missing, empty, not UTF-8, or has the wrong columns.
+        SightlineError: the file is missing, empty, not UTF-8, or has the wrong columns or values.
     """
     suffix = path.suffix.lower()
     if suffix == ".csv":
-        captions = _read_csv(path)
+        captions = _read_csv(path, read_text(path))
     elif suffix == ".tsv":
-        captions = _from_rows(path, _tsv_rows(path))
+        rows = (row.split("\t") if row else [] for row in read_lines(path))
+        captions = _from_rows(path, enumerate(rows, start=1))
     elif suffix in (".jsonl", ".ndjson"):
         captions = _read_jsonl(path)
     else:
@@ -73,7 +113,7 @@ def _read_token(path: Path) -> Captions:
         image, mark, number = head.rpartition("#")
         if not (tab and mark and image and number):
             raise DatasetError(
-                f"{path}: line {line}: found {_short(row)}, expected `name.jpg#k<TAB>caption`; a "
+                f"{path}: line {line}: found {short(row)}, expected `name.jpg#k<TAB>caption`; a "
                 f"file with a header must end in .csv, .tsv or .jsonl"
             )
         images.append(image)
@@ -83,25 +123,23 @@ def _read_token(path: Path) -> Captions:
     return Captions(str(path), images, texts, numbers=numbers, lines=at)
 
 
-def _read_csv(path: Path) -> Captions:
+def _read_csv(path: Path, text: str) -> Captions:
+    usual = csv.field_size_limit(max(len(text), 1))  # the limit of the module, for all of Python
     # newline="": the csv module itself must see the line ends inside quotes
-    reader = csv.reader(io.StringIO(read_utf8(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         return _from_rows(path, ((reader.line_num, row) for row in reader))
     except csv.Error as error:
         raise DatasetError(f"{path}: line {reader.line_num}: not CSV ({error})") from None
-
-
-def _tsv_rows(path: Path) -> Iterable[tuple[int, list[str]]]:
-    for line, row in enumerate(read_lines(path), start=1):
-        yield line, row.split("\t") if row else []
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _from_rows(path: Path, rows: Iterable[tuple[int, list[str]]]) -> Captions:
     iterator = iter(rows)
-    _, header = next(iterator, (0, []))
-    header = [name.strip() for name in header]
-    _check_columns(path, header)
+    _, written = next(iterator, (0, []))
+    header = [name.strip().lower() for name in written]
+    _check_columns(path, header, written)
     columns: list[list[str]] = [[] for _ in header]
     lines: list[int] = []
     adders = [column.append for column in columns]
@@ -111,81 +149,85 @@ def _from_rows(path: Path, rows: Iterable[tuple[int, list[str]]]) -> Captions:
         if len(row) != len(header):
             raise DatasetError(
                 f"{path}: line {line}: found {len(row)} columns, expected {len(header)} "
-                f"({', '.join(header)})"
+                f"({', '.join(map(short, written))})"
             )
         for add, value in zip(adders, row, strict=True):
             add(value)
         lines.append(line)
-    return _from_columns(path, dict(zip(header, columns, strict=True)), lines)
+    named = dict(zip(header, columns, strict=True))
+    remarks = [
+        f"{path.name}: column {short(there)} read as {name}"
+        for name, there in zip(header, written, strict=True)
+        if name != there and name in (*REQUIRED, *OPTIONAL)
+    ]
+    for name in OPTIONAL:
+        if name in named:
+            trimmed = [value.strip() for value in named[name]]
+            if count := sum(a != b for a, b in zip(trimmed, named[name], strict=True)):
+                remarks.append(
+                    f"{path.name}: white space around {count:,} values of {name} left out"
+                )
+            named[name] = trimmed
+    try:
+        checked: Any = _COLUMNS.validate_python(named)
+    except ValidationError as error:
+        raise refusal(path, error, lambda loc: _place(loc, lines)) from None
+    return _from_columns(path, checked, lines, remarks)
+
+
+def _place(loc: Loc, lines: Sequence[int]) -> str:
+    """Where a value of a table is: pydantic gives its column and row."""
+    column, row = loc[:2]
+    return f"line {lines[int(row)]}: {column}"
 
 
 def _read_jsonl(path: Path) -> Captions:
-    columns: dict[str, list[str]] = {}
+    columns: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL)}
     lines: list[int] = []
-    for line, row in enumerate(read_lines(path), start=1):
-        if not row.strip():
-            continue
-        record = _json_object(path, line, row)
-        if not columns:
-            _check_columns(path, list(record))
-            columns = {name: [] for name in (*REQUIRED, *OPTIONAL) if name in record}
-        for name, values in columns.items():
-            value = record.get(name)
-            if type(value) is int and name == "caption_id":
-                value = str(value)
-            if not isinstance(value, str):
-                raise DatasetError(
-                    f"{path}: line {line}: {name!r} is {_short(value)}, expected a string "
-                    f"(every row needs the columns of the first: {', '.join(columns)})"
-                )
-            values.append(value)
-        if "\\u" in row:
-            _refuse_lone_surrogates(path, line, record)
-        lines.append(line)
-    return _from_columns(path, columns, lines)
-
-
-def _json_object(path: Path, line: int, row: str) -> dict[str, Any]:
     try:
-        record = json.loads(row)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DatasetError(f"{path}: line {line}: not JSON ({error})") from None
-    if not isinstance(record, dict):
-        raise DatasetError(f"{path}: line {line}: found {_short(record)}, expected an object")
-    return record
-
-
-def _refuse_lone_surrogates(path: Path, line: int, record: dict[str, Any]) -> None:
-    try:
-        json.dumps(record, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        raise DatasetError(
-            f"{path}: line {line}: contains an unpaired surrogate (\\ud800–\\udfff), which is not "
-            f"a character; write the text as UTF-8"
+        for line, row in enumerate(read_lines(path), start=1):
+            if row and not row.isspace():
+                lines.append(line)
+                record = _LINE.validate_json(row)
+                for name, values in columns.items():
+                    values.append(record.get(name))
+    except ValidationError as error:
+        raise refusal(
+            path, error, lambda loc: ": ".join((f"line {lines[-1]}", *map(str, loc))), _HINT
         ) from None
+    for name in OPTIONAL:
+        if None not in columns[name]:
+            continue
+        given = columns.pop(name)
+        if any(value is not None for value in given):
+            raise DatasetError(
+                f"{path}: line {lines[given.index(None)]}: {name}: is missing, but other lines "
+                "have it; give it in all of them, or in none"
+            )
+    if "caption_id" in columns:
+        columns["caption_id"] = list(map(str, columns["caption_id"]))
+    return _from_columns(path, columns, lines, [])
 
 
-def _check_columns(path: Path, found: list[str]) -> None:
-    missing = [name for name in REQUIRED if name not in found]
-    if missing or len(set(found)) != len(found):
+def _check_columns(path: Path, header: list[str], written: Sequence[str]) -> None:
+    missing = [name for name in REQUIRED if name not in header]
+    if missing or len(set(header)) != len(header):
         raise DatasetError(
-            f"{path}: wrong columns: found {', '.join(map(_short, found)) or 'none'}; expected "
+            f"{path}: wrong columns: found {', '.join(map(short, written)) or 'none'}; expected "
             f"{' and '.join(REQUIRED)}, and optionally {' and '.join(OPTIONAL)}; rename the "
             f"header of the file"
         )
 
 
-def _from_columns(path: Path, columns: dict[str, list[str]], lines: list[int]) -> Captions:
+def _from_columns(
+    path: Path, columns: Mapping[str, list[str]], lines: list[int], remarks: list[str]
+) -> Captions:
     return Captions(
         str(path),
-        columns.get("image", []),
-        columns.get("caption", []),
+        columns["image"],
+        columns["caption"],
         ids=columns.get("caption_id"),
         splits=columns.get("split"),
         lines=lines,
+        remarks=remarks,
     )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…'"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import field_validator
+from pydantic import Field, TypeAdapter, field_validator
+from typing_extensions import TypedDict
 
 from pipeline.datasets.captions import Captions
 from pipeline.datasets.images import scan_images
@@ -17,9 +18,30 @@ from pipeline.datasets.source import (
     PrepareReport,
     Progress,
     Source,
-    read_json,
     split_name,
 )
+from sightline.outside import Identifier, Name, Text, read_json
+
+
+class _Image(TypedDict):
+    id: Identifier
+    file_name: Name
+
+
+class _Annotation(TypedDict):
+    id: Identifier
+    image_id: Identifier
+    caption: Text
+
+
+class _File(TypedDict):
+    """A captions file of COCO."""
+
+    images: list[_Image]
+    annotations: Annotated[list[_Annotation], Field(min_length=1)]
+
+
+_FILE = TypeAdapter(_File)
 
 
 class CocoSource(Source):
@@ -71,34 +93,20 @@ def prepare(
 
 def _read_split(path: Path, captions: Captions) -> list[str]:
     """Append the captions of one file; returns the names of its images."""
-    body = read_json(path)
-    if not isinstance(body, dict):
-        body = {}
-    try:
-        files = {image["id"]: _text(image["file_name"]) for image in body["images"]}
-        annotations = body["annotations"]
-        for annotation in annotations:
-            _append(captions, annotation, files)
-    except (KeyError, TypeError) as error:
-        raise DatasetError(
-            f"{path}: not a COCO captions file ({type(error).__name__}: {error}); expected "
-            f"`images` with id and file_name, and `annotations` with id, image_id and caption"
-        ) from None
-    if not annotations:
-        raise DatasetError(f"{path}: contains no captions; expected COCO's captions_*.json")
-    return list(files.values())
-
-
-def _append(captions: Captions, annotation: Mapping[str, Any], files: dict[Any, str]) -> None:
-    image = annotation["image_id"]
-    text, number = _text(annotation["caption"]), str(annotation["id"])
+    body = read_json(
+        path,
+        _FILE,
+        "COCO's captions_*.json: `images` with id and file_name, and `annotations` with id, "
+        "image_id and caption",
+    )
+    files = {image["id"]: image["file_name"] for image in body["images"]}
+    if len(files) != len(body["images"]):
+        twice, _ = Counter(image["id"] for image in body["images"]).most_common(1)[0]
+        raise DatasetError(f"{path}: images: several have the id {twice!r}; give each its own")
     assert captions.numbers is not None
-    captions.images.append(files.get(image, f"image_id {image}"))
-    captions.texts.append(text)
-    captions.numbers.append(number)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
+    for annotation in body["annotations"]:
+        image = annotation["image_id"]
+        captions.images.append(files.get(image, f"image_id {image}"))
+        captions.texts.append(annotation["caption"])
+        captions.numbers.append(str(annotation["id"]))
+    return list(files.values())

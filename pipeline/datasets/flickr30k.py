@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar, NotRequired
 
-from pydantic import model_validator
+from pydantic import Field, TypeAdapter, model_validator
+from typing_extensions import TypedDict
 
 from pipeline.datasets.captions import Captions, read_captions
 from pipeline.datasets.images import scan_images
@@ -16,9 +17,28 @@ from pipeline.datasets.source import (
     PrepareReport,
     Progress,
     Source,
-    read_json,
     split_name,
 )
+from sightline.outside import Name, Text, read_json
+
+
+class _Sentence(TypedDict):
+    raw: Text
+
+
+class _Entry(TypedDict):
+    filename: Name
+    split: Name
+    sentences: NotRequired[list[_Sentence] | None]
+
+
+class _File(TypedDict):
+    """Karpathy's file of a data set."""
+
+    images: Annotated[list[_Entry], Field(min_length=1)]
+
+
+_FILE = TypeAdapter(_File)
 
 
 class Flickr30kSource(Source):
@@ -81,27 +101,15 @@ def prepare(
     write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
 
 
-def _read_karpathy(path: Path) -> list[dict[str, Any]]:
-    body = read_json(path)
-    entries = body.get("images") if isinstance(body, dict) else None
-    if not isinstance(entries, list) or not entries:
-        raise DatasetError(f"{path}: found no list `images`, expected Karpathy's dataset JSON")
-    for i, entry in enumerate(entries):
-        if not (
-            isinstance(entry, dict)
-            and isinstance(entry.get("filename"), str)
-            and isinstance(entry.get("split"), str)
-        ):
-            raise DatasetError(f"{path}: images[{i}]: expected strings `filename` and `split`")
-    return entries
+def _read_karpathy(path: Path) -> list[_Entry]:
+    expected = "Karpathy's dataset_flickr30k.json: `images` with filename, split and sentences"
+    return read_json(path, _FILE, expected)["images"]
 
 
-def _karpathy_captions(path: Path | None, entries: list[dict[str, Any]]) -> Captions:
+def _karpathy_captions(path: Path | None, entries: list[_Entry]) -> Captions:
     images, numbers, texts = [], [], []
-    for i, entry in enumerate(entries):
+    for entry in entries:
         for k, sentence in enumerate(entry.get("sentences") or []):
-            if not isinstance(sentence, dict) or not isinstance(sentence.get("raw"), str):
-                raise DatasetError(f"{path}: images[{i}].sentences[{k}]: expected a string `raw`")
             images.append(entry["filename"])
             numbers.append(str(k))
             texts.append(sentence["raw"])

@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.cache.keys import KEY_BYTES, Keys, key_of_text
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
 from sightline.extras import require
+from sightline.outside import control_fault
 
 SUFFIXES = frozenset(
     f".{name}"
@@ -103,7 +104,7 @@ def _find(folder: Path, root: Path) -> tuple[list[str], int]:
             if name.startswith(".") or suffix not in SUFFIXES or _is_special(Path(parent) / name):
                 other += 1
                 continue
-            found.append(_utf8(str(relative / name), folder))
+            found.append(_usable(str(relative / name), folder))
     if not found:
         raise DatasetError(
             f"{folder}: no images in this folder ({other} other files; looked for "
@@ -120,13 +121,15 @@ def _is_special(path: Path) -> bool:
         return False  # a dangling link counts as a missing file
 
 
-def _utf8(path: str, folder: Path) -> str:
+def _usable(path: str, folder: Path) -> str:
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
         raise DatasetError(
             f"{folder}: the name of {os.fsencode(path)!r} is not UTF-8; rename the file"
         ) from None
+    if fault := control_fault(path):
+        raise DatasetError(f"{folder}: the name of {path!r} {fault}")
     return path
 
 

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 
 from pipeline.cache.manifest import CAPTIONS, IMAGES, key_array
 from pipeline.cache.place import whole_files
-from pipeline.datasets.captioned import write_captioned
+from pipeline.datasets.captioned import visible, write_captioned
 from pipeline.datasets.captions import Captions
 from pipeline.datasets.images import ImageTable
-from pipeline.datasets.source import DatasetError, PrepareReport, read_lines, split_name
+from pipeline.datasets.source import DatasetError, PrepareReport, split_name
+from sightline.outside import read_lines
 
 UNKNOWN, AMBIGUOUS = -1, -2
 
@@ -61,7 +62,8 @@ def splits_from_lists(
     """The split of each image, from one list of image names per split: object [n].
 
     Raises:
-        DatasetError: a list is missing, a split name is unknown, or an image is in two splits.
+        SightlineError: a list cannot be read, a split name is unknown, or an image is in two
+            splits.
     """
     rows: list[tuple[str, str, str]] = []
     for name, path in lists.items():
@@ -119,8 +121,19 @@ def write_pairs(
             splits, or ``strict`` is set and there are problems.
     """
     names = names or ImageNames(images.paths)
+    trimmed: list[str] = []
     encoded = pa.array(captions.images).dictionary_encode()
-    found = np.array([names.find(name) for name in encoded.dictionary.to_pylist()], dtype=np.int64)
+    distinct = encoded.dictionary.to_pylist()
+    found = np.array([names.find(name) for name in distinct], dtype=np.int64)
+    for code in np.flatnonzero(found == UNKNOWN):
+        found[code] = names.find(distinct[code].strip())
+        if found[code] >= 0:
+            trimmed.append(distinct[code])
+    report.notes += captions.remarks
+    if trimmed:
+        report.notes.append(
+            f"white space around {len(trimmed):,} image names left out, such as {trimmed[0]!r}"
+        )
     codes = encoded.indices.to_numpy()
     rows = found[codes]  # image row of each caption
     for problem, code in (
@@ -143,7 +156,7 @@ def write_pairs(
     split_column = pa.array(splits, pa.string())
 
     texts = pc.utf8_trim_whitespace(pa.array(captions.texts).take(pa.array(kept)))
-    filled = pc.greater(pc.binary_length(texts), 0)
+    filled = visible(texts)
     report.counts["captions"] = int(pc.sum(filled).as_py() or 0)
     empty = np.flatnonzero(~filled.to_numpy(zero_copy_only=False))
     report.note("empty_captions", ids.take(pa.array(empty)).to_pylist())

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, write_manifest
-from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source, read_lines
+from pipeline.datasets.captioned import visible
+from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+from sightline.outside import read_lines
 
 
 class SentencesSource(Source):
@@ -31,10 +33,10 @@ def prepare(
     ``images.parquet`` and ``captions.parquet`` are written without rows, for stages that read them.
 
     Raises:
-        DatasetError: the file is missing, not UTF-8, or has no sentences.
+        SightlineError: as `sightline.outside.read_lines`, or the file has no sentences.
     """
     texts = pc.utf8_trim_whitespace(pa.array(read_lines(source.path), pa.string()))
-    filled = texts.filter(pc.greater(pc.binary_length(texts), 0))
+    filled = texts.filter(visible(texts))
     if not len(filled):
         raise DatasetError(f"{source.path}: contains no sentences")
     report.counts["sentences"] = len(filled)

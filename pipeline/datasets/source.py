@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,46 +167,3 @@ def split_name(name: str, where: str) -> str:
     if known is None:
         raise DatasetError(f"{where}: unknown split {name!r}; expected train, dev (or val) or test")
     return known
-
-
-def read_utf8(path: Path) -> str:
-    """The text of ``path`` without a byte-order mark, with its original line ends.
-
-    Raises:
-        DatasetError: there is no such file, or it is not UTF-8 (gives the line and the byte).
-    """
-    if not path.is_file():
-        raise DatasetError(f"{path}: no such file; check the path")
-    data = path.read_bytes()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        # the codec counts from after the mark
-        start = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
-        line = data.count(b"\n", 0, start) + 1
-        raise DatasetError(
-            f"{path}: line {line}: byte {start} (0x{data[start]:02x}) is not UTF-8; convert the "
-            f"file first, e.g. `iconv -f latin1 -t utf-8`"
-        ) from None
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, without line ends; only a line feed (or CR LF) ends a line."""
-    lines = read_utf8(path).split("\n")
-    if lines and not lines[-1]:
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
-
-
-def read_json(path: Path) -> Any:
-    """The content of a UTF-8 JSON file.
-
-    Raises:
-        DatasetError: no such file, not UTF-8, or not JSON (gives the line).
-    """
-    try:
-        return json.loads(read_utf8(path))
-    except json.JSONDecodeError as error:
-        raise DatasetError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from None
-    except RecursionError:
-        raise DatasetError(f"{path}: not usable JSON (nested too deeply)") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import warnings
 
 import torch
@@ -127,8 +128,10 @@ def read_place(place: Place) -> bytes:
 
     Raises:
         OSError: the file cannot be read.
-        ImageError: ``empty`` or ``outside``.
+        ImageError: ``missing`` (a pipe or a device), ``empty`` or ``outside``.
     """
+    if not stat.S_ISREG(place.path.stat().st_mode):  # reading it may not end
+        raise ImageError("missing", "not a regular file")
     if place.offset is None or place.length is None:
         return place.path.read_bytes()
     if place.length == 0:

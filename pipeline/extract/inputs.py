@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from pipeline.cache import IMAGES, Place, key_column, places_of, read_manifest
 from pipeline.cache.keys import unique_sorted
+from pipeline.cache.manifest import check_values
 from pipeline.cache.parquet import read_schema, read_table
 from pipeline.cache.tables import read_phrases
 from pipeline.extract.encode_missing import ImageEntry
 from sightline.errors import SightlineError
+from sightline.outside import read_lines
 
 if TYPE_CHECKING:
     from pipeline.extract.objects import CutoutEntry
@@ -77,17 +79,17 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
     keys, image_keys = table["cutout_key"].to_pylist(), table["image_key"].to_pylist()
     strange = {key for key in image_keys if key not in places}
     if strange:
-        first = "no key" if None in strange else min(strange).hex()[:16]
         raise SightlineError(
             f"{phrases}: its phrases belong to {len(strange):,} images that {images} does not "
-            f"have (such as {first}); make phrases for these images, or pass the matching manifest"
+            f"have (such as {min(strange).hex()[:16]}); make phrases for these images, or pass the "
+            "matching manifest"
         )
     entries: list[CutoutEntry] = []
     for key, image_key, mask in zip(keys, image_keys, table["mask"].to_pylist(), strict=True):
-        mask = mask or {}  # an object without a mask keeps its row and becomes an error there
-        height, width = mask.get("size") or (0, 0)
-        counts = mask.get("counts") or ""
-        entries.append(CutoutEntry(places[image_key], key, image_key, (height, width), counts))
+        height, width = mask["size"]
+        entries.append(
+            CutoutEntry(places[image_key], key, image_key, (height, width), mask["counts"])
+        )
     return entries
 
 
@@ -95,7 +97,7 @@ def texts_in(path: Path) -> list[str]:
     """The texts of a file: a Parquet table with a column ``text``, or one text per line (UTF-8).
 
     Raises:
-        SightlineError: no such file, no column ``text``, not UTF-8, or no text in it.
+        SightlineError: no such file, no column ``text``, a null in it, not UTF-8, or no text.
     """
     if not path.is_file():
         raise SightlineError(f"{path}: no such file; expected texts, one per line, or a manifest")
@@ -104,10 +106,10 @@ def texts_in(path: Path) -> list[str]:
         if found.get("text") not in ("string", "large_string"):
             columns = ", ".join(f"{name}: {kind}" for name, kind in found.items())
             raise SightlineError(f"{path}: has columns {columns}; expected a string column `text`")
-        texts = read_table(path, ["text"])["text"].to_pylist()
+        table = read_table(path, ["text"])
+        check_values(path, table)
+        texts = table["text"].to_pylist()
     else:
-        from pipeline.datasets.source import read_lines
-
         texts = [line.strip() for line in read_lines(path)]
     texts = [text for text in texts if text]
     if not texts:

@@ -88,7 +88,7 @@ def _work(work: Work, how: Invocation, sender: Connection) -> None:
 
 
 def _run(work: Work, how: Invocation, sender: Connection) -> None:
-    hear_no_more = stop_on_signals()
+    heard = stop_on_signals()
     threading.Thread(target=_stop_with_the_parent, daemon=True).start()
 
     def send(message: Message | Ended) -> None:
@@ -98,7 +98,7 @@ def _run(work: Work, how: Invocation, sender: Connection) -> None:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         ended = Ended.of(lambda: work(replace(how, reporter=Sent(send))))
-        hear_no_more()
+        heard.ignored = True
         send(ended)
     except Stopped as stop:
         sys.exit(128 + stop.number)

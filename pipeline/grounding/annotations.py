@@ -11,12 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.cache import PHRASES, CacheError, key_of_file, key_of_text, read_manifest
+from pipeline.cache import (
+    PHRASES,
+    CacheError,
+    key_of_bytes,
+    key_of_file,
+    key_of_text,
+    read_manifest,
+)
 from pipeline.cache.rle import decode_mask
 from pipeline.grounding.entities import (
     NOT_VISUAL,
     Annotation,
-    EntitiesError,
     Mention,
     Sentence,
     align,
@@ -32,6 +38,7 @@ from pipeline.grounding.protocols import (
     GroundingError,
 )
 from sightline.errors import SightlineError
+from sightline.outside import read_data
 
 
 def open_annotations(path: Path) -> Grounder:
@@ -133,7 +140,7 @@ class Entities:
             self.folder.glob("Annotations/*.xml")
         ):
             digest.update(f"{path.relative_to(self.folder).as_posix()}\n".encode())
-            digest.update(key_of_file(path))
+            digest.update(key_of_bytes(read_data(path)))
         return {"family": self.name, "format": "entities", "sha256": digest.hexdigest()}
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
@@ -169,14 +176,12 @@ class Entities:
 
     def _read(self, image: Tensor, caption: Caption) -> tuple[list[Sentence], Annotation]:
         stem = PurePosixPath(caption.image_id).stem
-        path = self.folder / "Sentences" / f"{stem}.txt"
+        path = self.folder / "Annotations" / f"{stem}.xml"
         try:
-            sentences = read_sentences(path)
-            path = self.folder / "Annotations" / f"{stem}.xml"
+            sentences = read_sentences(self.folder / "Sentences" / f"{stem}.txt")
             annotation = read_annotation(path)
-        except EntitiesError as error:
-            reason = f"{path}: {error}"
-            raise GroundingError(caption.image_key, "bad_annotation", reason) from error
+        except SightlineError as error:
+            raise GroundingError(caption.image_key, "bad_annotation", str(error)) from error
         height, width = image.shape[1:]
         if (annotation.height, annotation.width) != (height, width):
             raise GroundingError(

@@ -13,13 +13,44 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from sightline.errors import SightlineError
+from sightline.outside import Text, dotted, read_data, read_lines, refusal
 
 NOT_VISUAL = "notvisual"
 _MARK = re.compile(r"\[/EN#(\d+)((?:/[^/\s\]]+)+)\s")
 
 
-class EntitiesError(ValueError):
-    """A file that violates the format; the message gives what was found, without the path."""
+class _Corners(TypedDict):
+    xmin: FiniteFloat
+    ymin: FiniteFloat
+    xmax: FiniteFloat
+    ymax: FiniteFloat
+
+
+class _Thing(TypedDict):
+    name: Annotated[list[Text], Field(min_length=1)]
+    bndbox: _Corners | None
+    scene: str
+
+
+class _Size(TypedDict):
+    width: NonNegativeInt
+    height: NonNegativeInt
+
+
+class _File(TypedDict):
+    """The values of an image's XML."""
+
+    size: _Size
+    object: list[_Thing]
+
+
+_FILE = TypeAdapter(_File)
 
 
 @dataclass(frozen=True)
@@ -63,7 +94,7 @@ def parse_sentence(line: str) -> Sentence:
     A phrase may contain brackets if they are balanced.
 
     Raises:
-        EntitiesError: unclosed markup.
+        ValueError: unclosed markup.
     """
     text = ""
     mentions: list[Mention] = []
@@ -85,21 +116,15 @@ def read_sentences(path: Path) -> list[Sentence]:
     """The sentences of one image.
 
     Raises:
-        EntitiesError: no such file, not UTF-8, or unclosed markup.
+        SightlineError: as `sightline.outside.read_lines`, or unclosed markup.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError as error:
-        raise EntitiesError("no such file") from error
-    except UnicodeDecodeError as error:
-        raise EntitiesError(f"byte {error.start} is not UTF-8") from error
     sentences: list[Sentence] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             try:
                 sentences.append(parse_sentence(line))
-            except EntitiesError as error:
-                raise EntitiesError(f"line {number}: {error}") from error
+            except ValueError as error:
+                raise SightlineError(f"{path}: line {number}: {error}") from error
     return sentences
 
 
@@ -107,32 +132,46 @@ def read_annotation(path: Path) -> Annotation:
     """The boxes of one image.
 
     Raises:
-        EntitiesError: no such file, truncated or otherwise invalid XML, or an element is missing
-            or not a number.
+        SightlineError: no such file, truncated or otherwise invalid XML, or an element is missing
+            or not a finite number.
     """
     try:
-        root = ElementTree.fromstring(path.read_bytes())
-    except FileNotFoundError as error:
-        raise EntitiesError("no such file") from error
-    except ElementTree.ParseError as error:
-        raise EntitiesError(f"truncated or invalid XML ({error})") from error
+        root = ElementTree.fromstring(read_data(path))
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # also a strange encoding
+        raise SightlineError(f"{path}: truncated or invalid XML ({error})") from error
+    size = root.find("size")
+    written = {
+        "size": None if size is None else _texts(size),
+        "object": [
+            {
+                "name": [
+                    text for name in thing.iter("name") if (text := (name.text or "").strip())
+                ],
+                "bndbox": None if (box := thing.find("bndbox")) is None else _texts(box),
+                "scene": (thing.findtext("scene") or "").strip(),
+            }
+            for thing in root.iter("object")
+        ],
+    }
+    try:
+        checked = _FILE.validate_python(written)
+    except ValidationError as error:
+        raise refusal(path, error, dotted) from None
     entities: dict[str, Entity] = {}
-    for thing in root.iter("object"):
-        names = [(name.text or "").strip() for name in thing.iter("name")]
-        if not any(names):
-            raise EntitiesError("an object without a name; expected the id of its phrases")
-        corners = thing.find("bndbox")
-        scene = (thing.findtext("scene") or "0").strip() == "1"
-        for name in names:
+    for thing in checked["object"]:
+        for name in thing["name"]:
             entity = entities.setdefault(name, Entity())
-            entity.scene = entity.scene or scene
-            if corners is not None:
-                x0, y0, x1, y1 = (
-                    _number(corners, edge) for edge in ("xmin", "ymin", "xmax", "ymax")
-                )
-                entity.boxes.append((x0 - 1, y0 - 1, x1, y1))
-    width, height = (int(_number(root, f"size/{edge}")) for edge in ("width", "height"))
-    return Annotation(width, height, entities)
+            entity.scene = entity.scene or thing["scene"] == "1"
+            if box := thing["bndbox"]:
+                entity.boxes.append((box["xmin"] - 1, box["ymin"] - 1, box["xmax"], box["ymax"]))
+    return Annotation(checked["size"]["width"], checked["size"]["height"], entities)
+
+
+def _texts(element: ElementTree.Element | None) -> dict[str, str] | None:
+    """The texts of an element's children, by name; the first of each."""
+    if element is None:
+        return None
+    return {child.tag: (child.text or "").strip() for child in reversed(element)}
 
 
 def align(sentence: Sentence, caption: str) -> Callable[[Mention], tuple[int, int] | None] | None:
@@ -167,12 +206,4 @@ def _closing_bracket(line: str, start: int) -> int:
         depth += {"[": 1, "]": -1}.get(line[i], 0)
         if not depth:
             return i
-    raise EntitiesError(f"the markup at character {start} has no closing bracket")
-
-
-def _number(element: ElementTree.Element, name: str) -> float:
-    text = element.findtext(name)
-    try:
-        return float(text or "")
-    except ValueError:
-        raise EntitiesError(f"{name} is {text!r}, expected a number of pixels") from None
+    raise ValueError(f"the markup at character {start} has no closing bracket")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.errors import SightlineError
+from sightline.outside import read_yaml
 from sightline.parameter_errors import explain
 
 
@@ -23,9 +23,7 @@ def read_settings(path: Path) -> GroundingSettings:
             f"{path}: no such file; expected YAML with a `grounder` (see docs/grounding.md)"
         )
     try:
-        return GroundingSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SightlineError(f"{path}: not YAML: {error}") from error
+        return GroundingSettings.model_validate(read_yaml(path))
     except ValidationError as error:
         lines = explain(error, GroundingSettings)
         raise SightlineError("\n".join(f"{path}: {line}" for line in lines)) from error

@@ -24,10 +24,10 @@ from pipeline.cache import (
     read_manifest,
 )
 from pipeline.datasets.folder import building
-from pipeline.datasets.source import read_lines
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
 from sightline.errors import SightlineError
 from sightline.output_file import check_output_file, replacing_file
+from sightline.outside import read_lines
 
 FEATURES = "features"
 _BLOCK = 4096

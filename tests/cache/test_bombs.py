@@ -65,7 +65,11 @@ def test_they_are_bombs(bombs: Path) -> None:
 def test_many_long_masks_in_many_parts_of_a_file_are_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     masks = [{"size": [9, 9], "counts": rng.bytes(300).hex()} for _ in range(3000)]
-    row = {field.name: None for field in PHRASES}
+    key = b"k" * 32
+    row = {
+        **dict.fromkeys(("image_key", "caption_key", "cutout_key"), key),
+        **{"phrase": "a", "char_start": 0, "char_end": 1, "box": [0.0] * 4, "score": 1.0},
+    }
     table = pa.Table.from_pylist([{**row, "mask": mask} for mask in masks], PHRASES)
     path = tmp_path / "phrases.parquet"
     for options in ({}, {"row_group_size": 700}):  # a dictionary of a megabyte, then plain values

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.cache import (
     CAPTIONS,
     IMAGES,
+    PHRASES,
     SENTENCES,
     CacheError,
     MissingKeys,
@@ -45,6 +46,41 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
     for name in ("one", "two"):
         write_manifest(tmp_path / name, table, SENTENCES)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+PHRASE = {
+    **dict.fromkeys(("image_key", "caption_key", "cutout_key"), key_of_text("a")),
+    **{"phrase": "a", "char_start": 0, "char_end": 1, "box": [0.0] * 4, "score": 1.0},
+    "mask": {"size": [1, 1], "counts": "01"},
+}
+IMAGE = {"image_id": "a", "path": "a", "key": key_of_text("a"), "width": 1, "height": 1}
+IMAGE |= {"split": ""}
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "change", "fault"),
+    [
+        *((PHRASES, PHRASE, {name: None}, f"{name}: found null") for name in PHRASES.names),
+        *((IMAGES, IMAGE, {name: None}, f"{name}: found null") for name in IMAGE),
+        (PHRASES, PHRASE, {"box": [0.0, None, 1.0, 1.0]}, "box[1]: found null"),
+        (PHRASES, PHRASE, {"mask": {"size": [1, 1], "counts": None}}, "mask.counts: found null"),
+        (PHRASES, PHRASE, {"mask": {"size": None, "counts": "01"}}, "mask.size: found null"),
+        (PHRASES, PHRASE, {"mask": {"size": [1, None], "counts": ""}}, "mask.size[1]: found null"),
+        (PHRASES, PHRASE, {"char_start": -1}, "char_start: found -1, expected a non-negative"),
+        (IMAGES, IMAGE, {"offset": -5, "length": 1}, "offset: found -5, expected a non-negative"),
+        (IMAGES, IMAGE, {"offset": 1, "length": -(2**63)}, "length: found -9223372036854775808"),
+        (IMAGES, IMAGE, {"height": -1}, "height: found -1"),
+    ],
+)
+def test_a_null_or_negative_value_is_named_with_its_row(tmp_path, schema, row, change, fault):
+    path = tmp_path / "rows.parquet"
+    rows = [row, row, {**row, **change}, row]
+    write_manifest(path, pa.Table.from_pylist([row], schema), schema)
+    read_manifest(path, schema)
+    write_manifest(path, pa.Table.from_pylist(rows, schema), schema)
+    with pytest.raises(CacheError) as caught:
+        read_manifest(path, schema)
+    assert f"rows.parquet: row 2: {fault}" in str(caught.value)
 
 
 def test_keys_of_a_manifest_come_back_as_an_array(tmp_path):

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from pipeline.datasets.captions import read_captions
-from pipeline.datasets.source import DatasetError
+from sightline.errors import SightlineError
 
 NAMES = ["a b.jpg", "a,b.jpg", "a\tb.jpg", "日本 ünï.jpg", 'q"uote.jpg']
 
@@ -66,33 +66,129 @@ def test_tsv_has_no_quoting(make_file):
         ("c.tsv", "image\tcaption\n", "contains no captions"),
         ("c.token", "a.jpg#0\tone\na.jpg two\n", "line 2: found 'a.jpg two', expected `name"),
         ("c.txt", "image,caption\na.jpg,one\n", "must end in .csv"),
-        ("c.jsonl", '{"image": "a"}\n', "wrong columns"),
-        ("c.jsonl", '{"image": "a", "caption": "b"}\n{"image": "a"\n', "line 2: not JSON"),
-        ("c.jsonl", '{"image": "a", "caption": "b"}\n["a"]\n', "line 2: found ['a']"),
-        ("c.jsonl", '{"image": "a", "caption": 3}\n', "line 1: 'caption' is 3, expected a string"),
+        ("c.jsonl", '{"image": "a"}\n', "line 1: caption: is missing"),
+        ("c.jsonl", '{"image": "a", "caption": "b"}\n{"image": "a"\n', "line 2: not JSON (EOF"),
+        (
+            "c.jsonl",
+            '{"image": "a", "caption": "b"}\n["a"]\n',
+            "line 2: found ['a'], expected",
+        ),
+        (
+            "c.jsonl",
+            '{"image": "a", "caption": 3}\n',
+            "line 1: caption: found 3, expected a",
+        ),
         (
             "c.jsonl",
             '{"image": "a", "caption": "\\ud800"}\n',
-            "line 1: contains an unpaired surrogate",
+            "line 1: not JSON (unexpected end of hex escape at column 34: half a surrogate",
         ),
     ],
 )
 def test_a_malformed_file_is_one_error_that_names_the_place(make_file, name, content, message):
     path = make_file(name, content)
-    with pytest.raises(DatasetError) as error:
+    with pytest.raises(SightlineError) as error:
         read_captions(path)
     assert str(path) in str(error.value)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "c.token",
+            "a.jpg#0\thello\rb.jpg#0\tworld\r",
+            "line 1: a carriage return",
+        ),
+        ("c.token", "a.jpg#0\tone\r\nb.jpg#0\tt\rwo\r\n", "line 2: a carriage return inside"),
+        ("c.tsv", "image\tcaption\ra.jpg\tone\r", "line 1: a carriage return inside"),
+        (
+            "c.token",
+            "a.jpg#0\tone\nb.jpg#0\t\x1b[31mred\n",
+            "control character U+001B",
+        ),
+        ("c.csv", "image,caption\na.jpg,one\0\n", "control character U+0000"),
+        (
+            "c.tsv",
+            "image\tcaption\na.jpg\t\x9b31m\n",
+            "control character U+009B",
+        ),
+        (
+            "c.jsonl",
+            '{"image": "a", "caption": "\\u001b[2J"}',
+            "line 1: caption: contains",
+        ),
+        ("c.jsonl", '{"image": "a\\u0000", "caption": "b"}', "line 1: image: contains the control"),
+        ("c.csv", "image,caption,caption_id\na,b,1\na,c,\n", "line 3: caption_id: is"),
+        (
+            "c.csv",
+            'image,caption,caption_id\na,"b\nb",1\na,c," "\n',
+            "line 4: caption_id: is",
+        ),
+        (
+            "c.jsonl",
+            '{"image": "a", "caption": "b", "caption_id": ""}',
+            "caption_id: found ''",
+        ),
+        ("c.jsonl", '{"image": "a", "caption": "b", "caption_id": true}', "caption_id: found True"),
+        (
+            "c.jsonl",
+            '{"image": "a", "caption": "b", "n": ' + "9" * 5000 + "}",
+            "(number out",
+        ),
+        ("c.jsonl", "[" * 100_000, "line 1: not JSON (recursion limit exceeded"),
+        (
+            "c.jsonl",
+            '{"image": "a", "caption": "b"}\n{"image": "a", "caption": "b", "split": "dev"}',
+            "line 1: split: is missing, but other lines have it",
+        ),
+    ],
+)
+def test_what_would_be_wrong_without_a_word_is_an_error(make_file, name, content, message):
+    with pytest.raises(SightlineError) as error:
+        read_captions(make_file(name, content))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "comma"), [("c.csv", ","), ("c.tsv", "\t")])
+def test_a_header_is_read_without_regard_to_case_and_spaces_and_says_so(make_file, name, comma):
+    rows = [["Image", " CAPTION ", "caption_id"], ["a.jpg", "one ", "1 "], ["b.jpg", "two", "2"]]
+    captions = read_captions(make_file(name, "\n".join(comma.join(row) for row in rows)))
+    assert captions.images == ["a.jpg", "b.jpg"]
+    assert captions.ids == ["1", "2"]
+    assert captions.remarks == [
+        f"{name}: column 'Image' read as image",
+        f"{name}: column ' CAPTION ' read as caption",
+        f"{name}: white space around 1 values of caption_id left out",
+    ]
+
+
+def test_headers_that_differ_in_case_alone_are_ambiguous(make_file):
+    with pytest.raises(SightlineError, match="wrong columns: found 'image', 'Image', 'caption'"):
+        read_captions(make_file("c.csv", "image,Image,caption\na,b,c\n"))
+
+
+def test_a_long_csv_field_is_read_and_the_limit_of_the_csv_module_is_kept(make_file):
+    before = csv.field_size_limit()
+    captions = read_captions(make_file("c.csv", f"image,caption\na.jpg,{'word ' * 40_000}\n"))
+    assert len(captions.texts[0]) == 200_000
+    assert csv.field_size_limit() == before
+
+
+def test_windows_punctuation_read_as_latin_1_is_kept(make_file):
+    """Published texts contain it."""
+    assert read_captions(make_file("c.token", "a.jpg#0\tit\x92s\n")).texts == ["it\x92s"]
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_bad_utf8_names_line_and_byte(make_file, mark):
     content = mark + b"image,caption\na.jpg,one\nb.jpg,caf\xe9\n"
     byte = content.index(0xE9)
-    with pytest.raises(DatasetError, match=rf"line 3: byte {byte} \(0xe9\) is not UTF-8"):
+    with pytest.raises(SightlineError, match=rf"line 3: byte {byte} \(0xe9\) is not UTF-8"):
         read_captions(make_file("c.csv", content))
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DatasetError, match=r"nowhere\.csv: no such file"):
+    with pytest.raises(SightlineError, match=r"nowhere\.csv: no such file"):
         read_captions(tmp_path / "nowhere.csv")

@@ -12,7 +12,6 @@ from pipeline.datasets.coco import CocoSource
 from pipeline.datasets.flickr30k import Flickr30kSource
 from pipeline.datasets.kinds import KINDS, prepare, source_type
 from pipeline.datasets.sentences import SentencesSource
-from pipeline.datasets.source import DatasetError
 from sightline.errors import SightlineError
 
 TOKENS = "".join(f"{n}.jpg#{k}\tcaption {n} {k}\n" for n in (11, 22, 33) for k in range(5))
@@ -56,16 +55,23 @@ def test_flickr30k_with_karpathys_file(images, make_file, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{}", "found no list `images`"),
-        ("{", "line 1: not JSON"),
-        (karpathy(split=3), r"images\[0\]: expected strings `filename` and `split`"),
-        (karpathy(sentences=["x"]), r"images\[0\].sentences\[0\]: expected a string `raw`"),
+        ("{}", "images: is missing; expected Karpathy's"),
+        ("{", r"not JSON \(EOF .* at line 1 column 1\)"),
+        (karpathy(split=3), r"images\[0\].split: found 3, expected a valid string"),
+        (karpathy(sentences=["x"]), r"images\[0\].sentences\[0\]: found 'x', expected"),
         (karpathy(split="later"), "unknown split 'later'"),
+        (karpathy(sentences=[1, 2]), r"images\[0\].sentences\[0\]: found 1, .* \(1 more such"),
+        (karpathy(sentences=7), r"images\[0\].sentences: found 7, expected a valid"),
+        (karpathy(sentences=[{"raw": "\ud83d"}]), "not JSON .*half a surrogate pair"),
+        (karpathy(filename="\udc00.jpg"), "not JSON .*surrogate"),
+        (karpathy(filename=""), r"images\[0\].filename: is empty"),
+        (karpathy(sentences=[{"raw": "\x1b[1m"}]), r"raw: contains the control character U\+001B"),
+        (karpathy(imgid=7).replace("7", "7" * 5000), "not JSON .*number out of range"),
     ],
 )
 def test_flickr30k_refuses_another_json(images, make_file, tmp_path, content, message):
     source = Flickr30kSource(images=images, karpathy=make_file("k.json", content))
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(SightlineError, match=message):
         prepare("flickr30k", source, tmp_path / "out")
 
 
@@ -123,16 +129,24 @@ def test_coco_takes_one_file_per_split(make_images, make_file, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "not a COCO captions file"),
-        ('{"images": [], "annotations": []}', "contains no captions"),
-        ('{"images": [{"id": 1}], "annotations": []}', "file_name"),
-        (coco((1, 1, None)), "is not a string"),
+        ("[]", r"found \[\], expected an object; expected COCO's captions_"),
+        ('{"images": [], "annotations": []}', "annotations: is empty; expected COCO"),
+        ('{"images": [{"id": 1}], "annotations": []}', r"images\[0\].file_name: is missing"),
+        (coco((1, 1, None)), r"annotations\[0\].caption: found None, expected a valid string"),
         (coco((1, 1, "a"), (1, 1, "b")), "1 duplicate caption ids"),
+        (coco((1, 1, "\ud83d")), "not JSON .*half a surrogate pair"),
+        (coco((1, 1, "a")).replace("11.jpg", "\\udc00.jpg"), "not JSON .*surrogate"),
+        (coco((7, 1, "a")).replace("7", "7" * 5000), "not JSON .*number out of range"),
+        (coco((1, True, "a")), r"annotations\[0\].image_id: found True, expected a whole number"),
+        (coco((None, 1, "a")), r"annotations\[0\].id: found None"),
+        (coco((1, 1, "\0")), r"annotations\[0\].caption: contains the control character U\+0000"),
+        (coco((1, 1, "a")).replace('"id": 2', '"id": 1'), "images: several have the id 1"),
+        ("[" * 100_000, "recursion limit exceeded"),
     ],
 )
 def test_coco_refuses_another_file(images, make_file, tmp_path, content, message):
     source = CocoSource(images=images, captions={"train": make_file("a.json", content)})
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(SightlineError, match=message):
         prepare("coco", source, tmp_path / "out")
 
 
@@ -144,10 +158,17 @@ def test_sentences_keep_order_and_duplicates(make_file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("\n \n", "no sentence"), (b"ok\n\xff\n", "line 2: byte 3")]
+    ("content", "message"),
+    [
+        ("\n \n", "no sentence"),
+        (b"ok\n\xff\n", "line 2: byte 3"),
+        ("\u200b\n\u2060\n", "no sentence"),
+        ("one\rtwo\r", "line 1: a carriage return inside the line"),
+        ("one\ntwo\x07\n", r"line 2: contains the control character U\+0007"),
+    ],
 )
 def test_sentences_refuse_an_empty_or_broken_file(make_file, tmp_path, content, message):
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(SightlineError, match=message):
         prepare("sentences", SentencesSource(path=make_file("s.txt", content)), tmp_path / "out")
 
 

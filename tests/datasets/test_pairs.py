@@ -228,3 +228,37 @@ def test_real_photographs(shared_data, tmp_path):
     assert report.counts["images"] == len(names)
     assert report.counts["captions"] == 5 * len(names)
     assert report.problem_counts["captions_without_image"] == 40_455 - 5 * len(names)
+
+
+@pytest.mark.parametrize(
+    "text", ["\u200b\u200d", "\u2060 \ufeff", "\u3164", "\u2800\u00ad", "\ufe0f"]
+)
+def test_a_caption_that_nobody_can_see_is_empty(two_images, make_file, tmp_path, text):
+    captions = make_file("c.token", f"b.jpg#0\t{text}\na.png#0\t\u200e👩\u200d🚒\n")
+    source = PairsSource(images=two_images, captions=captions)
+    report = prepare(source, tmp_path / "out")
+    assert report.problems["empty_captions"] == ["b.jpg#0"]
+    (kept,) = rows(tmp_path / "out", "captions", CAPTIONS)
+    assert kept["text"] == "\u200e👩\u200d🚒"
+    with pytest.raises(DatasetError, match="empty captions: 1"):
+        prepare(source.model_copy(update={"strict": True}), tmp_path / "strict")
+
+
+def test_white_space_around_an_image_name_is_left_out_and_said(two_images, make_file, tmp_path):
+    captions = make_file("c.csv", " IMAGE,Caption\nb.jpg ,x\n sub/a.png,y\nb.jpg,z\n")
+    report = prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
+    images = [row["image_id"] for row in rows(tmp_path / "out", "captions", CAPTIONS)]
+    assert images == ["b.jpg", "sub/a.png", "b.jpg"]
+    assert report.notes == [
+        "c.csv: column ' IMAGE' read as image",
+        "c.csv: column 'Caption' read as caption",
+        "white space around 2 image names left out, such as 'b.jpg '",
+    ]
+    assert all(note in report.summary() for note in report.notes)
+
+
+def test_an_image_whose_name_is_a_terminal_escape_is_refused(make_images, make_file, tmp_path):
+    images = make_images(["b.jpg", "\x1b[31m.jpg"])
+    captions = make_file("c.token", "b.jpg#0\tOne\n")
+    with pytest.raises(DatasetError, match=r"'\\x1b\[31m\.jpg' contains the control .* U\+001B"):
+        prepare(PairsSource(images=images, captions=captions), tmp_path / "out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -351,3 +352,11 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
     assert here[1][1][0][:2] == (0, "missing")
     assert not here[2][0][1:].any()
     assert list(decoded_batches(iter([]), 3, read, 2)) == []
+
+
+def test_a_pipe_or_device_is_not_read(tmp_path: Path) -> None:
+    """It may never end."""
+    os.mkfifo(tmp_path / "pipe.png")
+    for path in (tmp_path / "pipe.png", Path("/dev/zero")):
+        with pytest.raises(ImageError, match="missing: not a regular file"):
+            load_image(Place(path), b"k" * 32)

@@ -56,7 +56,8 @@ class Folder:
         for name in (*self.images, *self.uncaptioned):
             key = self.key(self.same_bytes.get(name, name))
             split = "train" if name.endswith("!") else "test"
-            images.append({"image_id": name, "path": name, "key": key, "split": split})
+            size = {"width": 1, "height": 1}
+            images.append({"image_id": name, "path": name, "key": key, "split": split, **size})
             captions += [
                 {"caption_id": f"{name}#{n}", "image_id": name, "text": text, "split": split}
                 for n, text in enumerate(self.images.get(name, []))

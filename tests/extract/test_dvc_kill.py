@@ -19,6 +19,7 @@ STAGE = """
 import sys, time
 from pathlib import Path
 from pipeline import cli
+from pipeline.cli import commands
 from pipeline.extract import encode_missing as run
 from stage_server import StubEncoder
 
@@ -33,7 +34,7 @@ encoder.encode = held
 texts = Path("texts.txt").read_text().splitlines()
 settings = run.ExtractSettings(max_failed=0.2)
 run._computed_by = lambda device, batch_size: {"batch_size": batch_size}
-cli.app = lambda: print(run.extract_texts(texts, encoder, Path("features"), settings, "text"))
+commands.app = lambda: print(run.extract_texts(texts, encoder, Path("features"), settings, "text"))
 cli.main()
 """
 PIPELINE = """

@@ -164,9 +164,10 @@ def command(work: StubWork, engine: str, how: str = "threads=1") -> list[str]:
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; from pathlib import PosixPath\n"
         "from engine_work import StubWork; from pipeline import cli\n"
+        "from pipeline.cli import commands\n"
         "from pipeline.extract.engine import Engine, run_work\n"
         "from pipeline.extract.runner import Invocation; from pipeline.cache.worker import Worker\n"
-        f"cli.app = lambda: print(run_work({work!r}, Invocation({how}), Engine({engine})))\n"
+        f"commands.app = lambda: print(run_work({work!r}, Invocation({how}), Engine({engine})))\n"
         "cli.console()"
     )
     return [sys.executable, "-c", code]

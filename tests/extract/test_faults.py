@@ -73,6 +73,7 @@ STAGE = """
 import os, resource, sys
 from pathlib import Path
 from pipeline import cli
+from pipeline.cli import commands
 from pipeline.cache import FeatureSet, feature_writer as writer, verify
 from pipeline.extract import encode_missing as run
 from stage_server import StubEncoder, without_torch
@@ -87,7 +88,7 @@ def stage(count=3000, encode=None):
     texts = [f"text {i}" for i in range(count)]
     settings = run.ExtractSettings(max_failed=0.2)
     out = Path(sys.argv[1])
-    cli.app = lambda: run.extract_texts(texts, encoder, out, settings, "text")
+    commands.app = lambda: run.extract_texts(texts, encoder, out, settings, "text")
     cli.main()
 
 def full_disk_and_then_room(disk):

@@ -12,7 +12,7 @@ import torch
 from pipeline.cache import PHRASES, key_of_text, write_manifest
 from pipeline.cache.rle import encode_mask
 from pipeline.grounding.annotations import open_annotations
-from pipeline.grounding.entities import EntitiesError, align, parse_sentence
+from pipeline.grounding.entities import align, parse_sentence
 from pipeline.grounding.protocols import Caption, Grounded, GroundingError
 from sightline.errors import SightlineError
 
@@ -142,10 +142,38 @@ def test_an_object_of_several_phrases_gives_its_box_to_each(entities):
     [
         (lambda whole: whole[:90], "bad_annotation", "truncated or invalid XML"),
         (lambda whole: "", "bad_annotation", "truncated or invalid XML"),
-        (lambda whole: whole.replace("<xmax>10<", "<xmax>ten<"), "bad_annotation", "xmax is 'ten'"),
-        (lambda whole: whole.replace("<width>40</width>", ""), "bad_annotation", "size/width"),
-        (lambda whole: whole.replace("<name>2</name>", ""), "bad_annotation", "without a name"),
+        (
+            lambda whole: whole.replace("<xmax>10<", "<xmax>ten<"),
+            "bad_annotation",
+            "xmax: found 'ten'",
+        ),
+        (lambda whole: whole.replace("<width>40</width>", ""), "bad_annotation", "size.width: is"),
+        (lambda whole: whole.replace("<name>2</name>", ""), "bad_annotation", r"\[2\].name: is"),
         (lambda whole: whole.replace(">40<", ">41<"), "wrong_size", "41 × 30"),
+        *(
+            (
+                lambda whole, n=number: whole.replace("<width>40", f"<width>{n}"),
+                "bad_annotation",
+                f"size.width: found '{number[:9]}",
+            )
+            for number in ("NaN", "inf", "1e400", "-inf", "-4", "40.5", "9" * 5000, "")
+        ),
+        *(
+            (
+                lambda whole, n=number: whole.replace("<xmax>10<", f"<xmax>{n}<"),
+                "bad_annotation",
+                r"object\[0\].bndbox.xmax: found",
+            )
+            for number in ("NaN", "inf", "1e400", "")
+        ),
+        *(
+            (
+                lambda whole, e=encoding: f'<?xml version="1.0" encoding="{e}"?>{whole}',
+                "bad_annotation",
+                "truncated or invalid XML",
+            )
+            for encoding in ("no-such", "utf-16", "big5", "idna", "")
+        ),
     ],
 )
 def test_a_damaged_annotation_is_an_error_of_its_image(entities, xml, code, says):
@@ -159,7 +187,7 @@ def test_a_damaged_annotation_is_an_error_of_its_image(entities, xml, code, says
 def test_unclosed_markup_names_its_line(entities):
     with pytest.raises(GroundingError, match=r"7\.txt: line 1: .* no closing bracket"):
         entities(sentence="[/EN#1/people Two men")
-    with pytest.raises(EntitiesError):
+    with pytest.raises(ValueError, match="no closing bracket"):
         parse_sentence("[/EN#1/people a [ b ]")
 
 

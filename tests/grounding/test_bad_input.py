@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from pipeline.cache import key_of_file
 from pipeline.cache.tables import read_tables
-from pipeline.cli import app
+from pipeline.cli.commands import app
 
 WIDTH, HEIGHT = 40, 30
 LONG = " ".join(["word"] * 1998)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pipeline import graph, stages
 from pipeline.cache.commit import FILE_NAME
 from pipeline.cache.tables import read_phrases, read_tables
-from pipeline.cli import app
+from pipeline.cli.commands import app
 from pipeline.extract.engine import Engine
 from pipeline.extract.runner import Invocation
 from pipeline.grounding.settings_file import read_settings

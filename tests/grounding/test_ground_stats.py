@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pipeline.cache import CAPTIONS, PHRASES, CacheError, write_manifest
 from pipeline.cache.tables import read_phrases
-from pipeline.cli import app
+from pipeline.cli.commands import app
 from pipeline.grounding.stats import ground_stats, write_stats
 
 

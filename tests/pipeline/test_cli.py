@@ -12,7 +12,8 @@ import typer
 from command_line import sightline
 
 from pipeline.cache.record import FEATURE_KINDS
-from pipeline.cli import app
+from pipeline.cli import main
+from pipeline.cli.commands import app
 from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def commands(group=None, path=()):
 
 def test_help_loads_nothing_heavy():
     code = (
-        "import sys, pipeline.cli\n"
+        "import sys, pipeline.cli.commands\n"
         "heavy = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'transformers', 'h5py'}\n"
         "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
     )
@@ -81,7 +82,7 @@ def test_a_signal_ends_a_command_with_one_line_on_how_to_resume(monkeypatch, cap
     def signalled() -> None:
         signal.raise_signal(number)
 
-    monkeypatch.setattr("pipeline.cli.app", signalled)
+    monkeypatch.setattr("pipeline.cli.commands.app", signalled)
     handlers = {
         each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGTERM)
     }
@@ -93,3 +94,70 @@ def test_a_signal_ends_a_command_with_one_line_on_how_to_resume(monkeypatch, cap
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"stopped by {number.name}: ")
     assert "rerun the same command" in line
+
+
+INTERRUPTED = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"
+SWALLOWED = f"""
+try:
+    {INTERRUPTED}
+except BaseException:
+    raise RuntimeError("cannot load module more than once per process")
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "pyarrow"])
+@pytest.mark.parametrize("code", [INTERRUPTED, SWALLOWED], ids=["raised", "swallowed"])
+def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path, module, code):
+    """The command line imports typer; `prepare` imports pyarrow."""
+    (tmp_path / f"{module}.py").write_text(code)
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from pipeline.cli import console\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "console()"
+    )
+    words = ["prepare", "sentences", "--path", __file__, "--out", str(tmp_path / "out")]
+    found = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=ROOT
+    )
+    assert found.returncode == 130, found.stderr
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("stopped by SIGINT: ")
+
+
+@pytest.fixture
+def broken(monkeypatch, tmp_path):
+    """A command with a bug; its exception has a character that no encoding has."""
+
+    def command() -> None:
+        raise KeyError("nobody foresaw\nthis \ud800")
+
+    monkeypatch.setattr("pipeline.cli.commands.app", command)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_an_unforeseen_exception_is_one_line_that_names_a_file_with_the_traceback(broken, capsys):
+    assert sightline("prepare", "a file") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    (file,) = broken.iterdir()
+    assert "is a bug in Sightline" in line
+    assert f"report it with {file}" in line
+    text = file.read_text()
+    assert "sightline prepare 'a file'" in text
+    assert "Traceback (most recent call last)" in text
+    assert "nobody foresaw" in text
+
+
+def test_debug_prints_the_traceback(broken, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sightline", "--debug", "prepare"])
+    with pytest.raises(KeyError, match="nobody foresaw"):
+        main()
+    assert not list(broken.iterdir())
+
+
+def test_without_a_place_for_the_file_the_line_names_the_option(broken, monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(broken / "absent"))
+    assert sightline("prepare") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`sightline --debug` prints" in line

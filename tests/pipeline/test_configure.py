@@ -10,9 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pipeline.cli import app
+from pipeline.cli.commands import app
 from pipeline.configure import configuration, configurations, differences
 from pipeline.params import ParamsError, load_params
+from sightline.errors import SightlineError
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,7 +150,7 @@ def test_a_system_of_the_graph_that_a_file_does_not_name_has_no_runs(folder: Pat
 )
 def test_a_mistake_in_a_configuration_is_named(folder: Path, content: str, message: str) -> None:
     (folder / "mine.yaml").write_text(content)
-    with pytest.raises(ParamsError, match=message):
+    with pytest.raises(SightlineError, match=message):
         configuration("mine")
 
 

@@ -149,7 +149,7 @@ def test_the_features_that_retrieval_reads_are_inputs_of_a_run(given):
 def test_every_stage_is_a_command_that_exists():
     from typer.main import get_command
 
-    from pipeline.cli import app
+    from pipeline.cli.commands import app
 
     known = get_command(app).commands["stage"].commands  # pyright: ignore
     for stage in STAGES.values():

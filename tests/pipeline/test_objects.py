@@ -239,11 +239,10 @@ def test_an_object_that_cannot_be_cut_out_costs_only_its_row(photos):
     assert CROP_RULE in failures["changed"]
 
 
-def test_a_phrase_without_a_mask_costs_its_own_row(photos):
-    for row in photos.rows[:2]:
-        row["mask"] = None
-    assert photos.extract(max_failed=0.5) == 0
-    assert list(FeatureSet.open(photos.folder / "out").failed.values()) == ["changed"]
+def test_a_phrase_without_a_mask_is_refused_with_its_row(capsys, photos):
+    photos.rows[1]["mask"] = None
+    assert photos.extract(max_failed=0.5) == 1
+    assert "row 1: mask: found null" in capsys.readouterr().err
 
 
 def test_too_many_failures_end_it_after_the_good_ones_are_published(capsys, photos):

@@ -9,6 +9,7 @@ import yaml
 
 from pipeline.graph import run_spec
 from pipeline.params import ParamsError, load_params
+from sightline.errors import SightlineError
 from train.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +126,7 @@ def test_no_file_no_yaml_no_mapping(tmp_path):
     with pytest.raises(ParamsError, match="no such file"):
         load_params(tmp_path / "params.yaml")
     (tmp_path / "params.yaml").write_text("a: [")
-    with pytest.raises(ParamsError, match="not YAML"):
+    with pytest.raises(SightlineError, match="not YAML"):
         load_params(tmp_path / "params.yaml")
     (tmp_path / "params.yaml").write_text("- a")
     with pytest.raises(ParamsError, match="found list"):

@@ -189,7 +189,9 @@ def test_the_same_input_gives_the_same_bytes(bert, tmp_path):
 @pytest.mark.parametrize(("start", "end"), [(5, 90), (-1, 3), (4, 4), (6, 2)])
 def test_a_span_outside_its_caption_is_an_error(bert, tmp_path, start, end):
     phrases = write_phrases(tmp_path, (CAPTIONS_USED[0], start, end))
-    expected = rf"phrases.parquet: row 0: characters {start} to {end} are outside the caption"
+    outside = f"characters {start} to {end} are outside the caption"
+    fault = outside if start >= 0 else f"char_start: found {start}, expected a non-negative"
+    expected = rf"phrases.parquet: row 0: {fault}"
     with pytest.raises(SightlineError, match=expected):
         tokenize_phrases(phrases, write_captions(tmp_path), str(bert), 32, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -99,6 +99,7 @@ def _work(request: Request, rank: int) -> None:
     import torch
 
     from pipeline import cli
+    from pipeline.cli import commands
     from train import train_run as training
     from train.run_spec import RunSpec
 
@@ -117,7 +118,7 @@ def _work(request: Request, rank: int) -> None:
             summary = training.train_run(spec, callbacks=callbacks)
             print(f"process {rank}: {summary.steps} steps, processes {list(summary.processes)}")
 
-    cli.app = runs
+    commands.app = runs
     cli.main()
 
 
@@ -260,7 +261,7 @@ def _signal(running: Mapping[int, int], number: int) -> None:
 def main() -> None:
     """Serve until stdin ends."""
     import train.train_run  # noqa: F401, what takes long
-    from pipeline import cli  # noqa: F401
+    from pipeline.cli import commands  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test in the background hands down "ignored"
     for line in sys.stdin:

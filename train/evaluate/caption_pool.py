@@ -50,7 +50,7 @@ def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:
         split: those of one split only; None for all.
 
     Raises:
-        SightlineError: no such manifest, a caption without a text, no caption, or an unknown split.
+        SightlineError: no such manifest or a malformed one, no caption, or an unknown split.
     """
     table = read_manifest(manifest, CAPTIONS)
     columns = (table[name].to_pylist() for name in ("caption_id", "image_id", "text", "split"))
@@ -65,10 +65,6 @@ def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:
         )
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for caption_id, image_id, text, _ in chosen:
-        if text is None:
-            raise SightlineError(
-                f"{manifest}: caption {caption_id!r} has no text; recreate the manifest"
-            )
         ids, images = found.setdefault(text, ({}, {}))
         ids[caption_id] = images[image_id] = None
     return CaptionPool(

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from sightline.errors import SightlineError
+from sightline.outside import decoded, lines_of
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → float [n, d], in their order; `Embedder.encode` is one."""
@@ -179,24 +180,11 @@ def read_data(file: Path, expected: str) -> bytes:
 def read_lines(file: Path, expected: str) -> list[str]:
     """Lines of a UTF-8 file, split at line feeds only, without the last empty one.
 
-    `str.splitlines` would also split at characters that occur inside sentences (U+0085, U+2028).
-
     Raises:
-        SightlineError: missing (says what was `expected` there) or not UTF-8 (names the line).
+        SightlineError: missing (says what was `expected` there), not UTF-8, a control character,
+            or a carriage return inside a line (names the line).
     """
-    data = read_data(file, expected)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise SightlineError(
-            f"{file}, line {line}: not UTF-8 (byte 0x{data[error.start]:02x}); "
-            "save the file as UTF-8"
-        ) from error
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if lines and not lines[-1]:
-        lines.pop()
-    return lines
+    return lines_of(file, decoded(file, read_data(file, expected)))
 
 
 def parse_score(text: str, file: Path, number: int) -> float:

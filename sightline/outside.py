@@ -1,0 +1,222 @@
+"""Files from outside: read whole, and checked before anything else sees them.
+
+One function per format of text. JSON and the values of CSV, TSV and XML are checked against a
+pydantic schema; Parquet has `pipeline.cache.manifest.read_manifest`.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import GetPydanticSchema, StrictInt, StringConstraints, TypeAdapter, ValidationError
+from pydantic_core import core_schema
+
+from sightline.errors import SightlineError
+
+# Every control character that is not white space, except those that published texts contain by
+# mistake, U+0080 to U+009F: there, Windows-1252 punctuation was read as Latin-1. Of these only
+# the ones that begin a terminal's escape sequence are refused.
+_CONTROL = r"\x00-\x08\x0e-\x1f\x7f\x90\x98\x9b\x9d-\x9f"
+_FIND_CONTROL = re.compile(f"[{_CONTROL}]")
+_LONE_CR = re.compile(r"\r(?!\r*(?:\n|\Z))")
+
+Text = Annotated[str, StringConstraints(pattern=f"^[^{_CONTROL}]*$")]
+"""Text without control characters; white space is allowed."""
+
+Name = Annotated[Text, StringConstraints(min_length=1)]
+"""A `Text` of at least one character."""
+
+Identifier = Annotated[
+    StrictInt | Name,
+    GetPydanticSchema(
+        lambda kind, handler: core_schema.custom_error_schema(
+            handler(kind),
+            custom_error_type="identifier",
+            custom_error_message="Input should be a whole number or a non-empty text",
+        )
+    ),
+]
+"""A number or name that identifies something."""
+
+Loc = tuple[int | str, ...]
+T = TypeVar("T")
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file without a byte-order mark, with its original line ends.
+
+    Raises:
+        SightlineError: no such regular file, it is not UTF-8 (names the line and the byte), or it
+            contains a control character (names the line).
+    """
+    return decoded(path, read_data(path))
+
+
+def read_data(path: Path) -> bytes:
+    """The bytes of a regular file: reading a pipe or a device may not end.
+
+    Raises:
+        SightlineError: no such file, or it cannot be read.
+    """
+    if not path.is_file():
+        fault = "not a regular file" if path.exists() else "no such file"
+        raise SightlineError(f"{path}: {fault}; check the path")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SightlineError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def decoded(path: Path, data: bytes) -> str:
+    """``data``, the content of ``path``, as `read_text` returns it."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # the codec counts from after the mark
+        start = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
+        line = data.count(b"\n", 0, start) + 1
+        raise SightlineError(
+            f"{path}: line {line}: byte {start} (0x{data[start]:02x}) is not UTF-8; convert the "
+            f"file first, e.g. `iconv -f latin1 -t utf-8`"
+        ) from None
+    if found := _FIND_CONTROL.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise SightlineError(
+            f"{path}: line {line}: {control_fault(found[0])}, e.g. with "
+            "`tr -d '\\000-\\010\\016-\\037\\177'`"
+        )
+    return text
+
+
+def lines_of(path: Path, text: str) -> list[str]:
+    """The lines of ``text``, the content of ``path``, without their ends, LF or CR LF.
+
+    `str.splitlines` would also split at characters that occur inside sentences (U+0085, U+2028).
+
+    Raises:
+        SightlineError: a carriage return inside a line (names the line).
+    """
+    if "\r" in text and (found := _LONE_CR.search(text)):
+        line = text.count("\n", 0, found.start()) + 1
+        raise SightlineError(
+            f"{path}: line {line}: a carriage return inside the line; expected lines that end in "
+            "LF or CR LF. If CR ends them, convert the file with `tr '\\r' '\\n'`, else remove it"
+        )
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.rstrip("\r") for line in lines] if "\r" in text else lines
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file: `read_text`, then `lines_of`."""
+    return lines_of(path, read_text(path))
+
+
+def read_json(path: Path, schema: TypeAdapter[T], expected: str) -> T:
+    """The content of a UTF-8 JSON file, checked against ``schema``.
+
+    Args:
+        expected: what the file should be, for messages.
+
+    Raises:
+        SightlineError: as `read_text`, not JSON, or a value that the schema forbids (names its
+            place in the file, what was found and what was expected).
+    """
+    text = read_text(path)
+    try:
+        return schema.validate_json(text)
+    except ValidationError as error:
+        raise refusal(path, error, dotted, f"; expected {expected}") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a UTF-8 YAML file.
+
+    Raises:
+        SightlineError: as `read_text`, or not YAML.
+    """
+    try:
+        return parse_yaml(read_text(path))
+    except ValueError as error:
+        raise SightlineError(f"{path}: not YAML: {error}") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML document.
+
+    Raises:
+        ValueError: it is not YAML; the message says why.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except yaml.YAMLError as error:  # a number or date that does not exist is a ValueError already
+        raise ValueError(str(error)) from error
+
+
+def control_fault(text: str) -> str | None:
+    """What is wrong with ``text`` if it contains a control character, as in `Text`; else None."""
+    if found := _FIND_CONTROL.search(text):
+        return f"contains the control character U+{ord(found[0]):04X}, expected text; remove it"
+    return None
+
+
+def dotted(place: Loc) -> str:
+    """A place in a JSON file, such as ``annotations[3].caption``."""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).removeprefix(".")
+
+
+def refusal(
+    path: Path, error: ValidationError, where: Callable[[Loc], str], hint: str = ""
+) -> SightlineError:
+    """The error for what a schema found in ``path``: the first fault, and how many more there are.
+
+    Args:
+        where: turns pydantic's location into words.
+        hint: follows the fault.
+    """
+    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    more = error.error_count() - 1
+    place, fault = where(first["loc"]), _fault(first)
+    if place:  # of a part of the file: the lines that pydantic counts begin there
+        fault = fault.replace(" at line 1 column", " at column")
+    parts = [str(path), place, fault]
+    rest = f" ({more:,} more such faults in this file)" if more else ""
+    return SightlineError(": ".join(filter(None, parts)) + hint + rest)
+
+
+def short(value: object) -> str:
+    """``repr`` of at most 60 characters, whatever ``value`` holds."""
+    return _SHORT.repr(value)
+
+
+def _fault(error: dict[str, Any]) -> str:
+    """What was found and what was expected, from pydantic's description of an error."""
+    kind, found = error["type"], error["input"]
+    if kind == "json_invalid":
+        reason = error["ctx"]["error"]
+        surrogate = "hex escape" in reason or "surrogate" in reason
+        half = ": half a surrogate pair (\\ud800–\\udfff) is not a character" if surrogate else ""
+        return f"not JSON ({reason}{half})"
+    if kind == "missing":
+        return "is missing"
+    if kind == "string_pattern_mismatch":
+        return str(control_fault(found))
+    if kind == "string_unicode":
+        return "contains half a surrogate pair, which is not a character; write the text as UTF-8"
+    if kind in ("string_too_short", "too_short"):
+        return "is empty"
+    return f"found {short(found)}, expected {error['msg'].removeprefix('Input should be ')}"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+_SHORT.maxlevel = 2

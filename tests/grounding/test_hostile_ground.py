@@ -1,0 +1,340 @@
+"""Hostile manifests, annotations and settings for `ground` and `extract`, and odd images."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from ground_data import DataSet
+from hostile_files import MANY, Change, hostile_tables, run, write_hostile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cache import CAPTIONS, IMAGES, key_of_file, key_of_text
+from pipeline.cache.manifest import PHRASES, SENTENCES
+from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
+
+pytestmark = pytest.mark.slow
+CLIP = {
+    "embed_dim": 8,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
+    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+TEXT = "a dog runs"
+XML = (
+    "<annotation><size><width>24</width><height>16</height></size><object><name>1</name>"
+    "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>8</ymax></bndbox></object></annotation>"
+)
+SENTENCE = "[/EN#1/animals a dog] runs"
+NUMBERS = [
+    "NaN",
+    "inf",
+    "-inf",
+    "1e400",
+    "-7",
+    "0",
+    "2.5",
+    "9" * 5000,
+    "",
+    "x",
+    "\u0663",
+    "1_0",
+    "0x9",
+]
+
+
+def write_set(folder: Path) -> None:
+    data = DataSet(folder)
+    for number in range(2):
+        data.add(f"{number}.png", TEXT, size=(16, 24))
+    data.write()
+
+
+def images_of(folder: Path) -> list[dict[str, Any]]:
+    sizes = {"offset": None, "length": None, "width": 24, "height": 16, "split": "train"}
+    return [
+        {"image_id": n, "path": n, "key": key_of_file(folder / "images" / n), **sizes}
+        for n in ("0.png", "1.png")
+    ]
+
+
+CAPTION_ROWS = [
+    {"caption_id": f"{n}.png#0", "image_id": f"{n}.png", "text": TEXT, "split": "train"}
+    for n in range(2)
+]
+ZERO = key_of_text("")
+
+
+def phrases_of(folder: Path) -> list[dict[str, Any]]:
+    mask = np.zeros((16, 24), dtype=bool)
+    mask[2:9, 3:12] = True
+    code = encode_mask(mask)
+    return [
+        {
+            "image_key": row["key"],
+            "caption_key": key_of_text(TEXT),
+            **{"phrase": "a dog", "char_start": 0, "char_end": 5, "box": [3.0, 2.0, 12.0, 9.0]},
+            **{"score": 1.0, "mask": {**code, "size": [*code["size"]]}},
+            "cutout_key": cutout_key(row["key"], code["size"], code["counts"], CROP_RULE),
+        }
+        for row in images_of(folder)
+    ]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound") / "set"
+    write_set(folder)
+    write_hostile(folder / "phrases.parquet", PHRASES, phrases_of(folder), ("as it is", None))
+    entities = folder / "entities"
+    for part, text in (("Sentences", SENTENCE), ("Annotations", XML)):
+        (entities / part).mkdir(parents=True)
+        for number in range(2):
+            suffix = "txt" if part == "Sentences" else "xml"
+            (entities / part / f"{number}.{suffix}").write_text(text)
+    (folder / "clip.json").write_text(json.dumps(CLIP))
+    return folder
+
+
+def ground_words(sound: Path, folder: Path, **changed: Path) -> list[object]:
+    """The words of `ground run`, with masks of the manifest or boxes of Entities."""
+    annotations = changed.pop("annotations", sound / "phrases.parquet")
+    given: dict[str, Any] = {"grounder": {"family": "annotations", "path": str(annotations)}}
+    given["segmenter"] = {"family": "box" if annotations.is_dir() else "annotations"}
+    (folder / "settings.yaml").write_text(yaml.safe_dump(given))
+    options = {
+        "settings": folder / "settings.yaml",
+        "images-manifest": sound / "images.parquet",
+        "captions": sound / "captions.parquet",
+        "root": sound / "images",
+        "out": folder / "out",
+        "cutouts": folder / "cut",
+        **{name.replace("_", "-"): path for name, path in changed.items()},
+    }
+    return ["ground", "run", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def extract_words(sound: Path, folder: Path, kind: str, **changed: Path) -> list[object]:
+    options: dict[str, object] = {
+        "encoder": sound / "clip.json",
+        **{"weights": "random:0", "out": folder / "out", "batch-size": 4},
+    }
+    if kind == "text":
+        options["texts"] = sound / "captions.parquet"
+    else:
+        options |= {"root": sound / "images", "workers": 0}
+        options["images" if kind == "image" else "images-manifest"] = sound / "images.parquet"
+        if kind == "object":
+            options["phrases"] = sound / "phrases.parquet"
+    options |= changed
+    return ["extract", kind, *(f"--{name}={value}" for name, value in options.items())]
+
+
+def check(outcome, folder: Path, file: Path, fault: str | None) -> None:
+    if fault is not None:
+        outcome.refused(file, fault)
+    if outcome.code and "failed" not in outcome.err:
+        assert not (folder / "out/set.json").exists()
+
+
+def test_sound_files_are_accepted(sound, tmp_path, capsys) -> None:
+    """Else the sweeps below would prove nothing."""
+    for number, words_in in enumerate(
+        (
+            lambda folder: ground_words(sound, folder),
+            lambda folder: ground_words(sound, folder, annotations=sound / "entities"),
+            *(
+                lambda folder, k=k: extract_words(sound, folder, k)
+                for k in ("image", "object", "text")
+            ),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        outcome = run(capsys, *words_in(folder))
+        assert outcome.code == 0, outcome.err
+        assert "failed" not in outcome.out
+
+
+PHRASE_CHANGES = hostile_tables(
+    PHRASES,
+    [
+        {
+            **{
+                "image_key": ZERO,
+                "caption_key": ZERO,
+                "phrase": "a",
+                "char_start": 0,
+                "char_end": 1,
+            },
+            **{"box": [0.0] * 4, "score": 1.0, "mask": {"size": [1, 1], "counts": ""}},
+            "cutout_key": ZERO,
+        }
+    ]
+    * 2,
+)
+IMAGE_ROW = {"image_id": "", "path": "", "offset": 0, "length": 0, "key": ZERO}
+IMAGE_CHANGES = hostile_tables(IMAGES, [IMAGE_ROW | {"width": 1, "height": 1, "split": ""}] * 2)
+CAPTION_CHANGES = hostile_tables(CAPTIONS, CAPTION_ROWS)
+
+
+@pytest.mark.parametrize("command", ["ground", "extract"])
+@MANY
+@given(change=PHRASE_CHANGES)
+def test_phrases(command: str, change: Change, sound, tmp_path_factory, capsys) -> None:
+    folder = tmp_path_factory.mktemp("case")
+    file = folder / "phrases.parquet"
+    fault = write_hostile(file, PHRASES, phrases_of(sound), change)
+    words = (
+        ground_words(sound, folder, annotations=file)
+        if command == "ground"
+        else extract_words(sound, folder, "object", phrases=file)
+    )
+    check(run(capsys, *words), folder, file, fault)
+
+
+@pytest.mark.parametrize("command", ["ground", "image", "object"])
+@MANY
+@given(change=IMAGE_CHANGES)
+def test_images(command: str, change: Change, sound, tmp_path_factory, capsys) -> None:
+    folder = tmp_path_factory.mktemp("case")
+    file = folder / "images.parquet"
+    fault = write_hostile(file, IMAGES, images_of(sound), change)
+    if command == "ground":
+        words = ground_words(sound, folder, images_manifest=file)
+    elif command == "image":
+        words = extract_words(sound, folder, "image", images=file)
+    else:
+        words = extract_words(sound, folder, "object", **{"images-manifest": file})
+    check(run(capsys, *words), folder, file, fault)
+
+
+@pytest.mark.parametrize("command", ["ground", "text"])
+@MANY
+@given(change=CAPTION_CHANGES)
+def test_captions(command: str, change: Change, sound, tmp_path_factory, capsys) -> None:
+    folder = tmp_path_factory.mktemp("case")
+    file = folder / "captions.parquet"
+    fault = write_hostile(file, CAPTIONS, CAPTION_ROWS, change)
+    if command == "ground":
+        words = ground_words(sound, folder, captions=file)
+    else:
+        words = extract_words(sound, folder, "text", texts=file)
+        fault = fault if fault and "text" in fault else None  # the only column that is read
+    check(run(capsys, *words), folder, file, fault)
+
+
+@MANY
+@given(change=hostile_tables(SENTENCES, [{"text": "one"}, {"text": "two"}]))
+def test_sentences(change: Change, sound, tmp_path_factory, capsys) -> None:
+    folder = tmp_path_factory.mktemp("case")
+    file = folder / "sentences.parquet"
+    fault = write_hostile(file, SENTENCES, [{"text": "one"}, {"text": "two"}], change)
+    check(run(capsys, *extract_words(sound, folder, "text", texts=file)), folder, file, fault)
+
+
+MARKUP = st.one_of(
+    st.tuples(st.sampled_from(["24", "16", ">1<", ">9<"]), st.sampled_from(NUMBERS)).map(
+        lambda pair: XML.replace(pair[0], f">{pair[1]}<" if ">" in pair[0] else pair[1])
+    ),
+    st.sampled_from(
+        ["no-such", "utf-16", "utf-32", "big5", "idna", "punycode", "rot13", "hex", "utf-7", ""]
+    ).map(lambda name: f'<?xml version="1.0" encoding="{name}"?>{XML}'),
+    st.floats(0, 1).map(lambda share: XML[: int(len(XML) * share)]),
+    st.text(max_size=30),
+    st.sampled_from(["size", "width", "object", "name", "bndbox", "xmin"]).map(
+        lambda tag: XML.replace(f"<{tag}>", "<other>").replace(f"</{tag}>", "</other>")
+    ),
+    st.just("<a>" * 100_000),
+    st.just("<!DOCTYPE a [<!ENTITY b 'c'>]>" + XML.replace(">1<", ">&b;&d;<")),
+    st.just('<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]>' + XML.replace(">1<", ">&b;<")),
+)
+
+
+@MANY
+@given(xml=MARKUP, sentence=st.one_of(st.just(SENTENCE), st.text(max_size=20)))
+def test_entities(xml: str, sentence: str, sound, tmp_path_factory, capsys) -> None:
+    """Damage costs its own image; with every image failed, the command does."""
+    folder = tmp_path_factory.mktemp("case")
+    for part, suffix, text, good in (
+        ("Sentences", "txt", sentence, SENTENCE),
+        ("Annotations", "xml", xml, XML),
+    ):
+        (folder / part).mkdir()
+        (folder / part / f"0.{suffix}").write_bytes(text.encode("utf-8", "surrogatepass"))
+        (folder / part / f"1.{suffix}").write_text(good)
+    words = [*ground_words(sound, folder, annotations=folder), "--max-failed=1"]
+    outcome = run(capsys, *words)
+    assert outcome.code == 0, outcome.err
+    failures = folder / "out.run/failures.jsonl"
+    assert failures.is_file() == ("failed" in outcome.out), outcome.out
+
+
+SETTINGS = st.one_of(
+    st.binary(max_size=40),
+    st.text(max_size=40).map(str.encode),
+    st.sampled_from(
+        [
+            b"grounder: &a [*a]",
+            b"grounder: 2020-13-45",
+            b"grounder: {family: annotations, path: " + b"9" * 5000 + b"}",
+            b"? [a]: b",
+            b"[" * 5000,
+            b"grounder: !!python/object/apply:os.system [ls]",
+            b"a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\n"
+            b"c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\n"
+            b"e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e]\n"
+            b"g: &g [*f,*f,*f,*f,*f,*f,*f,*f,*f]\ngrounder: [*g,*g,*g,*g,*g,*g,*g,*g,*g]",
+            b"grounder: {family: [annotations], path: x}",
+            b'grounder: {family: annotations, path: "\\0"}',
+            b'grounder: {family: annotations, path: "\\ud800"}',
+            b"grounder: {family: annotations, path: .}\nrules: {min_score: .nan}",
+            b"grounder: {family: annotations, path: .}\nrules: {max_pairs: 1e400}",
+            b"grounder: {family: annotations, path: .}\nrules: {min_area: -.inf}",
+            b"",
+            b"null",
+        ]
+    ),
+)
+
+
+@MANY
+@given(text=SETTINGS)
+def test_settings(text: bytes, sound, tmp_path_factory, capsys) -> None:
+    folder = tmp_path_factory.mktemp("case")
+    words = ground_words(sound, folder)
+    (folder / "settings.yaml").write_bytes(text)
+    run(capsys, *words).refused()
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "device", "dangling", "empty", "text", "cut"])
+@pytest.mark.parametrize("command", ["ground", "image", "object"])
+def test_an_image_that_is_none_costs_its_row(what, command, sound, tmp_path, capsys) -> None:
+    folder = tmp_path / "set"
+    write_set(folder)
+    odd = folder / "images/0.png"
+    data = odd.read_bytes()
+    odd.unlink()
+    if what == "pipe":
+        os.mkfifo(odd)
+    elif what == "folder":
+        odd.mkdir()
+    elif what in ("device", "dangling"):
+        odd.symlink_to("/dev/zero" if what == "device" else tmp_path / "gone")
+    else:
+        odd.write_bytes({"empty": b"", "text": b"no image", "cut": data[:-20]}[what])
+    words = (
+        ground_words(sound, tmp_path, root=folder / "images")
+        if command == "ground"
+        else extract_words(sound, tmp_path, command, root=folder / "images")
+    )
+    outcome = run(capsys, *words, "--max-failed=1")
+    assert outcome.code == 0, outcome.err
+    (line,) = (tmp_path / "out.run/failures.jsonl").read_text().splitlines()
+    expected = "changed" if what in ("empty", "text", "cut") else "missing"
+    assert json.loads(line)["code"] == expected

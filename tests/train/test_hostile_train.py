@@ -1,0 +1,114 @@
+"""Hostile manifests, dev sets and parameters for `train`: one error before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hostile_files import MANY, Change, hostile_tables, run, write_hostile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cache import CAPTIONS, IMAGES, SENTENCES, read_manifest
+
+pytestmark = pytest.mark.slow
+SCHEMAS = {"captions": CAPTIONS, "images": IMAGES, "sentences": SENTENCES}
+ROWS = {
+    "captions": {"caption_id": "", "image_id": "", "text": "", "split": ""},
+    "images": {
+        **{"image_id": "", "path": "", "offset": 0, "length": 0, "key": b"k" * 32},
+        **{"width": 1, "height": 1, "split": ""},
+    },
+    "sentences": {"text": ""},
+}
+
+
+def train_words(world, out: Path, **changed: object) -> list[object]:
+    options: dict[str, object] = {
+        **{"objective": "mcse", "student": world.student, "tokens": world.root / "tokens"},
+        **{name: world.root / f"{name}.parquet" for name in SCHEMAS},
+        **{"set": "image=tiny-cnn", "features": f"image={world.root / 'features'}"},
+        **{"max-steps": 1, "batch-size": 4, "device": "cpu", "dev": world.root / "dev.tsv"},
+        **{"out": out, "max-length": 16},
+        **{name.replace("_", "-"): value for name, value in changed.items()},
+    }
+    return ["train", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def test_sound_files_are_trained_on(world, tmp_path, capsys) -> None:
+    assert run(capsys, *train_words(world, tmp_path / "out")).code == 0
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@MANY
+@given(data=st.data())
+def test_manifests(name: str, data, world, tmp_path_factory, capsys) -> None:
+    change: Change = data.draw(hostile_tables(SCHEMAS[name], [ROWS[name]] * 2))
+    folder = tmp_path_factory.mktemp("case")
+    rows = read_manifest(world.root / f"{name}.parquet", SCHEMAS[name]).to_pylist()
+    file = folder / f"{name}.parquet"
+    fault = write_hostile(file, SCHEMAS[name], rows, change)
+    outcome = run(capsys, *train_words(world, folder / "out", **{name: file}))
+    if fault is not None:
+        outcome.refused(file, fault)
+
+
+DEV = ["score\tsentence1\tsentence2", "1.0\ta red dot\ta dot", "3\tone\ttwo", "2\tx\ty"]
+
+
+@MANY
+@given(
+    text=st.one_of(
+        st.binary(max_size=60),
+        st.tuples(st.integers(0, 3), st.text(max_size=20)).map(
+            lambda p: "\n".join([*DEV[: p[0]], p[1], *DEV[p[0] + 1 :]]).encode(
+                "utf-8", "surrogatepass"
+            )
+        ),
+        st.sampled_from(["NaN", "inf", "1e400", "\u0663", "9" * 5000, "", "0x1"]).map(
+            lambda n: "\n".join([*DEV, f"{n}\ta\tb"]).encode()
+        ),
+    )
+)
+def test_dev_sets(text: bytes, world, tmp_path_factory, capsys) -> None:
+    folder = tmp_path_factory.mktemp("case")
+    (folder / "dev.tsv").write_bytes(text)
+    run(capsys, *train_words(world, folder / "out", dev=folder / "dev.tsv"))
+
+
+@pytest.mark.parametrize(
+    "option", ["set", "features", "tokens", "student", "seed", "learning-rate"]
+)
+@MANY
+@given(
+    value=st.one_of(
+        st.text(max_size=10).filter(lambda t: "\0" not in t),
+        st.sampled_from(
+            [
+                "image=" + "9" * 5000,
+                "image=2020-13-45",
+                "image=[[[",
+                "temperature=.nan",
+                "temperature=-.inf",
+                "temperature=1e400",
+                "image=&a [*a]",
+                "image={a: 1}",
+                "image=",
+                "=x",
+                "temperature=!!binary x",
+                "nan",
+                "inf",
+                "-1",
+                "1e400",
+                "/dev/zero",
+                "/dev/null",
+                ".",
+                "..",
+                "/",
+            ]
+        ),
+    )
+)
+def test_options(option: str, value: str, world, tmp_path_factory, capsys) -> None:
+    out = tmp_path_factory.mktemp("case") / "out"
+    run(capsys, *train_words(world, out, **{option: value}))
