@@ -21,6 +21,7 @@ from pipeline.extract.account import SetSummary, account, check_failures, say_wh
 from pipeline.extract.memory import HalvingCalls, halved_to
 from pipeline.extract.reporting import TERMINAL, Advance, Reporter
 from sightline.errors import BusyError
+from sightline.planning import asked
 from sightline.threads import threads_here, using_threads
 
 Failures = dict[bytes, Failure]
@@ -140,6 +141,10 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
             published first), no disk space, or workers with a different plan.
         BusyError: another run is writing there.
     """
+    if (planning := asked()) is not None:
+        from pipeline.extract.plan_job import plan_job
+
+        return plan_job(job, settings, planning)
     start = time.monotonic()
     writer, unit, count = job.writer, job.unit, 0
     with account(writer, unit), ExitStack() as stack:
