@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -96,7 +96,7 @@ def _probe(
     chosen = [_cut(job, batches[i]) for i in spread(len(batches), PROBE_PIECES)]
     tables: list[Mapping[str, pa.Table]] = []
 
-    def pieces() -> Iterator[float]:
+    def pieces() -> Generator[float]:
         computed: Any = job.compute(iter(chosen), lambda _: None)
         with closing(computed):
             for done in computed:
