@@ -74,7 +74,7 @@ class GraphPlan:
             }
             for each in self.stages
         ]
-        seconds = None if self.seconds is None else round(self.seconds, 1)
+        seconds = None if self.seconds is None else round(self.seconds, 3)
         return {
             "stages": shown,
             "write_bytes": self.write_bytes,

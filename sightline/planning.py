@@ -128,7 +128,7 @@ class WorkPlan:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        seconds = None if self.seconds is None else round(self.seconds, 1)
+        seconds = None if self.seconds is None else round(self.seconds, 3)
         return {**asdict(self), "seconds": seconds, "remarks": list(self.remarks)}
 
     def __str__(self) -> str:

@@ -12,16 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from command_line import sightline
 from PIL import Image
+from tiny_scenes import TINY
 
 from pipeline.cache import FeatureSet
 from pipeline.cli.plan import COMMANDS
+from pipeline.params import validate_params
 from pipeline.plan_graph import GraphPlan, StagePlan
 from sightline import hardware
 from sightline.errors import SightlineError
 from sightline.planning import Timing, WorkPlan, in_bytes, in_time, measure, spread
 
+ROOT = Path(__file__).parents[2]
 CLIP = {
     "embed_dim": 8,
     "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
@@ -255,6 +259,48 @@ def test_other_weights_are_announced_as_recomputing_everything(capsys, place):
     plan = planned(capsys, *other)
     assert plan.left == 10
     assert "everything is recomputed" in plan.remarks[0]
+
+
+@pytest.mark.slow  # it prepares the demo
+def test_the_graph_is_planned_as_far_as_its_inputs_are_there(capsys, tmp_path, monkeypatch):
+    given = yaml.safe_load((ROOT / "params.yaml").read_text())
+    scenes = {"kind": "scenes", "source": str(ROOT / "pipeline/datasets/scenes"), "seed": 0, **TINY}
+    given["datasets"] = {"scenes": scenes}
+    given["systems"] = {name: given["systems"][name] for name in ("mcse-clip", "mcse-resnet")}
+    del given["report"]
+    given["extract"]["device"] = given["train"]["device"] = "cpu"
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(given))
+    monkeypatch.chdir(tmp_path)
+
+    def graph(*more: str) -> dict[str, dict]:
+        before = snapshot(tmp_path)
+        capsys.readouterr()
+        assert sightline("plan", *more, "--json") == 0
+        assert snapshot(tmp_path) == before
+        return {each["stage"]: each for each in json.loads(capsys.readouterr().out)["stages"]}
+
+    found = graph()
+    assert len(found) == 1 + 2 + 1 + 1 + 1 + len(validate_params(given, "it").runs)
+    assert "no such manifest; `sightline prepare`" in found["text-features scenes clip"]["problem"]
+    assert sightline("stage", "prepare", "scenes") == 0
+    found = graph("--no-probe")
+    (images,) = found["image-features scenes clip"]["sets"]
+    assert (images["there"], images["left"], images["seconds"]) == (0, 24, None)
+    assert images["out"] == "data/features/scenes/image/clip"
+    assert found["object-features scenes clip"]["problem"]  # nothing is grounded yet
+    assert sightline("stage", "image-features", "scenes", "clip") == 0
+    assert sightline("stage", "tokens") == 0
+    found = graph()
+    (images,) = found["image-features scenes clip"]["sets"]
+    assert (images["there"], images["left"], images["seconds"]) == (24, 0, 0)
+    (run,) = found["train mcse-clip 0"]["sets"]
+    assert run["left"] > 0
+    assert run["seconds"] > 0
+    assert found["train mcse-resnet 0"]["problem"]
+    assert sightline("plan", "stage", "image-features", "scenes", "clip") == 0
+    shown = capsys.readouterr().out
+    assert shown == "data/features/scenes/image/clip: all 24 images are there\n"
 
 
 # -- bad input -----------------------------------------------------------------------------------
