@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,6 +54,12 @@ def write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
     while left:
         count = os.pwrite(handle, left, offset)
         left, offset = left[count:], offset + count
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that are free where ``folder`` is, or would be made."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return shutil.disk_usage(there).free
 
 
 @contextmanager

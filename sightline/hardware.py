@@ -214,6 +214,23 @@ def driver_gpus() -> tuple[str, list[str]]:
     return (rows[0][0] if rows else ""), [name for _, name in rows]
 
 
+def cpu_warning(device: str) -> str:
+    """What to say where work lands on a CPU although the driver lists GPUs; else empty."""
+    if device != "cpu":
+        return ""
+    _, listed = driver_gpus()
+    if not listed:
+        return ""
+    import torch
+
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    why = why_unused(len(listed), usable) or (
+        f"the driver lists {len(listed)} GPUs ({listed[0]}), and device cpu was asked for; use "
+        "auto or cuda"
+    )
+    return f"this computes on the CPU, but {why}"
+
+
 def why_unused(listed: int, usable: int) -> str:
     """Why PyTorch uses fewer GPUs than the driver lists; empty if it uses all."""
     import torch

@@ -9,10 +9,56 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SETTLED = 2.0
+"""Seconds after which a rate without the first piece of work is worth saying."""
+
+
+class FirstLine:
+    """What a long run says first: where it computes, and how long it is expected to take.
+
+    The time is that of the first pieces of its work, so a run that ends within two seconds, or in
+    one piece, says nothing.
+
+    Args:
+        title, unit: as `progress`.
+        left: how many there are to do.
+        device: where.
+        without: what the time leaves out, if anything.
+    """
+
+    def __init__(self, title: str, left: int, unit: str, device: str, without: str = "") -> None:
+        self._title, self._left, self._unit, self._device = title, left, unit, device
+        self._without = f" without {without}" if without else ""
+        self._start = time.monotonic()
+        self._first: tuple[float, int] | None = None
+        self.said = False
+
+    def __call__(self, count: int) -> str:
+        """The line, once, after ``count`` of them are done; empty before and afterwards."""
+        now = time.monotonic()
+        if self.said or not count:
+            return ""
+        if self._first is None:
+            self._first = now, count
+        since, before = self._first
+        if count == before and now - self._start >= _SECONDS_BETWEEN_LINES:
+            since, before = self._start, 0  # slow work: better with the start than not at all
+        if now - self._start < _SETTLED or count == before:
+            return ""
+        self.said = True
+        per_second = (count - before) / max(now - since, 1e-9)
+        whole = now - self._start + (self._left - count) / per_second
+        return (
+            f"{self._title}: {self._left:,} {self._unit} to do on {self._device}, "
+            f"{_rate(per_second, self._unit)}, {timedelta(seconds=round(whole))} expected"
+            f"{self._without}"
+        )
 
 
 @contextmanager
-def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[int], None]]:
+def progress(
+    title: str, total: int, unit: str, done: int = 0, device: str = ""
+) -> Iterator[Callable[[int], None]]:
     """Yield a function to call with how many more ``unit`` are done.
 
     Args:
@@ -20,14 +66,18 @@ def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Calla
         total: how many there are in all.
         unit: what they are called, such as ``images``.
         done: how many an earlier run had already done.
+        device: where they are computed; the first line then says so (`FirstLine`).
     """
     show = _bar if sys.stderr.isatty() else _lines
-    with show(title, total, unit, done) as advance:
+    first = FirstLine(title, total - done, unit, device) if device else None
+    with show(title, total, unit, done, first) as advance:
         yield advance
 
 
 @contextmanager
-def _bar(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[int], None]]:
+def _bar(
+    title: str, total: int, unit: str, done: int, first: FirstLine | None
+) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -53,12 +103,16 @@ def _bar(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[int
             count += more
             per_second = count / max(time.monotonic() - start, 1e-9)
             bar.update(task, advance=more, rate=_rate(per_second, unit))
+            if first is not None and (line := first(count)):
+                bar.console.print(line, markup=False, highlight=False)
 
         yield advance
 
 
 @contextmanager
-def _lines(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[int], None]]:
+def _lines(
+    title: str, total: int, unit: str, done: int, first: FirstLine | None
+) -> Iterator[Callable[[int], None]]:
     start = last = time.monotonic()
     count = 0
 
@@ -66,6 +120,9 @@ def _lines(title: str, total: int, unit: str, done: int) -> Iterator[Callable[[i
         nonlocal count, last
         count += more
         now = time.monotonic()
+        if first is not None and (line := first(count)):
+            print(line, file=sys.stderr, flush=True)
+            last = now
         if now - last < _SECONDS_BETWEEN_LINES:
             return
         last = now

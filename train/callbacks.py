@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sightline.devices import device_name, runs_ahead
+from sightline.progress import FirstLine
 from train.log_names import DEV
 from train.loop import Callback, LoopState
 from train.model import GroundedModel
@@ -27,9 +30,14 @@ class ProgressReport(Callback):
         self._bar: Progress | None = None
         self._started = 0.0
         self._first_step = 0
+        self._first: FirstLine | None = None
+        self._device = torch.device("cpu")
 
     def begin(self, state: LoopState, model: GroundedModel) -> None:
         self._started, self._first_step = time.monotonic(), state.step
+        self._device = next(model.parameters()).device
+        left, where = state.steps - state.step, device_name(self._device)
+        self._first = FirstLine(self.label, left, "steps", where, "dev scores")
         if self._say is None and self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
@@ -52,6 +60,12 @@ class ProgressReport(Callback):
     def step(self, state: LoopState) -> None:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=state.step)
+        if self._first is None or self._first.said:
+            return
+        if runs_ahead(self._device):
+            torch.cuda.synchronize(self._device)
+        if line := self._first(state.step - self._first_step):
+            self._tell(line)
 
     def log(self, state: LoopState, entry: dict[str, float]) -> None:
         if DEV in entry:
@@ -72,13 +86,19 @@ class ProgressReport(Callback):
         parts = [f"{self.label}: step {state.step}/{state.steps}", note, speed]
         if "loss" in entry:
             parts.append(f"{self._time_left(state)} left")
-        (self._say or to_stderr)("  ".join(part for part in parts if part))
+        self._tell("  ".join(part for part in parts if part))
 
     def close(self) -> None:
         """Remove the bar; safe to call more than once."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _tell(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False)
+        else:
+            (self._say or to_stderr)(line)
 
     def _time_left(self, state: LoopState) -> timedelta | str:
         done = state.step - self._first_step

@@ -49,7 +49,7 @@ def probed(spec: RunSpec, data: TrainingData, device: torch.device, rows: int) -
     file = spec.precision_file
     if file is None:
         return probe(spec, data, device, rows)
-    key = digest([spec.student.model_dump(mode="json"), rows, spec.train.compile, _machine(device)])
+    key = _key(spec, device, rows)
     file.parent.mkdir(parents=True, exist_ok=True)
     with WriterLock(file.parent, patience=_PATIENCE):  # runs may start together
         found = _read(file)
@@ -59,6 +59,21 @@ def probed(spec: RunSpec, data: TrainingData, device: torch.device, rows: int) -
             text = _MARK.decode() + ', "probes": ' + json.dumps(body, indent=1) + "}\n"
             write_file(file, text.encode(), _MARK)
         return found[key]
+
+
+def stored(spec: RunSpec, device: torch.device, rows: int) -> PrecisionProbe | None:
+    """The probe of this study and machine in ``spec.precision_file``; None if there is none yet.
+
+    Raises:
+        SightlineError: as `probed`.
+    """
+    file = spec.precision_file
+    return None if file is None else _read(file).get(_key(spec, device, rows))
+
+
+def _key(spec: RunSpec, device: torch.device, rows: int) -> str:
+    student = spec.student.model_dump(mode="json")
+    return digest([student, rows, spec.train.compile, _machine(device)])
 
 
 def probe(spec: RunSpec, data: TrainingData, device: torch.device, rows: int) -> PrecisionProbe:

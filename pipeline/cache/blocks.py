@@ -60,6 +60,7 @@ class FinishedBlocks:
         abandoned: tokens of killed processes, whose unfinished files are removed.
         alone: no other process writes here, so unusable files are removed: those with a different
             fingerprint, and damaged ones.
+        looks: only read what there is; nothing is made or removed.
 
     Attributes:
         blocks: sorted by file name, then in the order added or found.
@@ -73,22 +74,29 @@ class FinishedBlocks:
         abandoned: tuple[str, ...] = (),
         *,
         alone: bool = True,
+        looks: bool = False,
     ) -> None:
         self._folder = run_folder / FOLDER
         self._fingerprint = fingerprint
-        self._folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self._folder, abandoned)
+        if not looks:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self._folder, abandoned)
         self.blocks: list[Block] = []
         self.damaged: list[str] = []
         self._seen: set[str] = set()
-        for path in self._new():
-            data = path.read_bytes()
+        for path in self._new() if not looks or self._folder.is_dir() else ():
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                if looks:  # the run beside has published
+                    continue
+                raise
             whole = f"block-{blake3(data).hexdigest()[:32]}.safetensors" == path.name
             if not whole:
                 self.damaged.append(path.name)
             elif self._take(path):
                 continue
-            if alone:
+            if alone and not looks:
                 path.unlink()
 
     def append(

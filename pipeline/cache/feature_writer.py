@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from pipeline.cache.commit import FILE_NAME, read_features
 from pipeline.cache.errors import CacheError
 from pipeline.cache.failures import Failure
 from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.keys import Keys, KeyTable, as_keys, sort_order
+from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, as_keys, sort_order
 from pipeline.cache.plan import Batch, Shape
 from pipeline.cache.record import FeatureSetRecord, FeatureSpec, Provenance
 from pipeline.cache.repair import drop_unreadable
@@ -24,9 +23,12 @@ from pipeline.cache.set_writer import MAX_SMALL_SHARDS, SetWriter
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
 from pipeline.cache.worker import Worker
 from sightline.errors import SightlineError
+from sightline.files import free_bytes
 
 BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}
 """Rows per block by kind: a kill loses at most this many."""
+_INDEX_BYTES = 45
+"""Of a row in the index, about."""
 
 
 class FeatureSetWriter(SetWriter[FeatureSpec]):
@@ -185,6 +187,15 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         self._finish({*kept_failed, *failed})
         return record
 
+    @property
+    def published(self) -> FeatureSetRecord | None:
+        return self._published.record if self._published is not None else None
+
+    def bytes_of(self, rows: int) -> tuple[int, int]:
+        """Blocks and shards each hold every new row once; the index takes ~45 bytes per key."""
+        row_bytes = self.spec.dim * self.dtype.itemsize + KEY_BYTES
+        return rows * (row_bytes + _INDEX_BYTES), rows * (2 * row_bytes + _INDEX_BYTES)
+
     # -- the existing set --------------------------------------------------------------------
 
     def _open_published(self) -> None:
@@ -204,7 +215,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         try:
             return FeatureSet.open(self.folder)
         except CacheError:
-            if self._shared is not None and not self._shared.alone:
+            if self._looks or (self._shared is not None and not self._shared.alone):
                 raise
             self.repaired = drop_unreadable(self._output, self.folder, record).lines()
             return FeatureSet.open(self.folder)
@@ -277,11 +288,9 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
     # -- helpers -----------------------------------------------------------------------------
 
     def _require_space(self, rows: int) -> None:
-        """Blocks and shards each hold every new row once; the index takes ~45 bytes per key."""
         row_bytes = self.spec.dim * self.dtype.itemsize
-        needed = rows * (2 * (row_bytes + 32) + 45)
-        self.run_folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self.run_folder).free
+        _, needed = self.bytes_of(rows)
+        free = free_bytes(self.run_folder)
         if needed > free:
             raise SightlineError(
                 f"{self.folder}: {rows} rows of {row_bytes} bytes need about "

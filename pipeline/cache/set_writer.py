@@ -83,6 +83,7 @@ class SetWriter(ABC, Generic[Spec]):
         self._shared: WriterLock | None = None
         self._finished: FinishedBlocks | None = None
         self._marking = threading.Lock()
+        self._looks = False
 
     def __enter__(self) -> Self:
         refuse_other_kinds(self.folder, self.spec.kind)
@@ -153,6 +154,36 @@ class SetWriter(ABC, Generic[Spec]):
             if not left:
                 lock.release(number)
             yield from left
+
+    @contextmanager
+    def looked_at(self) -> Iterator[Self]:
+        """Plan only: read what there is, beside other runs too, and write nothing.
+
+        Raises:
+            CacheError, SightlineError: as on entering the writer, but damage is not repaired.
+        """
+        refuse_other_kinds(self.folder, self.spec.kind)
+        self._output.check_place()
+        self._looks = True
+        try:
+            self._begin()
+            yield self
+        finally:
+            self._finished, self._looks = None, False
+
+    @property
+    def wanted_rows(self) -> int:
+        """Rows of the whole set, once it is planned."""
+        return len(self._wanted)
+
+    @property
+    @abstractmethod
+    def published(self) -> FeatureSetRecord | TableSetRecord | None:
+        """The record of the existing set, if its rows can be reused."""
+
+    @abstractmethod
+    def bytes_of(self, rows: int) -> tuple[int, int] | None:
+        """Bytes of ``rows`` in the set, and the room that writing them takes; None: not known."""
 
     @property
     def blocks(self) -> list[Block]:
@@ -249,7 +280,7 @@ class SetWriter(ABC, Generic[Spec]):
             if old is None or old[0] != plan.digest:
                 outside = known  # the wanted rows have changed: plan what is not done yet
                 plan = cut(missing & ~known)
-            if old != (plan.digest, asked):
+            if old != (plan.digest, asked) and not self._looks:
                 plan.save(self.run_folder / "plan")
             if self._shared is not None:
                 self._shared.share()
@@ -300,7 +331,11 @@ class SetWriter(ABC, Generic[Spec]):
         self._open_published()
         alone = self._shared is None or self._shared.alone
         self._finished = FinishedBlocks(
-            self.run_folder, self.spec.fingerprint, self._output.abandoned, alone=alone
+            self.run_folder,
+            self.spec.fingerprint,
+            self._output.abandoned,
+            alone=alone,
+            looks=self._looks,
         )
         self.repaired += [
             f"{name}: damaged block of an interrupted run; recomputing its rows"

@@ -71,6 +71,7 @@ class TableSetWriter(SetWriter[TableSpec]):
         self._kind: TableKind = spec.kind
         self._first = TABLES_OF[spec.kind][0]
         self._published: list[_Published] = []
+        self._record: TableSetRecord | None = None
 
     def plan(
         self,
@@ -152,6 +153,23 @@ class TableSetWriter(SetWriter[TableSpec]):
         record = publish_tables(self._output, self.spec, shards, counts)
         self._finish([*failed, *(key.tobytes() for key in rows.keys[new & rows.failed])])
         return record
+
+    @property
+    def published(self) -> TableSetRecord | None:
+        return self._record
+
+    def bytes_of(self, rows: int) -> tuple[int, int] | None:
+        """As many as the existing set or its finished blocks have per row; None without either."""
+        files = [] if self._record is None else self._record.files
+        there = sum(len(part.keys) for part in self._published)
+        if there:
+            each = sum(file.bytes for file in files) / there
+            return round(each * rows), round(2 * each * rows)
+        there = sum(len(block.keys) + len(block.failed) for block in self.blocks)
+        if there:
+            each = sum(block.path.stat().st_size for block in self.blocks) / there
+            return round(each * rows), round(2 * each * rows)
+        return None
 
     # -- the existing set --------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from pipeline.cli import (
     ground,
     neighbours,
     phrase_tokens,
+    plan,
     prepare,
     runs,
     stage,
@@ -35,6 +36,7 @@ _ORDER = (
         "gallery",
         "runs",
         "configure",
+        "plan",
         "stage",
         "cache",
         "doctor",
@@ -71,6 +73,7 @@ app.command("geometry")(geometry.geometry)
 app.command("gallery")(gallery.gallery)
 app.command("configure")(configure.configure)
 app.add_typer(cache.app, name="cache")
+app.command("plan", context_settings={"ignore_unknown_options": True})(plan.plan)
 app.add_typer(stage.app, name="stage")
 app.command("doctor")(doctor.doctor)
 

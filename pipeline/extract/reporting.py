@@ -26,7 +26,7 @@ class Reporter(Protocol):
     def shared(self) -> bool: ...
 
     def progress(
-        self, title: str, total: int, unit: str, done: int
+        self, title: str, total: int, unit: str, done: int, device: str
     ) -> AbstractContextManager[Advance]:
         """As `sightline.progress.progress`."""
         ...
@@ -43,9 +43,9 @@ class Terminal:
     shared: bool = False
 
     def progress(
-        self, title: str, total: int, unit: str, done: int
+        self, title: str, total: int, unit: str, done: int, device: str
     ) -> AbstractContextManager[Advance]:
-        return progress(title, total, unit, done)
+        return progress(title, total, unit, done, device)
 
     def say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -90,7 +90,9 @@ class Sent:
         self._send = send
 
     @contextmanager
-    def progress(self, title: str, total: int, unit: str, done: int) -> Iterator[Advance]:
+    def progress(
+        self, title: str, total: int, unit: str, done: int, device: str
+    ) -> Iterator[Advance]:
         self._send(Begun(title, total, unit, done))
         count, last = 0, time.monotonic()
 

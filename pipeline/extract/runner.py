@@ -21,6 +21,8 @@ from pipeline.extract.account import SetSummary, account, check_failures, say_wh
 from pipeline.extract.memory import HalvingCalls, halved_to
 from pipeline.extract.reporting import TERMINAL, Advance, Reporter
 from sightline.errors import BusyError
+from sightline.hardware import cpu_warning
+from sightline.planning import asked
 from sightline.threads import threads_here, using_threads
 
 Failures = dict[bytes, Failure]
@@ -140,6 +142,10 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
             published first), no disk space, or workers with a different plan.
         BusyError: another run is writing there.
     """
+    if (planning := asked()) is not None:
+        from pipeline.extract.plan_job import plan_job
+
+        return plan_job(job, settings, planning)
     start = time.monotonic()
     writer, unit, count = job.writer, job.unit, 0
     with account(writer, unit), ExitStack() as stack:
@@ -192,13 +198,19 @@ def _compute(job: Job, settings: RunSettings) -> int:
     say_why(writer, reporter)
     if not batches:
         return 0
+    if warning := cpu_warning(settings.device):
+        reporter.say(f"{writer.folder}: warning: {warning}")
     threads = writer.shape.threads
     about = {**machine.described(settings.device), "threads": threads, **job.about}
     about["batch_size"] = job.batch_size()
     with (
         using_threads(threads),
         reporter.progress(
-            writer.folder.as_posix(), writer.planned_rows, job.unit, writer.resumed_rows
+            writer.folder.as_posix(),
+            writer.planned_rows,
+            job.unit,
+            writer.resumed_rows,
+            str(about["device"]),
         ) as advance,
         _writing_behind(writer) as write,
     ):

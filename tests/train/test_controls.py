@@ -14,7 +14,7 @@ from sightline.errors import SightlineError
 from train.batch import Batch
 from train.data import TrainingData
 from train.objectives import make_objective
-from train.train_run import spec_digest
+from train.run_inputs import spec_digest
 
 
 @pytest.fixture(scope="module")

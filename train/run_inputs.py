@@ -1,0 +1,211 @@
+"""The inputs of a training run, and what an earlier run of them left to resume from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.cache.keys import key_of_file
+from sightline.digest import digest
+from sightline.encoder_folder import files_of
+from sightline.errors import SightlineError
+from train.callbacks import Say
+from train.checkpoints import Best
+from train.code_digest import code_of
+from train.data import TrainingData
+from train.evaluate.similarity import GradedPairs
+from train.evaluate.sts import load_dev_set
+from train.export import check_exportable
+from train.gradient_cache import chunks_of
+from train.loop import read_state
+from train.model import check_tokenizer, load_student
+from train.objective_registry import modules_of
+from train.objectives import Objective, make_objective
+from train.precision_probe import probed
+from train.probe_record import PrecisionProbe
+from train.processes import Processes
+from train.run_folder import RunFolder
+from train.run_spec import RunSpec
+from train.run_summary import RunSummary
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The inputs of a run, checked against each other, their digest, and that of the code."""
+
+    spec: RunSpec
+    objective: Objective
+    device: torch.device
+    data: TrainingData
+    dev: GradedPairs | None
+    digest: str
+    code: dict[str, str]
+    precision_probe: PrecisionProbe | None = None
+
+    def of_probe(self, probe: PrecisionProbe) -> RunInputs:
+        """The same with the precision that a probe chose; the digest is that of asking for it."""
+        train = self.spec.train.model_copy(update={"precision": probe.choice})
+        spec = self.spec.model_copy(update={"train": train})
+        digest = spec_digest(spec, self.objective, self.data, self.dev)
+        return replace(self, spec=spec, digest=digest, precision_probe=probe)
+
+    @classmethod
+    def open(cls, spec: RunSpec, processes: Processes) -> RunInputs:
+        size = spec.train.batch_size
+        if size % processes.count:
+            raise SightlineError(
+                f"batch_size is {size}, which {processes.count} processes cannot share evenly; "
+                f"give a multiple of {processes.count}, or start a different number of processes"
+            )
+        objective = make_objective(spec.objective, spec.parameters)
+        check_exportable(spec.student.pooling)
+        device = processes.device(spec.train.device)
+        if spec.train.precision == "fp16" and device.type == "cpu":
+            raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
+        data = TrainingData(spec, objective)
+        dev = None if spec.dev is None else load_dev_set(spec.dev)
+        code = code_of(modules_of(spec.objective, spec.parameters))
+        digest = spec_digest(spec, objective, data, dev)
+        return cls(spec, objective, device, data, dev, digest, code)
+
+
+def with_precision(
+    inputs: RunInputs, folder: RunFolder, processes: Processes, tell: Say
+) -> RunInputs:
+    """``inputs`` with the precision of the finished or begun run that they are of, or a new one."""
+
+    def chosen() -> str:
+        probe = earlier_probe(inputs, folder)
+        if probe is None:
+            rows = rows_at_once(inputs.spec, processes)
+            probe = probed(inputs.spec, inputs.data, inputs.device, rows)
+        return probe.model_dump_json()
+
+    probe = PrecisionProbe.model_validate_json(processes.from_main(chosen))
+    tell(f"{inputs.spec.run}: precision auto: {probe}")
+    return inputs.of_probe(probe)
+
+
+def earlier_probe(inputs: RunInputs, folder: RunFolder) -> PrecisionProbe | None:
+    """What chose the precision of the finished or begun run in ``folder``, if it is of these."""
+    for probe in _probes_of(folder):
+        begun = folder.checkpoints.newest()
+        same = inputs.of_probe(probe).digest
+        finished = RunSummary.load(folder.path)
+        if (finished is not None and finished.spec_digest == same) or (
+            begun is not None and folder.checkpoints.read(begun).digest == same
+        ):
+            return probe
+    return None
+
+
+def _probes_of(folder: RunFolder) -> Iterator[PrecisionProbe]:
+    """What the runs in ``folder`` measured."""
+    finished = RunSummary.load(folder.path)
+    if finished is not None and finished.precision_probe is not None:
+        yield finished.precision_probe
+    newest = folder.checkpoints.newest()
+    if newest is not None and (text := folder.checkpoints.read(newest).precision_probe):
+        yield PrecisionProbe.model_validate_json(text)
+
+
+def rows_at_once(spec: RunSpec, processes: Processes) -> int:
+    """Rows that the encoder gets in a call, in every full batch."""
+    share = processes.shares(spec.train.batch_size)[processes.rank]
+    return len(chunks_of(share, spec.train.chunk)[0])
+
+
+def student_of(
+    spec: RunSpec, data: TrainingData
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    encoder, tokenizer = load_student(spec.student)
+    check_tokenizer(tokenizer, encoder, data.samples, spec.student.max_length, data.vocabulary_size)
+    return encoder, tokenizer
+
+
+def spec_digest(
+    spec: RunSpec, objective: Objective, data: TrainingData, dev: GradedPairs | None
+) -> str:
+    """SHA-256 (hex) over what determines the result: parameters and the content of every input.
+
+    The paths of inputs and result, and how often something is logged, do not change it.
+    """
+    body: dict[str, Any] = spec.model_dump(
+        mode="json",
+        exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "precision_file"},
+    )
+    body["parameters"] = objective.describe()
+    for name in ("logging_steps", "save_steps", "device_cache"):
+        body["train"].pop(name)
+    if spec.train.compile == "off":  # as before it could be on
+        body["train"].pop("compile")
+    if spec.train.chunk is None:  # as before chunks existed
+        body["train"].pop("chunk")
+    files: dict[str, Path] = {}
+    if spec.pairs is not None:
+        files |= {"captions": spec.pairs.captions, "images": spec.pairs.images}
+    if spec.text is not None:
+        files["sentences"] = spec.text.sentences
+    files |= {f"tokens of {name}": path for name, path in data.token_files.items()}
+    if data.phrases_file is not None:
+        files["tokens of phrases"] = data.phrases_file
+    student = Path(spec.student.model)
+    if student.is_dir():
+        files |= {f"student {path.relative_to(student)}": path for path in files_of(student)}
+    body["files"] = {name: key_of_file(path).hex() for name, path in files.items()}
+    body["dev"] = None if dev is None else dev.sha256
+    body["features"] = {
+        slot: [features.fingerprint, features.record.content_digest]
+        for slot, features in data.feature_sets.items()
+    }
+    return digest(body, spaced=True, escaped=True)
+
+
+def checkpoint_to_resume(spec: RunSpec, inputs: RunInputs, folder: RunFolder, tell: Say) -> str:
+    """Name of the checkpoint to resume from; empty if there is none.
+
+    Raises:
+        SightlineError: it is damaged, was made by another optimiser, or lacks the best weights.
+    """
+    path = folder.checkpoints.newest()
+    if path is None:
+        return ""
+    progress = folder.checkpoints.read(path)
+    code = digest(inputs.code)
+    if (progress.digest, progress.code) == (inputs.digest, code):
+        if inputs.dev is not None:
+            _require_best(path, folder.best)
+        tell(f"{spec.run}: resuming from {path.name}")
+        return path.name
+    if progress.optimizer not in ("", spec.train.optimizer):
+        raise SightlineError(
+            f"{path}: was made with train.optimizer {progress.optimizer}, but this run has "
+            f"{spec.train.optimizer}; set {progress.optimizer} to resume, or delete "
+            f"{folder.checkpoints.folder} to start over"
+        )
+    changed = "code" if progress.digest == inputs.digest else "parameters or inputs"
+    tell(f"{spec.run}: the {changed} changed since {path}; starting over")
+    return ""
+
+
+def _require_best(resume: Path, best: Best) -> None:
+    if read_state(resume).best is not None and best.load() is None:
+        raise SightlineError(
+            f"{best.path}: missing or damaged, and {resume.name} was made after it; delete "
+            f"{resume.parent} to train again"
+        )
+
+
+def paths_of(spec: RunSpec) -> list[Path]:
+    """Files and folders that the run reads."""
+    paths: list[Path | None] = [Path(spec.student.model), spec.dev, *spec.features.values()]
+    if spec.pairs is not None:
+        paths += [spec.pairs.captions, spec.pairs.images, spec.pairs.tokens, spec.pairs.phrases]
+    if spec.text is not None:
+        paths += [spec.text.sentences, spec.text.tokens]
+    return [path for path in paths if path is not None]
