@@ -335,7 +335,7 @@ def test_what_cannot_be_planned_is_not_run(capsys, place):
 def test_what_can_be_planned_exists():
     import typer
 
-    from pipeline.cli import app
+    from pipeline.cli.commands import app
 
     root: Any = typer.main.get_command(app)
     for group, names in COMMANDS.items():
