@@ -21,7 +21,7 @@ from sightline.errors import SightlineError
 # mistake, U+0080 to U+009F: there, Windows-1252 punctuation was read as Latin-1. Of these only
 # the ones that begin a terminal's escape sequence are refused.
 _CONTROL = r"\x00-\x08\x0e-\x1f\x7f\x90\x98\x9b\x9d-\x9f"
-_FIND_CONTROL = re.compile(f"[{_CONTROL}]")
+CONTROL = re.compile(f"[{_CONTROL}]")
 _LONE_CR = re.compile(r"\r(?!\r*(?:\n|\Z))")
 
 Text = Annotated[str, StringConstraints(pattern=f"^[^{_CONTROL}]*$")]
@@ -83,7 +83,7 @@ def decoded(path: Path, data: bytes) -> str:
             f"{path}: line {line}: byte {start} (0x{data[start]:02x}) is not UTF-8; convert the "
             f"file first, e.g. `iconv -f latin1 -t utf-8`"
         ) from None
-    if found := _FIND_CONTROL.search(text):
+    if found := CONTROL.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise SightlineError(
             f"{path}: line {line}: {control_fault(found[0])}, e.g. with "
@@ -164,7 +164,7 @@ def parse_yaml(text: str) -> Any:
 
 def control_fault(text: str) -> str | None:
     """What is wrong with ``text`` if it contains a control character, as in `Text`; else None."""
-    if found := _FIND_CONTROL.search(text):
+    if found := CONTROL.search(text):
         return f"contains the control character U+{ord(found[0]):04X}, expected text; remove it"
     return None
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import io
-import re
 import statistics
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -22,11 +21,9 @@ from pipeline.cache.place import Place
 from pipeline.datasets.captioned import write_captioned
 from pipeline.datasets.images import upright_size
 from pipeline.datasets.source import DatasetError, PrepareReport
+from sightline.outside import CONTROL
 
 _LISTED_SHARDS = 6  # on the terminal; dataset.json has all
-# All but white space, and but Windows-1252 punctuation that was read as Latin-1 (U+0080 to U+009F);
-# of the latter, those that begin a terminal's escape sequence.
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\x90\x98\x9b\x9d-\x9f]")
 _INVISIBLE = ("C", "Z")
 
 
@@ -69,7 +66,7 @@ class Packed:
         caption_id = f"{image_id}#{number}"
         readable = text.strip()
         if not (readable and readable.isprintable()):
-            readable, removed = _CONTROL.subn("", readable)
+            readable, removed = CONTROL.subn("", readable)
             readable = readable.strip()
             if removed:
                 self.problem("captions_without_their_control_characters", caption_id)
