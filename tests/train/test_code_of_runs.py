@@ -8,7 +8,7 @@ import pytest
 from conftest import World, silent
 
 from sightline.errors import SightlineError
-from train import train_run as module
+from train import run_inputs as module
 from train.code_digest import code_of
 from train.evaluate.score import Evaluation
 from train.evaluate.score_run import evaluate_run
