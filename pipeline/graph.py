@@ -154,20 +154,15 @@ def feature_inputs(params: Params, dataset: str, kind: Kind, encoder: str) -> Fe
     Raises:
         SightlineError: no such data set or encoder, or a manifest is missing.
     """
-    from pipeline.cache import CAPTIONS, read_manifest
-    from pipeline.extract.feature_inputs import FeatureInputs
-    from pipeline.extract.inputs import entries_of_manifest, objects_of_phrases
+    from pipeline.extract.feature_inputs import images_of, objects_of, texts_of
 
     if kind in ("text", "teacher"):
-        texts = read_manifest(captions_manifest(dataset), CAPTIONS)["text"].to_pylist()
-        return FeatureInputs(kind, params.encoder(kind, encoder), texts)
-    root, images, rules = image_root(params, dataset), images_manifest(dataset), None
+        return texts_of(params.encoder(kind, encoder), captions_manifest(dataset), kind)
+    config, root = params.encoder("image", encoder), image_root(params, dataset)
+    images = images_manifest(dataset)
     if kind == "image":
-        entries = entries_of_manifest(images, root)
-    else:
-        phrases = grounding_folder(dataset)
-        entries, rules = objects_of_phrases(phrases, images, root), params.extract.cutouts
-    return FeatureInputs(kind, params.encoder("image", encoder), entries, rules, root)
+        return images_of(config, images, root)
+    return objects_of(config, grounding_folder(dataset), images, root, params.extract.cutouts)
 
 
 def training_texts(params: Params) -> list[Path]:

@@ -6,7 +6,6 @@ The result for an imported set is kept in its record.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from pipeline.cache.keys import KeyTable, as_keys
 from pipeline.cache.record import FeatureSpec, Kind, Provenance, Recheck
 from pipeline.cache.unit_rows import unit_rows
 from pipeline.extract.encode_missing import WEIGHTS_CAST, ExtractSettings
-from pipeline.extract.feature_inputs import FeatureInputs
+from pipeline.extract.feature_inputs import FeatureInputs, images_of, objects_of, texts_of
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -231,8 +230,8 @@ def _inputs(folder: Path, features: FeatureSet, named: NamedInputs) -> FeatureIn
     kind = features.record.spec.kind
     if named.inputs is None and named.phrases is None:
         return _inputs_of_graph(folder, kind, named.params)
-    config, rules = _encoder_of_record(folder, features, named), _rules_of_record(folder, features)
-    return FeatureInputs(kind, config, _named_entries(folder, kind, named), rules)
+    config = _encoder_of_record(folder, features, named)
+    return _named_inputs(folder, config, features, named)
 
 
 def _options(kind: Kind) -> str:
@@ -254,18 +253,19 @@ def _inputs_of_graph(folder: Path, kind: Kind, params_file: Path) -> FeatureInpu
     )
 
 
-def _named_entries(folder: Path, kind: Kind, named: NamedInputs) -> Sequence[Any]:
+def _named_inputs(
+    folder: Path, config: EncoderConfig, features: FeatureSet, named: NamedInputs
+) -> FeatureInputs:
     """The images, objects or texts given by the user."""
-    from pipeline.extract.inputs import image_entries_of, objects_of_phrases, texts_in
-
+    kind = features.record.spec.kind
     phrases, inputs, root = named.phrases, named.inputs, named.root
     if kind == "object":
         if phrases is None or inputs is None or root is None:
             raise CacheError(f"{folder}: its rows are objects; give all of {_options(kind)}")
-        return objects_of_phrases(phrases, inputs, root)
+        return objects_of(config, phrases, inputs, root, _rules_of_record(folder, features))
     if phrases is not None or inputs is None:
         raise CacheError(f"{folder}: its rows are of kind {kind}; give --inputs without --phrases")
-    return image_entries_of(inputs, root) if kind == "image" else texts_in(inputs)
+    return images_of(config, inputs, root) if kind == "image" else texts_of(config, inputs, kind)
 
 
 def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -> EncoderConfig:
@@ -295,15 +295,13 @@ def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -
     return named_encoder(name, source, kind, pooling=pooling)
 
 
-def _rules_of_record(folder: Path, features: FeatureSet) -> CutoutRules | None:
+def _rules_of_record(folder: Path, features: FeatureSet) -> CutoutRules:
     """The preprocessing of objects, from the record."""
     from pydantic import ValidationError
 
     from pipeline.extract.cutouts import CutoutRules
 
     spec = features.record.spec
-    if spec.kind != "object":
-        return None
     said = {name: spec.preprocessing.get(name) for name in CutoutRules.model_fields}
     try:
         return CutoutRules.model_validate(said)

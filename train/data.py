@@ -28,7 +28,7 @@ from pipeline.cache import (
 from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.lookup import CachedFeatures, CachedTokens, FeatureLookup, TokenLookup
+from train.lookup import FeatureLookup, TokenLookup
 from train.object_rows import ObjectRows
 from train.pairs import Pairs, describe_source, read_pairs
 from train.run_spec import RunSpec, TextSource
@@ -211,10 +211,10 @@ class TrainingData(Dataset[Batch]):
             if need.kind != "object":
                 found = self.feature_sets[slot]
                 where = _rows(found, by_kind[need.kind], slot, need)
-                features[slot] = CachedFeatures(found, where)
+                features[slot] = FeatureLookup(found, where)
         rows = tokens.rows(pairs.caption_keys)
         self._streams["pairs"] = _Rows(
-            tokens, CachedTokens.of(tokens, rows), pairs.caption_keys, features, objects
+            tokens, TokenLookup.of(tokens, rows), pairs.caption_keys, features, objects
         )
         self.samples["pairs"] = _samples(pairs.texts, tokens, rows)
 
@@ -258,7 +258,7 @@ class TrainingData(Dataset[Batch]):
         tokens = open_tokens(source.tokens, max_length)
         rows = tokens.rows(keys)
         self.source["text"] = str(source.sentences)
-        self._streams["text"] = _Rows(tokens, CachedTokens.of(tokens, rows), keys, {})
+        self._streams["text"] = _Rows(tokens, TokenLookup.of(tokens, rows), keys, {})
         self.samples["text"] = _samples(texts, tokens, rows)
 
     def _check_slots(self, spec: RunSpec, needs: Mapping[str, FeatureNeed]) -> None:

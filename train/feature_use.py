@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from pipeline.cache import FeatureSet, FeatureSetRecord
+from pipeline.cache.record import Doubt
 
 
 class FeatureUse(BaseModel):
@@ -15,8 +16,8 @@ class FeatureUse(BaseModel):
         encoder: architecture; `source`: where its weights came from.
         untrained: its weights are random; every table says so.
         provenance: who computed the rows, as `pipeline.cache.record.Provenance` says it.
-        trusted: False for imported rows that were not recomputed, or not with the same result;
-            every table says so.
+        doubt: about imported rows that were not recomputed, or not with the same result; every
+            table says so.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,15 +33,7 @@ class FeatureUse(BaseModel):
     rows: int
     untrained: bool
     provenance: str = "computed here"
-    trusted: bool = True
-
-    @property
-    def doubt(self) -> str:
-        """What a table says about rows that are not trusted, or an empty string."""
-        if self.trusted:
-            return ""
-        checked = "rows differ" in self.provenance
-        return "imported, differs when recomputed" if checked else "imported, not checked"
+    doubt: Doubt = ""
 
     @classmethod
     def of(cls, name: str, record: FeatureSetRecord) -> FeatureUse:
@@ -58,7 +51,7 @@ class FeatureUse(BaseModel):
             rows=record.rows,
             untrained=encoder.untrained,
             provenance=str(record.provenance),
-            trusted=record.provenance.trusted,
+            doubt=record.provenance.doubt,
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Rows of token and feature sets by the number of a training row, from the host or the device.
+"""Rows of token and feature sets by the number of a training row, from the host or a device.
 
 A run reads the same rows in every epoch. On a GPU they are moved there once if they fit, and a
 batch is then a lookup on the device; the values are the same.
@@ -6,9 +6,8 @@ batch is then a lookup on the device; the values are the same.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,161 +21,91 @@ _CHUNK = 1 << 15
 """Rows that are moved at once."""
 
 
-class FeatureLookup(ABC):
-    """Cached features of training rows 0 … n − 1."""
-
-    @abstractmethod
-    def take(self, rows: NDArray[np.int64]) -> Tensor:
-        """Features of ``rows``: float32 [len(rows), D]."""
-
-    @abstractmethod
-    def of(self, rows: NDArray[np.int64]) -> FeatureLookup:
-        """Those of ``rows``, which become rows 0, 1, …"""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """What the distinct rows take on a device."""
-
-    @abstractmethod
-    def moved(self, device: torch.device) -> FeatureLookup:
-        """The same features on ``device``, each distinct row once, in the type of the cache."""
-
-
 @dataclass(frozen=True)
-class CachedFeatures(FeatureLookup):
-    """Read from the cache, on the host.
+class FeatureLookup:
+    """Cached features of training rows 0 … n − 1.
 
     Attributes:
-        features: their set.
-        rows: int64 [n], row of the set for each training row.
+        table: the feature set, read on the host, or the rows of it that are needed, on a device:
+            [distinct, D], in the type of the cache.
+        rows: int64 [n], row of the table for each training row.
     """
 
-    features: FeatureSet
+    table: FeatureSet | Tensor
     rows: NDArray[np.int64]
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
-        found = self.features.gather(self.rows[rows])
-        return torch.from_numpy(found.astype(np.float32, copy=False))
+        """Features of ``rows``: float32 [len(rows), D]."""
+        at = self.rows[rows]
+        if isinstance(self.table, Tensor):
+            return self.table[_index(at, self.table.device)].float()
+        return torch.from_numpy(self.table.gather(at).astype(np.float32, copy=False))
 
-    def of(self, rows: NDArray[np.int64]) -> CachedFeatures:
-        return CachedFeatures(self.features, self.rows[rows])
+    def of(self, rows: NDArray[np.int64]) -> FeatureLookup:
+        """Those of ``rows``, which become rows 0, 1, …"""
+        return replace(self, rows=self.rows[rows])
 
     @property
     def nbytes(self) -> int:
-        return len(np.unique(self.rows)) * self.features.dim * self.features.dtype.itemsize
+        """What the distinct rows take on a device."""
+        if isinstance(self.table, Tensor):
+            return self.table.nbytes
+        return len(np.unique(self.rows)) * self.table.dim * self.table.dtype.itemsize
 
-    def moved(self, device: torch.device) -> DeviceFeatures:
+    def moved(self, device: torch.device) -> FeatureLookup:
+        """The same features on ``device``, each distinct row once."""
+        if isinstance(self.table, Tensor):
+            return replace(self, table=self.table.to(device))
         distinct, places = np.unique(self.rows, return_inverse=True)
-        dtype = torch.from_numpy(np.empty(0, self.features.dtype)).dtype
-        table = torch.empty(len(distinct), self.features.dim, dtype=dtype, device=device)
+        dtype = torch.from_numpy(np.empty(0, self.table.dtype)).dtype
+        table = torch.empty(len(distinct), self.table.dim, dtype=dtype, device=device)
         for start in range(0, len(distinct), _CHUNK):
-            part = self.features.gather(distinct[start : start + _CHUNK])
+            part = self.table.gather(distinct[start : start + _CHUNK])
             table[start : start + len(part)] = torch.from_numpy(part).to(device)
-        return DeviceFeatures(table, places.astype(np.int64))
+        return FeatureLookup(table, places.astype(np.int64))
 
 
 @dataclass(frozen=True)
-class DeviceFeatures(FeatureLookup):
-    """Held on a device.
-
-    Attributes:
-        table: [distinct, D] on the device, float16 or float32.
-        places: int64 [n], row of the table for each training row.
-    """
-
-    table: Tensor
-    places: NDArray[np.int64]
-
-    def take(self, rows: NDArray[np.int64]) -> Tensor:
-        return self.table[_index(self.places[rows], self.table.device)].float()
-
-    def of(self, rows: NDArray[np.int64]) -> DeviceFeatures:
-        return DeviceFeatures(self.table, self.places[rows])
-
-    @property
-    def nbytes(self) -> int:
-        return self.table.nbytes
-
-    def moved(self, device: torch.device) -> DeviceFeatures:
-        return DeviceFeatures(self.table.to(device), self.places)
-
-
-class TokenLookup(ABC):
+class TokenLookup:
     """Token ids of training rows 0 … n − 1.
 
     Attributes:
+        tokens: their token set.
+        rows: int64 [n], row of the set for each training row.
         lengths: int64 [n], tokens of each row.
+        table: the padded ids of all rows, on a device: int32 [n, longest]; None reads the set.
     """
-
-    lengths: NDArray[np.int64]
-
-    @abstractmethod
-    def take(self, rows: NDArray[np.int64]) -> Tensor:
-        """Token ids of ``rows``, padded to the longest: int64 [len(rows), L]."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """What the padded rows take on a device."""
-
-    @abstractmethod
-    def moved(self, device: torch.device) -> TokenLookup:
-        """The same ids on ``device``, padded to the longest of all rows."""
-
-
-@dataclass(frozen=True)
-class CachedTokens(TokenLookup):
-    """Read from a token set, on the host."""
 
     tokens: TokenSet
     rows: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    table: Tensor | None = None
 
     @classmethod
-    def of(cls, tokens: TokenSet, rows: NDArray[np.int64]) -> CachedTokens:
+    def of(cls, tokens: TokenSet, rows: NDArray[np.int64]) -> TokenLookup:
         """Those of ``rows`` of ``tokens``."""
         return cls(tokens, rows, tokens.lengths[rows].astype(np.int64))
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(pad(self.tokens, self.rows[rows]).astype(np.int64))
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.rows) * int(self.lengths.max(initial=0)) * 4
-
-    def moved(self, device: torch.device) -> DeviceTokens:
-        longest = int(self.lengths.max())
-        table = torch.full(
-            (len(self.rows), longest), self.tokens.pad_token_id, dtype=torch.int32, device=device
-        )
-        for start in range(0, len(self.rows), _CHUNK):
-            part = pad(self.tokens, self.rows[start : start + _CHUNK])
-            table[start : start + len(part), : part.shape[1]] = torch.from_numpy(part).to(device)
-        return DeviceTokens(table, self.lengths)
-
-
-@dataclass(frozen=True)
-class DeviceTokens(TokenLookup):
-    """Held on a device.
-
-    Attributes:
-        table: int32 [n, longest] on the device.
-    """
-
-    table: Tensor
-    lengths: NDArray[np.int64]
-
-    def take(self, rows: NDArray[np.int64]) -> Tensor:
+        """Token ids of ``rows``, padded to the longest: int64 [len(rows), L]."""
+        if self.table is None:
+            return torch.from_numpy(pad(self.tokens, self.rows[rows]).astype(np.int64))
         longest = int(self.lengths[rows].max())
         return self.table[:, :longest][_index(rows, self.table.device)].long()
 
     @property
     def nbytes(self) -> int:
-        return self.table.nbytes
+        """What the padded rows take on a device."""
+        return len(self.rows) * int(self.lengths.max(initial=0)) * 4
 
-    def moved(self, device: torch.device) -> DeviceTokens:
-        return DeviceTokens(self.table.to(device), self.lengths)
+    def moved(self, device: torch.device) -> TokenLookup:
+        """The same ids on ``device``, padded to the longest of all rows."""
+        shape = len(self.rows), int(self.lengths.max())
+        table = torch.full(shape, self.tokens.pad_token_id, dtype=torch.int32, device=device)
+        for start in range(0, len(self.rows), _CHUNK):
+            part = pad(self.tokens, self.rows[start : start + _CHUNK])
+            table[start : start + len(part), : part.shape[1]] = torch.from_numpy(part).to(device)
+        return replace(self, table=table)
 
 
 def pad(tokens: TokenSet, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int32]:

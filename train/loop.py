@@ -17,7 +17,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -192,8 +192,12 @@ class Loop:
         numbers = range(first, min(first + config.gradient_accumulation, self._micro_batches))
         self._model.train()
         self._optimizer.zero_grad()
-        batches = [self._batch(k) for k in numbers]
-        terms = [self._micro_batch(batch, len(batches)) for batch in batches]
+        batches, terms = list[Batch](), list[dict[str, Tensor]]()
+        for k in numbers:
+            batch = self._batch(k)
+            terms.append(self._micro_batch(batch, len(numbers)))
+            # without the features: some steps may pass before somebody looks
+            batches.append(replace(batch, features={}, phrases=None))
         self._processes.add_gradients(self._model.encoder)
         # every process has the whole gradient of the heads
         of_heads = (weight.grad for weight in self._model.heads.parameters())

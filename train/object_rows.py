@@ -14,7 +14,7 @@ from torch import Tensor
 from pipeline.cache import FeatureSet, PhraseTokens, RaggedPhrases, TokenSet, ranges
 from sightline.errors import SightlineError
 from train.batch import Phrases
-from train.lookup import CachedFeatures, FeatureLookup
+from train.lookup import FeatureLookup
 from train.pairs import Pairs
 
 
@@ -77,7 +77,7 @@ class ObjectRows:
         bad = np.array([key.tobytes() in failed for key in found.cutouts], dtype=bool)
         found = _without(found, bad)
         features = {
-            slot: CachedFeatures(each, rows_of(slot, found.cutouts)) for slot, each in sets.items()
+            slot: FeatureLookup(each, rows_of(slot, found.cutouts)) for slot, each in sets.items()
         }
         starts, ends = found.starts.astype(np.int64), found.ends.astype(np.int64)
         file = phrase_tokens.path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,12 +35,12 @@ from train.processes import Processes
 from train.run_folder import RunFolder
 from train.run_inputs import (
     RunInputs,
+    build_model,
     checkpoint_to_resume,
     earlier_probe,
     rows_at_once,
-    student_of,
 )
-from train.run_spec import AUTO, RunSpec
+from train.run_spec import AUTO
 from train.run_summary import RunSummary
 from train.selection import dev_score
 
@@ -88,9 +88,11 @@ def plan_run(
     left = 0 if finished else steps - done
     timed, size = None, None
     if left:
-        model, embedder = _built(inputs, processes)
+        with _own_randomness(inputs.device):
+            model, tokenizer = build_model(inputs, processes)
+        embedder = Embedder(model.encoder, tokenizer, spec.student.pooling)
         size = 4 * sum(weight.numel() for weight in model.parameters())
-        remarks += _remarks(spec, inputs, left, size, folder)
+        remarks += _remarks(inputs, left, size, folder)
         if planning.probes(spec.out, left):
             timed = _probed(inputs, processes, model, embedder, steps, planning, remarks.append)
     else:
@@ -127,10 +129,9 @@ def _with_precision(
         probe = probe_precision(inputs.spec, inputs.data, inputs.device, rows)
     if probe is not None:
         say(f"precision auto: {probe}")
-        return inputs.of_probe(probe)
+        return inputs.of_precision(probe.choice, probe)
     say("precision auto: not chosen yet")
-    train = inputs.spec.train.model_copy(update={"precision": "fp32"})
-    return replace(inputs, spec=inputs.spec.model_copy(update={"train": train}))
+    return inputs.of_precision("fp32")
 
 
 def _resumed(inputs: RunInputs, folder: RunFolder, say: Say) -> int:
@@ -139,7 +140,7 @@ def _resumed(inputs: RunInputs, folder: RunFolder, say: Say) -> int:
     def tell(line: str) -> None:
         say(line.removeprefix(f"{inputs.spec.run}: "))
 
-    name = checkpoint_to_resume(inputs.spec, inputs, folder, tell)
+    name = checkpoint_to_resume(inputs, folder, tell)
     return read_state(folder.checkpoints.folder / name).step if name else 0
 
 
@@ -148,35 +149,17 @@ def _scores(done: int, steps: int, every: int) -> int:
     return steps // every - done // every + (steps % every != 0)
 
 
-def _remarks(
-    spec: RunSpec, inputs: RunInputs, left: int, size: int, folder: RunFolder
-) -> Iterator[str]:
-    every = spec.train.save_steps or spec.train.eval_steps
+def _remarks(inputs: RunInputs, left: int, size: int, folder: RunFolder) -> Iterator[str]:
+    train = inputs.spec.train
+    every = train.save_steps or train.eval_steps
     yield f"{-(-left // every):,} checkpoints of {in_bytes(3 * size)}, whose writing is not timed"
-    if spec.train.early_stopping_patience is not None:
+    if train.early_stopping_patience is not None:
         yield "it may stop early"
     if warning := cpu_warning(inputs.device.type):
         yield f"warning: {warning}"
     free = free_bytes(folder.output.folder)
     if _COPIES * size > free:
         yield f"warning: the disk needs {in_bytes(_COPIES * size)} and has {in_bytes(free)} free"
-
-
-def _built(inputs: RunInputs, processes: Processes) -> tuple[GroundedModel, Embedder]:
-    spec = inputs.spec
-    assert spec.train.precision != AUTO
-    with _own_randomness(inputs.device):
-        encoder, tokenizer = student_of(spec, inputs.data)
-        rows = rows_at_once(spec, processes) if spec.train.compile == "on" else None
-        model = GroundedModel(
-            encoder,
-            inputs.objective,
-            spec.student.pooling,
-            inputs.data.dims,
-            precision=spec.train.precision,
-            compiled_rows=rows,
-        )
-    return model, Embedder(encoder, tokenizer, spec.student.pooling)
 
 
 def _own_randomness(device: torch.device) -> AbstractContextManager[None]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from pipeline.cache.keys import key_of_file
 from sightline.digest import digest
@@ -23,36 +23,51 @@ from train.evaluate.sts import load_dev_set
 from train.export import check_exportable
 from train.gradient_cache import chunks_of
 from train.loop import read_state
-from train.model import check_tokenizer, load_student
+from train.model import GroundedModel, check_tokenizer, load_student
 from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
 from train.precision_probe import probed
 from train.probe_record import PrecisionProbe
 from train.processes import Processes
 from train.run_folder import RunFolder
-from train.run_spec import RunSpec
+from train.run_spec import AUTO, Precision, RunSpec
 from train.run_summary import RunSummary
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The inputs of a run, checked against each other, their digest, and that of the code."""
+    """The inputs of a run, checked against each other.
+
+    Attributes:
+        content: digests of what they contain.
+        code: digests of the code that trains on them.
+    """
 
     spec: RunSpec
     objective: Objective
     device: torch.device
     data: TrainingData
     dev: GradedPairs | None
-    digest: str
+    content: Mapping[str, Any]
     code: dict[str, str]
     precision_probe: PrecisionProbe | None = None
 
-    def of_probe(self, probe: PrecisionProbe) -> RunInputs:
-        """The same with the precision that a probe chose; the digest is that of asking for it."""
-        train = self.spec.train.model_copy(update={"precision": probe.choice})
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) over what determines the result: parameters and content of every input.
+
+        The paths of inputs and result, and how often something is logged, do not change it.
+        """
+        return spec_digest(self.spec, self.objective, self.content)
+
+    def of_precision(self, precision: Precision, probe: PrecisionProbe | None = None) -> RunInputs:
+        """The same with a precision, which a probe may have chosen.
+
+        The digest is that of asking for it.
+        """
+        train = self.spec.train.model_copy(update={"precision": precision})
         spec = self.spec.model_copy(update={"train": train})
-        digest = spec_digest(spec, self.objective, self.data, self.dev)
-        return replace(self, spec=spec, digest=digest, precision_probe=probe)
+        return replace(self, spec=spec, precision_probe=probe)
 
     @classmethod
     def open(cls, spec: RunSpec, processes: Processes) -> RunInputs:
@@ -70,8 +85,7 @@ class RunInputs:
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_dev_set(spec.dev)
         code = code_of(modules_of(spec.objective, spec.parameters))
-        digest = spec_digest(spec, objective, data, dev)
-        return cls(spec, objective, device, data, dev, digest, code)
+        return cls(spec, objective, device, data, dev, content_of(spec, data, dev), code)
 
 
 def with_precision(
@@ -88,14 +102,14 @@ def with_precision(
 
     probe = PrecisionProbe.model_validate_json(processes.from_main(chosen))
     tell(f"{inputs.spec.run}: precision auto: {probe}")
-    return inputs.of_probe(probe)
+    return inputs.of_precision(probe.choice, probe)
 
 
 def earlier_probe(inputs: RunInputs, folder: RunFolder) -> PrecisionProbe | None:
     """What chose the precision of the finished or begun run in ``folder``, if it is of these."""
     for probe in _probes_of(folder):
         begun = folder.checkpoints.newest()
-        same = inputs.of_probe(probe).digest
+        same = inputs.of_precision(probe.choice).digest
         finished = RunSummary.load(folder.path)
         if (finished is not None and finished.spec_digest == same) or (
             begun is not None and folder.checkpoints.read(begun).digest == same
@@ -120,21 +134,31 @@ def rows_at_once(spec: RunSpec, processes: Processes) -> int:
     return len(chunks_of(share, spec.train.chunk)[0])
 
 
-def student_of(
-    spec: RunSpec, data: TrainingData
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    encoder, tokenizer = load_student(spec.student)
-    check_tokenizer(tokenizer, encoder, data.samples, spec.student.max_length, data.vocabulary_size)
-    return encoder, tokenizer
+def build_model(
+    inputs: RunInputs, processes: Processes
+) -> tuple[GroundedModel, PreTrainedTokenizerBase]:
+    """The student with its heads, drawn from the global random state, and its tokenizer.
 
-
-def spec_digest(
-    spec: RunSpec, objective: Objective, data: TrainingData, dev: GradedPairs | None
-) -> str:
-    """SHA-256 (hex) over what determines the result: parameters and the content of every input.
-
-    The paths of inputs and result, and how often something is logged, do not change it.
+    Raises:
+        SightlineError: the student cannot be loaded, or the token ids are not its tokenizer's.
     """
+    student, train, data = inputs.spec.student, inputs.spec.train, inputs.data
+    assert train.precision != AUTO
+    encoder, tokenizer = load_student(student)
+    check_tokenizer(tokenizer, encoder, data.samples, student.max_length, data.vocabulary_size)
+    model = GroundedModel(
+        encoder,
+        inputs.objective,
+        student.pooling,
+        data.dims,
+        precision=train.precision,
+        compiled_rows=rows_at_once(inputs.spec, processes) if train.compile == "on" else None,
+    )
+    return model, tokenizer
+
+
+def spec_digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> str:
+    """As `RunInputs.digest`, with the ``content`` of the inputs."""
     body: dict[str, Any] = spec.model_dump(
         mode="json",
         exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "precision_file"},
@@ -146,6 +170,11 @@ def spec_digest(
         body["train"].pop("compile")
     if spec.train.chunk is None:  # as before chunks existed
         body["train"].pop("chunk")
+    return digest({**body, **content}, spaced=True, escaped=True)
+
+
+def content_of(spec: RunSpec, data: TrainingData, dev: GradedPairs | None) -> dict[str, Any]:
+    """Digests of every input of ``spec``, opened as ``data`` and ``dev``."""
     files: dict[str, Path] = {}
     if spec.pairs is not None:
         files |= {"captions": spec.pairs.captions, "images": spec.pairs.images}
@@ -157,22 +186,23 @@ def spec_digest(
     student = Path(spec.student.model)
     if student.is_dir():
         files |= {f"student {path.relative_to(student)}": path for path in files_of(student)}
-    body["files"] = {name: key_of_file(path).hex() for name, path in files.items()}
-    body["dev"] = None if dev is None else dev.sha256
-    body["features"] = {
-        slot: [features.fingerprint, features.record.content_digest]
-        for slot, features in data.feature_sets.items()
+    return {
+        "files": {name: key_of_file(path).hex() for name, path in files.items()},
+        "dev": None if dev is None else dev.sha256,
+        "features": {
+            slot: [features.fingerprint, features.record.content_digest]
+            for slot, features in data.feature_sets.items()
+        },
     }
-    return digest(body, spaced=True, escaped=True)
 
 
-def checkpoint_to_resume(spec: RunSpec, inputs: RunInputs, folder: RunFolder, tell: Say) -> str:
+def checkpoint_to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> str:
     """Name of the checkpoint to resume from; empty if there is none.
 
     Raises:
         SightlineError: it is damaged, was made by another optimiser, or lacks the best weights.
     """
-    path = folder.checkpoints.newest()
+    spec, path = inputs.spec, folder.checkpoints.newest()
     if path is None:
         return ""
     progress = folder.checkpoints.read(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -36,13 +35,12 @@ from train.processes import ARRIVAL_LIMIT, LostProcess, Processes
 from train.run_folder import RunFolder
 from train.run_inputs import (
     RunInputs,
+    build_model,
     checkpoint_to_resume,
     paths_of,
-    rows_at_once,
-    student_of,
     with_precision,
 )
-from train.run_spec import AUTO, Precision, RunSpec
+from train.run_spec import AUTO, RunSpec
 from train.run_summary import RunSummary
 from train.selection import dev_score
 from train.stop import StopAtStep
@@ -153,25 +151,17 @@ def _run(
         stop: holds signals back from code that they would interrupt.
     """
     tell = (say or to_stderr) if processes.main else _nobody
-    spec, objective, data, dev = inputs.spec, inputs.objective, inputs.data, inputs.dev
-    found = processes.from_main(lambda: checkpoint_to_resume(spec, inputs, folder, tell))
-    resume, progress = processes.together(lambda: _progress(spec, inputs, folder, found))
+    spec, data, dev = inputs.spec, inputs.data, inputs.dev
+    found = processes.from_main(lambda: checkpoint_to_resume(inputs, folder, tell))
+    resume, progress = processes.together(lambda: _progress(inputs, folder, found))
     if progress.processes[-1:] != [processes.count]:
         progress.processes.append(processes.count)
     processes.from_main(lambda: _warn(inputs, tell))
 
     torch.manual_seed(spec.seed)  # before the heads are drawn
-    encoder, tokenizer = processes.together(lambda: student_of(spec, data))
-    model = GroundedModel(
-        encoder,
-        objective,
-        spec.student.pooling,
-        data.dims,
-        precision=_settled(spec.train.precision),
-        compiled_rows=rows_at_once(spec, processes) if spec.train.compile == "on" else None,
-    )
-    embedder = Embedder(encoder, tokenizer, spec.student.pooling)
-    processes.from_main(lambda: _begin(spec, inputs, folder, resume, tell))
+    model, tokenizer = processes.together(lambda: build_model(inputs, processes))
+    embedder = Embedder(model.encoder, tokenizer, spec.student.pooling)
+    processes.from_main(lambda: _begin(inputs, folder, resume, tell))
     size = spec.train.eval_batch_size
     shown = [ProgressReport(spec.run, say)] if processes.main else []
     loop = Loop(
@@ -210,22 +200,18 @@ def _run(
         best_step = None
         if dev is not None:
             if spec.train.keep_last and folder.best.step != state.step:
-                export_last(results / LAST_FILE, encoder)
+                export_last(results / LAST_FILE, model.encoder)
             best_step = _load_best(model, folder.best)
         trained = sum(each.numel() for each in model.parameters())
-        summary = _summarise(spec, inputs, state, progress, best_step, trained)
-        card = model_card(summary, objective.source, spec.student.pooling)
+        summary = _summarise(inputs, state, progress, best_step, trained)
+        card = model_card(summary, inputs.objective.source, spec.student.pooling)
         with quiet():
-            export_model(results / MODEL_FOLDER, encoder, tokenizer, spec.student.pooling, card)
+            folder_of_model = results / MODEL_FOLDER
+            export_model(folder_of_model, model.encoder, tokenizer, spec.student.pooling, card)
         export_heads(results / HEADS_FILE, model.heads)
         return folder.finish(summary, results).model_dump_json(by_alias=True)
 
     return processes.from_main(finish)
-
-
-def _settled(precision: Precision | Literal["auto"]) -> Precision:
-    assert precision != AUTO
-    return precision
 
 
 def _warn(inputs: RunInputs, tell: Say) -> str:
@@ -239,10 +225,9 @@ def _warn(inputs: RunInputs, tell: Say) -> str:
     return ""
 
 
-def _begin(
-    spec: RunSpec, inputs: RunInputs, folder: RunFolder, resume: Path | None, tell: Say
-) -> str:
+def _begin(inputs: RunInputs, folder: RunFolder, resume: Path | None, tell: Say) -> str:
     """Remove what is not from this run."""
+    spec = inputs.spec
     before = RunSummary.load(folder.path)
     if resume is None and folder.begin():
         why = "this version cannot read it"
@@ -279,16 +264,17 @@ def _manifests(spec: RunSpec) -> list[Path]:
 
 
 def _progress(
-    spec: RunSpec, inputs: RunInputs, folder: RunFolder, checkpoint: str
+    inputs: RunInputs, folder: RunFolder, checkpoint: str
 ) -> tuple[Path | None, Progress]:
     """The checkpoint that process 0 found, and the run's progress; a new run without one."""
+    optimizer = inputs.spec.train.optimizer
     if not checkpoint:
         probe = inputs.precision_probe
         return None, Progress(
             inputs.digest,
             digest(inputs.code),
             processes=[],
-            optimizer=spec.train.optimizer,
+            optimizer=optimizer,
             precision_probe="" if probe is None else probe.model_dump_json(),
         )
     path = folder.checkpoints.folder / checkpoint
@@ -298,7 +284,7 @@ def _progress(
             "put the run's folder where all processes can see it"
         )
     progress = folder.checkpoints.read(path)
-    progress.optimizer = spec.train.optimizer
+    progress.optimizer = optimizer
     return path, progress
 
 
@@ -320,15 +306,13 @@ def _load_best(model: GroundedModel, best: Best) -> int:
 
 
 def _summarise(
-    spec: RunSpec,
     inputs: RunInputs,
     state: LoopState,
     progress: Progress,
     best_step: int | None,
     parameters: int,
 ) -> RunSummary:
-    data = inputs.data
-    seconds = progress.seconds
+    spec, data, seconds = inputs.spec, inputs.data, progress.seconds
     return RunSummary(
         run=spec.run,
         objective=spec.objective,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ class TakenStep:
     Attributes:
         step: steps done before it.
         sentences: rows trained on before it.
-        batches: its micro-batches.
+        batches: its micro-batches, without their features.
         terms: the loss terms of each, on the device.
         norm: gradient norm, on the device.
         groups: the optimiser's, before it.
@@ -67,9 +67,7 @@ class Watch:
 
     def add(self, taken: TakenStep) -> None:
         """Take note of a step, before the optimiser's."""
-        # without the features: some steps may pass before the next look
-        light = [replace(batch, features={}, phrases=None) for batch in taken.batches]
-        self._taken.append(replace(taken, batches=light))
+        self._taken.append(taken)
         values = [terms[TOTAL].float() for terms in taken.terms]
         if self._norm_counts:
             values.append(taken.norm)

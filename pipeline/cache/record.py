@@ -167,6 +167,9 @@ class TableShard(_Strict):
     computed: dict[str, Any] = {}
 
 
+Doubt = Literal["", "imported, not checked", "imported, differs when recomputed"]
+
+
 class Recheck(_Strict):
     """What re-encoding some rows of an imported set found.
 
@@ -216,9 +219,13 @@ class Provenance(_Strict):
         return fields
 
     @property
-    def trusted(self) -> bool:
-        """Whether Sightline computed the rows, or some of them again with the same result."""
-        return not self.imported or self.recomputed > 0
+    def doubt(self) -> Doubt:
+        """Why the rows may not be what their encoder computes; empty if nothing says so."""
+        if not self.imported or self.recomputed:
+            return ""
+        return (
+            "imported, not checked" if self.check is None else "imported, differs when recomputed"
+        )
 
     def checked(self, found: Recheck) -> Provenance:
         """This provenance after another check of an imported set.
@@ -238,9 +245,7 @@ class Provenance(_Strict):
     def __str__(self) -> str:
         if not self.imported:
             return "computed here"
-        if self.check is not None:
-            return f"imported, {self.check}"
-        return "imported, not checked"
+        return f"imported, {self.check or 'not checked'}"
 
 
 class SetRecord(_Strict):

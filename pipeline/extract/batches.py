@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import socket
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -219,11 +221,13 @@ def decoded_batches(
         pinned: put them into memory that a GPU copies from while it computes.
 
     Raises:
-        SightlineError: a decode process died.
+        SightlineError: a decode process died, or cannot send its batches.
     """
     first = next(batches, None)
     if first is None:
         return  # without starting a process
+    if workers:
+        _require_sockets()
     # the number is the user's choice, and containers often report too few cores
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     loader = DataLoader(
@@ -243,6 +247,28 @@ def decoded_batches(
         raise SightlineError(
             f"a decode process died: {str(error).splitlines()[0]} Finished work is kept; rerun "
             "the same command, with fewer workers if memory was short (--workers 0: none)"
+        ) from error
+
+
+def _require_sockets() -> None:
+    """Refuse a temporary folder that holds no sockets, over which batches are handed on.
+
+    A decode process without one drops its batches, and the command would wait for them for ever.
+    The usual reason: the path of a socket has at most 107 bytes (103 on macOS).
+    """
+    folder = tempfile.gettempdir()
+    try:
+        # a path as long as those of `multiprocessing`
+        with (
+            tempfile.TemporaryDirectory(prefix="pymp-", dir=folder) as made,
+            socket.socket(socket.AF_UNIX) as probe,
+        ):
+            probe.bind(f"{made}/listener-12345678")
+    except OSError as error:
+        raise SightlineError(
+            f"{folder}: decode processes cannot open a socket in this temporary folder: {error}; "
+            "set TMPDIR to a folder on a local disk with a path of at most 70 bytes, or decode "
+            "without processes (--workers 0)"
         ) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.cache import FeatureSet
 from pipeline.cache.record import Kind
@@ -12,13 +11,7 @@ from pipeline.datasets.prepared import PreparedDataset
 from pipeline.encoders.encoder_config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.encode_missing import ExtractSettings
-from pipeline.extract.feature_inputs import FeatureInputs
-from pipeline.extract.inputs import (
-    entries_of_manifest,
-    image_entries_of,
-    objects_of_phrases,
-    texts_in,
-)
+from pipeline.extract.feature_inputs import FeatureInputs, images_of, objects_of, texts_of
 from sightline.errors import SightlineError
 
 
@@ -52,36 +45,36 @@ def extract_features(
     from sightline.devices import check_precision, pick_device
 
     where = pick_device(device)
-    entries, read = _entries(data, kind, phrases)
-    if kind == "object":
-        rules = rules or CutoutRules()
+    inputs, read = _inputs(data, encoder, kind, phrases, rules or CutoutRules())
     how = replace(
         settings,
         precision=check_precision(settings.precision),
         device=str(where),
         inputs=(*settings.inputs, *read),
     )
-    inputs = FeatureInputs(kind, encoder, entries, rules if kind == "object" else None)
     inputs.encode(Path(out), how, where)
     return FeatureSet.open(out)
 
 
-def _entries(
-    data: PreparedDataset | Path | str, kind: Kind, phrases: Path | None
-) -> tuple[list[Any], list[Path]]:
+def _inputs(
+    data: PreparedDataset | Path | str,
+    encoder: EncoderConfig,
+    kind: Kind,
+    phrases: Path | None,
+    rules: CutoutRules,
+) -> tuple[FeatureInputs, list[Path]]:
     """What is encoded, and the files and folders that it is read from."""
     texts = kind in ("text", "teacher")
     if not isinstance(data, PreparedDataset):
         path = Path(data)
         if kind == "object":
             raise SightlineError(f"{path}: features of objects need a prepared data set")
-        return (texts_in(path) if texts else list(image_entries_of(path))), [path]
+        return texts_of(encoder, path, kind) if texts else images_of(encoder, path, None), [path]
     if texts:
-        return data.captions["text"].to_pylist(), [data.folder]
-    root = data.require_images()
+        return texts_of(encoder, data.captions_manifest, kind), [data.folder]
+    root, images = data.require_images(), data.images_manifest
     if kind == "image":
-        return list(entries_of_manifest(data.images_manifest, root)), [data.folder, root]
+        return images_of(encoder, images, root), [data.folder, root]
     if phrases is None:
         raise SightlineError("features of objects need `phrases`: the records of a grounding")
-    entries = objects_of_phrases(phrases, data.images_manifest, root)
-    return list(entries), [data.folder, root, phrases]
+    return objects_of(encoder, phrases, images, root, rules), [data.folder, root, phrases]

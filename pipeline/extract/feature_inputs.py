@@ -35,7 +35,7 @@ class FeatureInputs:
         config: configuration of the encoder.
         entries: images, objects or texts.
         rules: preprocessing of objects; None for other kinds.
-        root: image folder, if there is one.
+        root: base folder of a manifest's image paths.
     """
 
     kind: Kind
@@ -82,14 +82,14 @@ def encode(
 
 def images_of(config: EncoderConfig, images: Path, root: Path | None) -> FeatureInputs:
     """The images of a folder or manifest; as `image_entries_of`."""
-    return FeatureInputs("image", config, image_entries_of(images, root))
+    return FeatureInputs("image", config, image_entries_of(images, root), root=root)
 
 
 def objects_of(
     config: EncoderConfig, phrases: Path, images: Path, root: Path, rules: CutoutRules
 ) -> FeatureInputs:
     """The objects of a phrases manifest; as `objects_of_phrases`."""
-    return FeatureInputs("object", config, objects_of_phrases(phrases, images, root), rules)
+    return FeatureInputs("object", config, objects_of_phrases(phrases, images, root), rules, root)
 
 
 def texts_of(config: EncoderConfig, texts: Path, kind: Kind) -> FeatureInputs:

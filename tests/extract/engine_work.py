@@ -32,6 +32,7 @@ class StubWork:
             exists already, which it makes), ``error`` or ``bug``.
         once: file that lets only the first process with this number be killed.
         log: folder for a file per process, named by worker and process, with a dot per batch.
+        meet: number of processes that wait for each other at their first batch, in ``log``.
     """
 
     out: Path
@@ -42,6 +43,7 @@ class StubWork:
     broken: dict[int, str] = field(default_factory=dict)
     once: Path | None = None
     log: Path | None = None
+    meet: int = 0
 
     def __call__(self, how: Invocation) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
@@ -69,6 +71,8 @@ class _Broken(StubEncoder):
             name = f"{self._index}-{os.getpid()}-{torch.get_num_threads()}"
             with (work.log / name).open("a") as file:
                 file.write(".")
+            while len(list(work.log.iterdir())) < work.meet:
+                time.sleep(0.01)
         if self._batches == 3:
             self._break(work.broken.get(self._index))
         return super().encode(texts, length)

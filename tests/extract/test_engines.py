@@ -39,6 +39,12 @@ def without_lock(out: Path) -> dict[str, bytes]:
     return {name: data for name, data in files(out).items() if "lock" not in name}
 
 
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    (tmp_path / "log").mkdir()
+    return tmp_path / "log"
+
+
 def numbers(log: Path) -> list[str]:
     """Workers that computed, one entry per process."""
     return sorted(path.name.split("-")[0] for path in log.iterdir())
@@ -118,19 +124,18 @@ def test_a_launcher_is_not_read_unless_asked(tmp_path, monkeypatch, expected) ->
     assert without_lock(tmp_path / "set") == expected
 
 
-def test_two_devices_leave_the_files_of_one_process(tmp_path, capfd, expected) -> None:
-    (tmp_path / "log").mkdir()
-    work = StubWork(tmp_path / "set", pause=0.05, log=tmp_path / "log")
+def test_two_devices_leave_the_files_of_one_process(tmp_path, log, capfd, expected) -> None:
+    work = StubWork(tmp_path / "set", log=log, meet=2)
     summary = run_work(work, ONE, TWO)
     assert without_lock(work.out) == expected
     assert (summary.computed, summary.resumed, summary.record is not None) == (240, 0, True)
-    assert numbers(tmp_path / "log") == ["0", "1"]
+    assert numbers(log) == ["0", "1"]
     assert "Traceback" not in capfd.readouterr().err
     assert run_work(work, ONE, TWO).computed == 0
 
 
-def test_a_dead_child_is_one_error_and_the_others_do_its_work(tmp_path, expected) -> None:
-    work = StubWork(tmp_path / "set", pause=0.02, broken={1: "kill"})
+def test_a_dead_child_is_one_error_and_the_others_do_its_work(tmp_path, log, expected) -> None:
+    work = StubWork(tmp_path / "set", pause=0.05, broken={1: "kill"}, log=log, meet=2)
     with pytest.raises(SightlineError) as caught:
         run_work(work, ONE, TWO)
     found = str(caught.value)
@@ -154,9 +159,10 @@ def test_an_error_of_every_child_is_said_once(tmp_path) -> None:
     assert str(caught.value) == "the third batch is cursed; lift the curse"
 
 
-def test_a_bug_shows_the_traceback_of_the_child(tmp_path) -> None:
+def test_a_bug_shows_the_traceback_of_the_child(tmp_path, log) -> None:
+    work = StubWork(tmp_path / "set", pause=0.05, broken={1: "bug"}, log=log, meet=2)
     with pytest.raises(RuntimeError, match=r"worker 1/2 on cpu failed:\nTraceback[^$]*a bug"):
-        run_work(StubWork(tmp_path / "set", broken={1: "bug"}), ONE, TWO)
+        run_work(work, ONE, TWO)
 
 
 def command(work: StubWork, engine: str, how: str = "threads=1") -> list[str]:
@@ -174,13 +180,12 @@ def command(work: StubWork, engine: str, how: str = "threads=1") -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_all_children_and_keeps_their_work(tmp_path, expected, number) -> None:
-    (tmp_path / "log").mkdir()
-    work = StubWork(tmp_path / "set", pause=0.3, log=tmp_path / "log")
+def test_a_signal_stops_all_children_and_keeps_their_work(tmp_path, log, expected, number) -> None:
+    work = StubWork(tmp_path / "set", pause=0.3, log=log)
     run = subprocess.Popen(
         command(work, "devices='cpu,cpu'"), stderr=subprocess.PIPE, text=True, process_group=0
     )
-    wait_until(lambda: len(list((tmp_path / "log").iterdir())) == 2)
+    wait_until(lambda: len(list(log.iterdir())) == 2)
     time.sleep(1)
     os.kill(run.pid, number)
     _, said = run.communicate(timeout=60)
@@ -189,20 +194,19 @@ def test_a_signal_stops_all_children_and_keeps_their_work(tmp_path, expected, nu
         rf"^stopped by {number.name}: \S+/set: about [\d,]+ of 240 texts are done", said, re.M
     )
     assert "Traceback" not in said
-    children = [int(path.name.split("-")[1]) for path in (tmp_path / "log").iterdir()]
+    children = [int(path.name.split("-")[1]) for path in log.iterdir()]
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     assert 0 < run_work(StubWork(work.out), ONE, TWO).computed < 240
     assert without_lock(work.out) == expected
 
 
-def test_children_end_when_their_parent_is_killed(tmp_path) -> None:
-    (tmp_path / "log").mkdir()
-    work = StubWork(tmp_path / "set", pause=0.3, log=tmp_path / "log")
+def test_children_end_when_their_parent_is_killed(tmp_path, log) -> None:
+    work = StubWork(tmp_path / "set", pause=0.3, log=log)
     run = subprocess.Popen(command(work, "devices='cpu,cpu'"))
-    wait_until(lambda: len(list((tmp_path / "log").iterdir())) == 2)
+    wait_until(lambda: len(list(log.iterdir())) == 2)
     run.kill()
     run.wait()
-    children = [int(path.name.split("-")[1]) for path in (tmp_path / "log").iterdir()]
+    children = [int(path.name.split("-")[1]) for path in log.iterdir()]
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
 
 
@@ -214,14 +218,13 @@ def wait_until(true, seconds: float = 90.0) -> None:
 
 
 def test_workers_of_another_encoder_plan_or_code_are_refused(
-    tmp_path, monkeypatch, expected
+    tmp_path, log, monkeypatch, expected
 ) -> None:
     from pipeline.extract import machine
 
-    (tmp_path / "log").mkdir()
-    work = StubWork(tmp_path / "set", pause=0.3, log=tmp_path / "log")
+    work = StubWork(tmp_path / "set", pause=0.3, log=log)
     run = subprocess.Popen(command(work, "devices='cpu,cpu'"), stdout=subprocess.DEVNULL)
-    wait_until(lambda: len(list((tmp_path / "log").iterdir())) == 2)
+    wait_until(lambda: len(list(log.iterdir())) == 2)
 
     def refused(stranger: StubWork, named: str) -> None:
         said = f"with a different plan than worker 2/3:\n  {named}"
@@ -251,18 +254,17 @@ def test_a_head_that_does_not_answer_is_one_error(tmp_path, monkeypatch) -> None
 
 
 def test_ray_leaves_the_files_of_one_process_though_an_actor_dies(
-    tmp_path, capfd, monkeypatch, expected
+    tmp_path, log, capfd, monkeypatch, expected
 ) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the nodes, for this file
-    (tmp_path / "log").mkdir()
     work = StubWork(
         tmp_path / "set",
         pause=0.05,
         broken={0: "kill"},
         once=tmp_path / "killed",
-        log=tmp_path / "log",
+        log=log,
     )
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     summary = run_work(work, ONE, Engine(name="ray", actors=2))
@@ -272,4 +274,4 @@ def test_ray_leaves_the_files_of_one_process_though_an_actor_dies(
     assert without_lock(work.out) == expected
     assert (tmp_path / "killed").exists()
     assert "worker 0/2 died; its replacement is on" in capfd.readouterr().err
-    assert {path.name.split("-")[2] for path in (tmp_path / "log").iterdir()} == {"1"}
+    assert {path.name.split("-")[2] for path in log.iterdir()} == {"1"}

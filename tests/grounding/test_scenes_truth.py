@@ -126,7 +126,8 @@ def test_what_an_encoder_sees_is_the_rendered_object_on_its_mean_colour(drawn):
         image = ImagePreprocessing(
             (edge, edge), (edge, edge), "bilinear", IMAGENET_MEAN, IMAGENET_STD
         )
-        seen = ObjectReader(CutoutPreprocessing(image, CutoutRules(margin=0)))(entry)
+        preprocessing = CutoutPreprocessing(image, CutoutRules(margin=0))
+        seen = preprocessing.normalised(ObjectReader(preprocessing)(entry))
         mask = decode_mask(row["mask"]["size"], row["mask"]["counts"])[y0:y1, x0:x1]
         pixels = drawn.pixels[row["image_key"]][y0:y1, x0:x1]
         mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)

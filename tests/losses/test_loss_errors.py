@@ -155,7 +155,7 @@ def test_a_nan_in_the_rows_reaches_the_value():
         assert torch.isnan(value)
 
 
-def test_losses_import_torch_and_the_cache_and_nothing_else():
+def test_losses_import_torch_and_the_floor_and_nothing_else():
     """Training from a cache does not need torchvision, open_clip or sam2."""
     imported = set()
     for file in Path(train.losses.__file__).parent.glob("*.py"):
@@ -172,5 +172,6 @@ def test_losses_import_torch_and_the_cache_and_nothing_else():
         "math",
         "torch",
         "torch.nn.functional",
+        "sightline.devices",
         "sightline.errors",
     }

@@ -73,6 +73,19 @@ def test_the_number_of_decode_workers_changes_no_byte(photos, clip, tmp_path):
     assert files(tmp_path / "0") == files(tmp_path / "1") == files(tmp_path / "2")
 
 
+def test_a_temporary_folder_without_room_for_a_socket(capsys, monkeypatch, photos, clip, tmp_path):
+    """Decode processes hand on batches over sockets; a command without them would hang."""
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    assert sightline(*image_words(photos, clip, tmp_path / "out", workers=1)) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert str(deep) in line
+    assert "set TMPDIR to a folder on a local disk" in line
+    assert not list(deep.iterdir())
+    assert sightline(*image_words(photos, clip, tmp_path / "out", workers=0)) == 0
+
+
 def test_a_second_run_computes_nothing_and_a_new_image_computes_one(capsys, photos, clip, tmp_path):
     words = [*image_words(photos, clip, tmp_path / "out"), "--json"]
     computed = []

@@ -571,14 +571,14 @@ def test_equal_rows_are_recorded(scenes, tmp_path, capsys):
     folder = imported(scenes, tmp_path)
     assert "imported, not checked" in capsys.readouterr().out
     before = read_features(folder)
-    assert not before.provenance.trusted
+    assert before.provenance.doubt == "imported, not checked"
     assert recompute(scenes, folder) == 0
     said = capsys.readouterr().out
     assert "5 rows re-encoded" in said
     assert "largest difference" in said
     after = read_features(folder)
     assert after.provenance.recomputed == 5
-    assert after.provenance.trusted
+    assert after.provenance.doubt == ""
     assert "5 rows recomputed and equal (smallest cosine 1.000000" in str(after.provenance)
     assert after.content_digest == before.content_digest
     assert verify(folder) == []
@@ -595,13 +595,13 @@ def test_rows_that_differ_are_recorded_and_no_later_sample_hides_them(
     assert recompute(scenes, folder) == 1
     provenance = read_features(folder).provenance
     assert provenance.recomputed == 0
-    assert not provenance.trusted
+    assert provenance.doubt == "imported, differs when recomputed"
     assert "of 5 recomputed rows differ" in str(provenance)
     assert provenance.check is not None
     better = provenance.check.model_copy(update={"differing": 0, "rows": 1})
     assert provenance.checked(better) == provenance
     other = better.model_copy(update={"fingerprint": "f" * 64})
-    assert provenance.checked(other).trusted  # another encoder is another question
+    assert provenance.checked(other).doubt == ""  # another encoder is another question
     capsys.readouterr()
 
 
@@ -610,7 +610,7 @@ def test_another_encoder_is_a_difference(scenes, tmp_path, capsys):
     assert recompute(scenes, folder, seed=1) == 1
     assert "5 of 5 recomputed rows differ" in str(read_features(folder).provenance)
     assert recompute(scenes, folder) == 0
-    assert read_features(folder).provenance.trusted
+    assert read_features(folder).provenance.doubt == ""
     words = ["--recompute", 2, "--inputs", scenes / "data/images"]
     capsys.readouterr()
     assert sightline("cache", "verify", folder, *words) == 1

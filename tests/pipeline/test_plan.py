@@ -34,8 +34,9 @@ CLIP = {
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
+def place(tmp_path_factory, monkeypatch) -> Path:
     """A folder with images, texts and a model; temporary files go to ``tmp`` in it."""
+    tmp_path = tmp_path_factory.mktemp("p")  # short, for the sockets of decode processes
     (tmp_path / "photos").mkdir()
     rng = np.random.default_rng(0)
     for i in range(10):

@@ -245,16 +245,20 @@ def test_marks_are_in_every_format(format_):
 
 
 @pytest.mark.parametrize(
-    ("provenance", "trusted", "mark"),
+    ("provenance", "doubt", "mark"),
     [
-        ("imported, not checked", False, "features imported, not checked"),
-        ("imported, 2 of 5 recomputed rows differ (…)", False, "features imported, differs when"),
-        ("imported, 5 rows recomputed and equal (…)", True, ""),
+        ("imported, not checked", "imported, not checked", "features imported, not checked"),
+        (
+            "imported, 2 of 5 recomputed rows differ (…)",
+            "imported, differs when recomputed",
+            "features imported, differs when",
+        ),
+        ("imported, 5 rows recomputed and equal (…)", "", ""),
     ],
 )
-def test_imported_features_are_marked_until_they_are_checked(provenance, trusted, mark):
+def test_imported_features_are_marked_until_they_are_checked(provenance, doubt, mark):
     uses = invented("mcse-untrained", 0, SCORES["mcse-untrained"][0]).features
-    changed = {"provenance": provenance, "trusted": trusted, "untrained": False}
+    changed = {"provenance": provenance, "doubt": doubt, "untrained": False}
     features = tuple(each.model_copy(update=changed) for each in uses)
     result = invented("mcse", 0, SCORES["mcse"][0]).model_copy(update={"features": features})
     comparison = compare_runs([FoundRun("m", "mcse", (Path("m"),), (result,))], "mcse", [])

@@ -78,14 +78,14 @@ def _of_set(checks: SetChecks) -> Iterator[Finding]:
             f"The weights are untrained ({checks.weights}): cosines, ranks and thresholds on this "
             "page say nothing about a trained encoder. Extract again with trained weights.",
         )
-    if checks.imported and "rows differ" in checks.provenance:
+    if checks.doubt == "imported, differs when recomputed":
         yield Finding(
             "problem",
             about,
             f"The rows were {checks.provenance}: they are not what this encoder makes of these "
             "inputs. Extract them again, or check with the encoder that made them.",
         )
-    elif checks.imported:
+    elif checks.doubt:
         yield Finding(
             "notice",
             about,

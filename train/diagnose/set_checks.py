@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.cache import FeatureSet
+from pipeline.cache.record import Doubt
 from train.diagnose.distribution import Distribution
 from train.diagnose.unit_rows import (
     Scan,
@@ -100,8 +101,7 @@ class SetChecks:
     Attributes:
         weights: where the encoder's weights came from.
         untrained: they are random.
-        imported: the rows were imported from another tool, and not recomputed with the same
-            result; `provenance` says which.
+        doubt: about rows that were imported from another tool, as `Provenance` has it.
         normalised: whether the record says that every row has length 1; None: it does not say.
         failed: error code → inputs without a row.
         not_finite: rows that contain NaN or infinity; every other number leaves them out.
@@ -121,7 +121,7 @@ class SetChecks:
     encoder: str
     weights: str
     untrained: bool
-    imported: bool
+    doubt: Doubt
     provenance: str
     normalised: bool | None
     rows: int
@@ -186,7 +186,7 @@ def check_set(
         encoder=spec.encoder.name,
         weights=spec.encoder.source,
         untrained=spec.encoder.untrained,
-        imported=not record.provenance.trusted,
+        doubt=record.provenance.doubt,
         provenance=str(record.provenance),
         normalised=spec.normalised,
         rows=len(features),

@@ -130,7 +130,7 @@ class RunResult(_Strict):
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What is to be said about imported feature sets that are not trusted."""
+        """What is to be said about imported feature sets."""
         return tuple(dict.fromkeys(each.doubt for each in self.features if each.doubt))
 
 
