@@ -15,11 +15,10 @@ import hashlib
 import json
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -36,6 +35,7 @@ from train.data import TrainingData
 from train.feed import make_feed
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.log_names import DEV
+from train.log_window import LogWindow
 from train.model import TOTAL, GroundedModel
 from train.objectives.objective import Views
 from train.optimizer import learning_rate, make_optimizer
@@ -135,7 +135,7 @@ class Loop:
         self._checkpoints, self._best, self.progress = checkpoints, best, progress
         self._dev_score = dev_score
         self._callbacks = callbacks
-        self._window = _Window()
+        self._window = LogWindow()
         self.state = LoopState(-(-self._micro_batches // config.gradient_accumulation))
 
     def run(self, resume: Path | None = None) -> LoopState:
@@ -169,7 +169,7 @@ class Loop:
                 self._pause()
             if logs:
                 self._log(self._window.means(learning_rate(config, state.step - 1, state.steps)))
-                self._window = _Window()
+                self._window = LogWindow()
             if self._score_is_due():
                 self._select()
             if saves or state.should_stop:
@@ -429,39 +429,6 @@ class Loop:
 
     def _finite(self) -> bool:
         return all(bool(torch.isfinite(weight).all()) for weight in self._model.parameters())
-
-
-class _Window:
-    """Sums since the last log entry; they stay on the device until they are needed."""
-
-    def __init__(self) -> None:
-        self._sums: defaultdict[str, list[Any]] = defaultdict(lambda: [0.0, 0])
-        self._loss: Any = 0.0
-        self._norm: Any = 0.0
-        self._steps = self._sentences = 0
-        self.seconds = 0.0
-
-    def add(self, terms: dict[str, Tensor], statistics: dict[str, Tensor], parts: int) -> None:
-        """Take the terms of one of ``parts`` micro-batches of a step."""
-        self._loss = self._loss + terms[TOTAL] / parts
-        figures = {f"loss_{name}": term for name, term in terms.items() if name != TOTAL}
-        for name, figure in {**figures, **statistics}.items():
-            sums = self._sums[name]
-            sums[0] = sums[0] + figure.float()
-            sums[1] += 1
-
-    def step(self, norm: Tensor, sentences: int) -> None:
-        self._steps, self._norm = self._steps + 1, norm
-        self._sentences += sentences
-
-    def means(self, rate: float) -> dict[str, float]:
-        """The log entry: means of the terms, the last gradient norm and learning rate."""
-        entry = {"loss": float(self._loss) / self._steps, "grad_norm": float(self._norm)}
-        entry["learning_rate"] = rate
-        entry |= {name: float(value) / count for name, (value, count) in self._sums.items()}
-        if self.seconds > 0:
-            entry["sentences_per_second"] = self._sentences / self.seconds
-        return entry
 
 
 def read_state(checkpoint: Path) -> LoopState:

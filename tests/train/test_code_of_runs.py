@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import World, silent
+from kills import KillAfter, Killed
 
 from sightline.errors import SightlineError
 from train import run_inputs as module
@@ -19,21 +20,6 @@ from train.run_summary import RunSummary
 from train.train_run import train_run
 
 LOSS = "train.losses.contrastive"
-
-
-class Killed(Exception):
-    """Stands for the process being killed."""
-
-
-class KillAfter(Callback):
-    """Dies at the end of a step."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def step(self, state: LoopState) -> None:
-        if state.step == self.at:
-            raise Killed
 
 
 def edit(monkeypatch: pytest.MonkeyPatch, module_name: str = LOSS) -> dict[str, str]:

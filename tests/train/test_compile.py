@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import World, silent
+from kills import KillAfter, Killed
 from run_weights import assert_alike, weights_of
 from transformers import BertModel
 
 from sightline.errors import SightlineError
-from train.loop import Callback, LoopState
 from train.train_run import train_run
 
 pytestmark = [
@@ -45,24 +45,14 @@ def test_compiled_steps_are_the_eager_ones_within_rounding(
     assert_alike(eager, compiled, 1e-4 if "precision" not in more else 1e-2)
 
 
-class Stopped(Exception):
-    """Stands for a kill."""
-
-
-class StopAt(Callback):
-    def step(self, state: LoopState) -> None:
-        if state.step == 4:
-            raise Stopped
-
-
 def test_a_resumed_compiled_run_has_the_weights_of_an_uninterrupted_one(
     world: World, tmp_path: Path
 ) -> None:
     train = {"max_steps": 6, "eval_steps": 2, "compile": "on"}
     train_run(world.spec(tmp_path / "whole", "mcse", train=train), say=silent)
     broken = world.spec(tmp_path / "broken", "mcse", train=train)
-    with pytest.raises(Stopped):
-        train_run(broken, say=silent, callbacks=[StopAt()])
+    with pytest.raises(Killed):
+        train_run(broken, say=silent, callbacks=[KillAfter(4)])
     torch.compiler.reset()  # another process compiles again
     train_run(broken, say=silent)
     whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "broken")

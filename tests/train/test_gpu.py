@@ -11,12 +11,13 @@ import pytest
 import torch
 from conftest import World, silent
 from five_systems import GIVEN, cases_of, features_of
+from kills import KillAfter, Killed
 from run_weights import assert_alike, weights_of
 from step_oracle import Case
 from test_device_data import same
 
 from train.feed import ReadAhead, make_feed
-from train.loop import Callback, Loop, LoopState, NonFiniteLoss
+from train.loop import Loop, NonFiniteLoss
 from train.model import TOTAL, GroundedModel
 from train.run_spec import Precision, RunSpec
 from train.train_run import train_run
@@ -142,24 +143,14 @@ def test_two_equal_runs_have_the_same_weights(
     assert_alike(one, other, SAME[precision])
 
 
-class Stopped(Exception):
-    """Stands for a kill."""
-
-
-class StopAt(Callback):
-    def step(self, state: LoopState) -> None:
-        if state.step == 9:
-            raise Stopped
-
-
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     world: World, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """With dropout, whose masks must be drawn again."""
     whole = trained(world.spec(tmp_path / "whole", "mcse", train=STEPS))
     broken = world.spec(tmp_path / "broken", "mcse", train=STEPS)
-    with pytest.raises(Stopped):
-        train_run(broken, say=silent, callbacks=[StopAt()])
+    with pytest.raises(Killed):
+        train_run(broken, say=silent, callbacks=[KillAfter(9)])
     said: list[str] = []
     train_run(broken, say=said.append)
     assert any("resuming from checkpoint-6" in line for line in said)

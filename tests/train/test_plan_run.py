@@ -7,23 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import World, silent
+from kills import KillAfter, Killed
 
 from sightline.planning import Planned, Planning, WorkPlan
-from train.loop import Callback, LoopState
 from train.plan_run import _scores
 from train.run_spec import RunSpec
 from train.train_run import train_run
-
-
-class Dies(Callback):
-    """Ends the process, as a kill would, after a step."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def step(self, state: LoopState) -> None:
-        if state.step == self.after:
-            raise RuntimeError("killed")
 
 
 class Ticking:
@@ -64,8 +53,8 @@ def test_a_stopped_run_has_the_steps_after_its_checkpoint_to_do(
     world: World, tmp_path: Path
 ) -> None:
     spec = world.spec(tmp_path / "run")  # six steps, a checkpoint and a score every two
-    with pytest.raises(RuntimeError, match="killed"):
-        train_run(spec, say=silent, callbacks=[Dies(5)])
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(5)])
     before = files(tmp_path)
     plan = planned(spec)
     assert (plan.there, plan.left) == (4, 2)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import World, silent
+from kills import KillAfter, Killed
 from safetensors.torch import load_file
 
 from sightline.errors import SightlineError
 from train import precision_probe
 from train.data import TrainingData
-from train.loop import Callback, LoopState
 from train.model import GroundedModel, load_student
 from train.objectives import make_objective
 from train.precision_probe import probe, probed
@@ -90,23 +90,13 @@ def test_auto_trains_exactly_what_asking_for_its_choice_does(
         assert torch.equal(weight, weights_of(tmp_path / "auto")[name])
 
 
-class Stopped(Exception):
-    """Stands for a kill."""
-
-
-class StopAt(Callback):
-    def step(self, state: LoopState) -> None:
-        if state.step == 4:
-            raise Stopped
-
-
 def test_a_resumed_or_finished_run_keeps_its_choice(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = world.spec(tmp_path, "mcse", train={"precision": "auto"})
     monkeypatch.setattr(precision_probe, "probe", lambda *given: FAST)
-    with pytest.raises(Stopped):
-        train_run(spec, say=silent, callbacks=[StopAt()])
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(4)])
     # resumed on a machine where fp32 is faster
     monkeypatch.setattr(precision_probe, "probe", lambda *given: SLOW)
     said: list[str] = []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import World, curves_of, silent
+from kills import KillAfter, Killed
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
@@ -22,27 +23,12 @@ from train.embed import Embedder
 from train.evaluate.evaluated_model import EvaluatedModel
 from train.evaluate.score import Evaluation
 from train.evaluate.score_run import evaluate_run
-from train.loop import Callback, LoopState, NonFiniteLoss
+from train.loop import NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
 from train.report.results import load_result
 from train.run_summary import RunSummary
 from train.train_run import train_run
-
-
-class Killed(Exception):
-    """Stands for the process being killed."""
-
-
-class KillAfter(Callback):
-    """Dies at the end of a step, before that step is logged, scored or saved."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def step(self, state: LoopState) -> None:
-        if state.step == self.at:
-            raise Killed
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:

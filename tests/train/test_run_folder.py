@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import World, silent
 from feature_sets import Features
+from kills import Killed
 from phrase_world import Objects
 
 from pipeline.cache import PhraseTokens
@@ -20,10 +21,6 @@ from train.loop import Callback, LoopState, NonFiniteLoss
 from train.run_folder import RunFolder
 from train.run_summary import RunSummary
 from train.train_run import train_run
-
-
-class Killed(Exception):
-    """Stands for the process being killed."""
 
 
 class At(Callback):
