@@ -37,6 +37,9 @@ COLLECTIVE_LIMIT = 3600.0
 """Seconds that one process waits for the others within a run; they wait for dev scores, too."""
 _LOOK = 0.1  # seconds between two checks of who has arrived
 _LINGER = 1.0  # seconds in which the others read why the host of the store gives up
+# Before PyTorch 2.8 the end of a group waits for gloo's threads and holds the interpreter, which
+# these need to free their last tensors (pytorch/pytorch#154976); here they get it
+_GIVE_BACK = 0.2  # seconds
 _BUCKET = 1 << 23  # numbers that are added up at once, 32 MiB in float32
 _meetings = itertools.count()  # of this process; keys of an earlier run stay in a launcher's store
 
@@ -285,6 +288,7 @@ class Processes:
         process.
         """
         if self.count > 1 and dist.is_initialized() and not (self._lost and self._cuda):
+            time.sleep(_GIVE_BACK)
             with suppress(RuntimeError):
                 dist.destroy_process_group()
 
