@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import yaml
+from demo_params import demo_params
 from shown_commands import PAGES, ROOT, shown_commands
 
 from pipeline.cli.commands import app
@@ -84,10 +85,10 @@ def ablations() -> list[tuple[str, dict]]:
 
 @pytest.mark.parametrize(("run", "change"), ablations(), ids=str)
 def test_an_ablation_changes_only_the_parameters_it_names(run, change):
-    from pipeline.params import load_params
+    from pipeline.params import validate_params
     from train.objectives import make_objective
 
-    config = load_params(ROOT / "params.yaml").run(run)
+    config = validate_params(demo_params(), "params.yaml").run(run)
     told, changed = (
         make_objective(config.objective, {**config.parameters, **more}).describe()
         for more in ({}, change)

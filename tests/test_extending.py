@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from command_line import sightline
+from demo_params import demo_params
 from PIL import Image
 from shown_commands import ROOT, shown_commands
 from tiny_encoder import make_encoder
@@ -124,7 +125,7 @@ def clone(tmp_path, lamplight, monkeypatch) -> Path:
     (root / "dev.tsv").write_text(
         "score\tsentence1\tsentence2\n5\ta dog\tthe dog\n1\ta dog\ta tree\n3\tred\tblue\n"
     )
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params = demo_params()
     for text in blocks("params.yaml"):
         params = merged(params, yaml.safe_load(text))
     (settings,) = blocks("grounding.yaml")

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from command_line import sightline
+from demo_params import demo_params
 from pydantic import ValidationError
 from shards import picture, sample, write_tar
 
@@ -407,7 +407,7 @@ def test_the_graph_reads_packed_images_where_they_are(saved, folder, tmp_path, m
     pq.write_table(table(range(20, 23)), "encoded/a.parquet")
     samples = [sample(str(n), 30 + n) for n in range(4)]
     write_tar(tmp_path / "tars/0.tar", [each for some in samples for each in some])
-    given = yaml.safe_load((ROOT / "params.yaml").read_text())
+    given = demo_params()
     given["datasets"] |= {
         "arrow": {"kind": "huggingface", "source": "data"},
         "parquet": {"kind": "huggingface", "source": "encoded"},

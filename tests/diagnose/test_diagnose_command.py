@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import sightline
+from demo_params import demo_params_text
 from diagnosed_world import DiagnosedWorld
 
 from pipeline.cache import key_of_text
@@ -97,7 +98,7 @@ def test_a_repository_provides_manifests_and_thresholds(world, capsys):
     Path("data/datasets/scenes").mkdir(parents=True)
     for path in (world.captions_manifest, world.images_manifest):
         path.rename(Path("data/datasets/scenes") / path.name)
-    params = (ROOT / "params.yaml").read_text()
+    params = demo_params_text()
     own = "{image: clip, text: clip, weight: 2.0, image_threshold: 0.4, caption: longest}"
     changed = params.replace("{image: clip, text: clip, weight: 2.0}", own)
     assert changed != params

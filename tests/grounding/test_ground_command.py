@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from demo_params import demo_params
 from ground_data import DataSet, run_ground
 from typer.testing import CliRunner
 
@@ -20,8 +21,6 @@ from pipeline.extract.runner import Invocation
 from pipeline.grounding.settings_file import read_settings
 from pipeline.params import Params, ParamsError, load_params
 from sightline.errors import SightlineError
-
-PARAMS = Path(__file__).parents[2] / "params.yaml"
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_failed_images_are_reground_on_request(data, tmp_path):
 
 
 def params_of(data: DataSet, grounding: dict | None, name: str = "mine") -> Params:
-    given = yaml.safe_load(PARAMS.read_text())
+    given = demo_params()
     source = {"source": str(data.folder), "images": "images", "captions": "captions.txt"}
     given["datasets"]["mine"] = {"kind": "pairs", **source}
     given["graph"] |= {"grounded": [name], "object_encoders": []}

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import yaml
+from demo_params import demo_params
 
 ROOT = Path(__file__).parents[2]
 CLIP, RESNET = (Path("data/features/scenes/image") / name for name in ("clip", "resnet"))
@@ -98,7 +99,7 @@ def repository(folder: Path, path: str, params: dict | None = None) -> Clone:
     (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
     shutil.copy(ROOT / ".dvc/.gitignore", folder / ".dvc")
     shutil.copy(ROOT / "dvc.yaml", folder)
-    given = yaml.safe_load((ROOT / "params.yaml").read_text()) if params is None else params
+    given = demo_params() if params is None else params
     (folder / "params.yaml").write_text(yaml.safe_dump(given))
     shutil.copy(ROOT / ".dvcignore", folder)
     code = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["code"]["deps"]

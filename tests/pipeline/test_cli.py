@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from command_line import sightline
+from demo_params import demo_params_text
 
 from pipeline.cache.record import FEATURE_KINDS
 from pipeline.cli import main
@@ -62,7 +63,7 @@ def test_a_stage_outside_a_dvc_repository(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert sightline("stage", "prepare", "scenes") == 1
     assert "params.yaml: no such file" in capsys.readouterr().err
-    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(demo_params_text())
     assert sightline("stage", "prepare", "scenes") == 1
     said = capsys.readouterr().err
     assert "not a DVC repository" in said

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from demo_params import demo_params, demo_params_text
 
 from pipeline.graph import run_spec
-from pipeline.params import ParamsError, load_params
+from pipeline.params import ParamsError, load_params, validate_params
 from sightline.errors import SightlineError
 from train.run_spec import RunSpec
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def changed(tmp_path: Path, keys: str, value: object) -> Path:
     """The demo's parameters with one entry changed (``None`` deletes it)."""
-    given = yaml.safe_load((ROOT / "params.yaml").read_text())
+    given = demo_params()
     *above, last = keys.split(".")
     place = given
     for key in above:
@@ -166,10 +167,10 @@ def test_without_its_text_stream_a_run_reads_only_pairs(tmp_path):
 
 def test_the_engine_is_one_line_that_no_stage_depends_on(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    text = (ROOT / "params.yaml").read_text()
+    text = demo_params_text()
     path.write_text(text + "\nengine: {devices: [0, 1]}\n")
     assert load_params(path).engine.devices == ("cuda:0", "cuda:1")
-    assert load_params(ROOT / "params.yaml").engine.devices == ()
+    assert validate_params(demo_params(), "params.yaml").engine.devices == ()
     assert "engine" not in (ROOT / "dvc.yaml").read_text()
     path.write_text(text + "\nengine: {devices: [0, 0]}\n")
     with pytest.raises(ParamsError, match=r"engine\.devices: cuda:0 appears twice"):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from command_line import sightline
+from demo_params import demo_params
 from PIL import Image
 from tiny_scenes import TINY
 
@@ -264,7 +265,7 @@ def test_other_weights_are_announced_as_recomputing_everything(capsys, place):
 
 @pytest.mark.slow  # it prepares the demo
 def test_the_graph_is_planned_as_far_as_its_inputs_are_there(capsys, tmp_path, monkeypatch):
-    given = yaml.safe_load((ROOT / "params.yaml").read_text())
+    given = demo_params()
     scenes = {"kind": "scenes", "source": str(ROOT / "pipeline/datasets/scenes"), "seed": 0, **TINY}
     given["datasets"] = {"scenes": scenes}
     systems = ("simcse", "mcse-clip", "mcse-resnet")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import sightline
+from demo_params import demo_params
 from tiny_scenes import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ def made(tmp_path_factory) -> Path:
     """A folder with params.yaml and the features that the graph makes from it."""
     folder = tmp_path_factory.mktemp("graph")
     (folder / ".dvc").mkdir()
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params = demo_params()
     params["datasets"]["scenes"] |= TINY
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     with pytest.MonkeyPatch.context() as patch:

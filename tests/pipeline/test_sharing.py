@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from clones import CLIP, RESNET, ROOT, Clone, path_with, repository, stub_path
+from demo_params import demo_params
 from tiny_scenes import TINY
 
 from pipeline.cache import FeatureSet, verify
@@ -59,7 +60,7 @@ def test_a_team_mate_trains_with_one_feature_set_and_nothing_is_recomputed(owner
 
 @pytest.mark.slow
 def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params = demo_params()
     params["datasets"]["scenes"] |= TINY
     params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
     owner = repository(tmp_path / "owner", path_with(tmp_path / "bin", *REAL), params)
