@@ -237,11 +237,13 @@ def report(params: Params, out: Path) -> Path:
     files = [graph.result_file(run, seed) for run in runs for seed in params.graph.seeds]
     found = load_results(files)
     results = [each.model_copy(update={"run": runs[each.run].label}) for each in found]
-    comparisons = []
+    baseline, comparisons = runs[about.baseline].label, []
     if about.gain is not None:
         control = None if about.control is None else runs[about.control].label
-        comparisons = [Comparison(runs[about.baseline].label, runs[about.gain].label, control)]
-    write_report(results, out, about.title, comparisons=comparisons, inputs=files)
+        comparisons = [Comparison(baseline, runs[about.gain].label, control)]
+    write_report(
+        results, out, about.title, baseline=baseline, comparisons=comparisons, inputs=files
+    )
     return out / "report.html"
 
 

@@ -45,6 +45,7 @@ class RunSummary(BaseModel):
         processes: how many processes trained it; several numbers if it was resumed with a
             different number of them.
         device, precision: used for training.
+        processor: model of the CPU, where it was the device.
         precision_probe: why, if `train.precision` was `auto`.
         files: what the run left beside this file, by name.
     """
@@ -78,6 +79,7 @@ class RunSummary(BaseModel):
     negatives_per_anchor: int = 0
     processes: tuple[int, ...] = (1,)
     device: str = ""
+    processor: str = ""
     precision: str = ""
     precision_probe: PrecisionProbe | None = None
     spec_digest: str

@@ -10,7 +10,7 @@ import torch
 from sightline.devices import device_name
 from sightline.digest import digest
 from sightline.errors import BusyError, SaidElsewhere, SightlineError
-from sightline.hardware import cpu_warning
+from sightline.hardware import cpu_warning, processor
 from sightline.hub_datasets import hub_datasets
 from sightline.planning import Planned, asked
 from sightline.silenced_libraries import quiet
@@ -339,6 +339,7 @@ def _summarise(
         negatives_per_anchor=spec.train.batch_size - 1,
         processes=tuple(progress.processes),
         device=device_name(inputs.device),
+        processor=processor().model if inputs.device.type == "cpu" else "",
         precision=spec.train.precision,
         precision_probe=inputs.precision_probe,
         spec_digest=inputs.digest,

@@ -166,7 +166,8 @@ def _state(name: str, settings: Mapping[str, Any]) -> str:
 def _print_results(results: Sequence[RunResult]) -> None:
     from rich.console import Console
 
-    from train.report.grids import grid_of_scores, printable
+    from train.report.grid import printable
+    from train.report.grids import grid_of_scores
     from train.report.table import make_table
     from train.report.terminal import print_grids
 

@@ -84,8 +84,8 @@ def geometry(
     from train.evaluate.named_models import load_each, name_models
     from train.evaluate.similarity import sentences_of
     from train.evaluate.space_study import MapSettings, SpaceStudy
-    from train.report.space_page import check_output, to_json, write_geometry
-    from train.report.space_terminal import space_table
+    from train.report.space_page import check_output, grid_of_spaces, to_json, write_geometry
+    from train.report.terminal import print_grids
 
     named = name_models(sources)
     inputs = [data, *([sentences] if sentences is not None else [])]
@@ -106,7 +106,7 @@ def geometry(
     if as_json:
         print_json(to_json(study))
         return
-    Console(width=None if sys.stdout.isatty() else 100).print(space_table(study))
+    print_grids(Console(width=None if sys.stdout.isatty() else 100), [grid_of_spaces(study)], [])
     for file in files:
         print(file)
 

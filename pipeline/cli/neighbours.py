@@ -84,7 +84,7 @@ def neighbours(
     from train.evaluate.caption_pool import read_pool, read_queries
     from train.evaluate.named_models import load_each, name_models
     from train.report.neighbours import Sides, print_neighbours, shown_images
-    from train.report.neighbours_page import MARK, Thumbnail, to_page
+    from train.report.neighbours_page import MARK, Thumbnail, page_of
 
     named = name_models(sources)
     given = (captions, queries, images_manifest, root, features)
@@ -128,7 +128,7 @@ def neighbours(
         if root is not None and images is not None:
             found = images.thumbnails(shown_images(sides), root, side)
             pictures_of = {image: Thumbnail(*each) for image, each in found.items()}
-        page = to_page(sides, title, pictures_of)
+        page = page_of(sides, title, pictures_of)
         write_file(out, page, MARK, inputs)
         print(f"{out}: written, {len(page) / 1e6:.1f} MB", file=sys.stderr)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import statistics
@@ -10,18 +9,19 @@ from html.parser import HTMLParser
 
 import pytest
 from pydantic import ValidationError
-from rich.console import Console
 from scipy.stats import ttest_ind
 
 from pipeline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
 from train.feature_use import FeatureUse
+from train.report.compare import compare_results
+from train.report.comparison_page import feature_uses, parameter_rows
 from train.report.drawing import to_png, to_svg
 from train.report.gains import Comparison, compute_gains, headline
-from train.report.html import feature_uses, parameter_rows
+from train.report.grids import grid_of_scores, grids_of, grids_of_gains, legend
+from train.report.markdown import to_markdown
 from train.report.plots import dev_chart, score_chart
 from train.report.published import PublishedRow, load_published
-from train.report.render import to_json, to_markdown, to_terminal
 from train.report.results import (
     RunResult,
     TaskRecord,
@@ -31,6 +31,7 @@ from train.report.results import (
     save_result,
 )
 from train.report.table import make_table
+from train.report.terminal import terminal_text
 from train.report.write import write_report
 
 
@@ -169,11 +170,10 @@ def test_best_is_among_the_measured_rows_only(results):
 def test_every_row_of_untrained_encoders_is_marked_everywhere(results, tmp_path):
     table = make_table(results)
     assert [row.untrained for row in table.rows] == [(), (), ("scenes/image/resnet",), ()]
-    console = Console(width=100, file=io.StringIO())
-    console.print(to_terminal(table))
-    assert console.file.getvalue().count("untrained weights") == 1
-    assert "| mcse-resnet (untrained weights) |" in to_markdown(table)
-    assert to_json(table)["rows"][2]["untrained_weights"] == ["scenes/image/resnet"]
+    grids = [grid_of_scores("", table)]
+    assert terminal_text(grids, []).count("untrained weights") == 1
+    assert "| mcse-resnet (untrained weights) |" in to_markdown(grids, [])
+    assert table.to_json()["rows"][2]["untrained_weights"] == ["scenes/image/resnet"]
     write_report(results, tmp_path, "t")
     page = (tmp_path / "report.html").read_text()
     assert re.search(r'mcse-resnet<span class="mark warn">untrained weights</span>', page)
@@ -186,8 +186,10 @@ def test_published_rows_are_always_marked(results):
         model="MCSE-BERT", data="wiki", source="MCSE table 1", scores={"scenes": 77.3}, std={}
     )
     table = make_table(results, [row])
-    assert "| *MCSE-BERT, wiki (published: MCSE table 1)* | – | 77.30 |" in to_markdown(table)
-    assert to_json(table)["rows"][-1]["published"] == "MCSE table 1"
+    assert "| *MCSE-BERT, wiki (published: MCSE table 1)* | – | 77.30 |" in to_markdown(
+        [grid_of_scores("", table)], []
+    )
+    assert table.to_json()["rows"][-1]["published"] == "MCSE table 1"
 
 
 def test_published_rows_from_a_file(tmp_path):
@@ -241,6 +243,45 @@ def test_without_a_gain_there_is_no_share():
     gain = compute_gains(make_table(runs), [Comparison("x", "y", "z")])[0]
     assert gain.share is None
     assert "no gain to recover" in gain.sentence
+
+
+@pytest.mark.parametrize(
+    ("treatment", "control", "share", "reason"),
+    [
+        ((14, 15, 16), (12, 13, 14), 0.6, ""),  # of a gain of 5
+        ((14, 15, 16), (8, 9, 10), -0.2, ""),
+        ((14, 15, 16), (15, 16, 17), None, "more than the gain"),
+        ((14, 15, 16), (3, 4, 5), None, "it loses more than the gain"),
+        ((10, 11, 12), (10, 10.5, 11), None, "the gain is not significant"),  # p = 0.29
+        ((8, 9, 10), (12, 13, 14), None, "there is no gain to recover"),
+    ],
+)
+def test_a_share_is_stated_only_where_it_says_something(treatment, control, share, reason):
+    names = {"x": (9, 10, 11), "y": treatment, "z": control}
+    runs = [result(n, s, float(v)) for n, values in names.items() for s, v in enumerate(values)]
+    (gain,) = compute_gains(make_table(runs), [Comparison("x", "y", "z")])
+    assert (gain.share, gain.reason) == (pytest.approx(share) if reason == "" else None, reason)
+    own = f"; z {gain.control_gain:+.2f}"  # the control's own gain, in every case
+    assert gain.sentence.endswith(
+        f"{own}, {100 * share:.0f} % of it." if share else f"{own}: {reason}."
+    )
+    (grid,) = grids_of_gains([gain])
+    shown = grid.rows[0].cells[-1]
+    assert shown.parts == (f"{100 * share:.0f} %" if share else reason,)
+
+
+def test_a_task_that_the_baseline_has_no_score_on_has_no_gain_and_no_difference():
+    no_heads = {"R@1": "its objective projects no image features"}
+    runs = [
+        RunResult(run=run, objective="o", seed=0, scores={"sts": 1.0, "R@1": score}, reasons=why)
+        for run, score, why in (("x", None, no_heads), ("y", 2.0, {}))
+    ]
+    comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
+    scores, *rest = grids_of(comparison)
+    assert scores.header == ("run", "seeds", "sts", "R@1")
+    assert [[row.label for row in grid.rows] for grid in rest] == [["sts"], ["sts"]]
+    said = [line for line in legend(comparison) if "R@1" in line]
+    assert said == ["Note: x, R@1: not defined: seed 0: its objective projects no image features."]
 
 
 def test_lower_uniformity_is_a_gain():
@@ -304,12 +345,14 @@ def test_the_report_is_one_file_with_everything_escaped(tmp_path, results):
         "report.json",
         "scores.png",
         "dev.png",
+        "loss.png",
     }
     text = (tmp_path / "report.html").read_text()
     page = Page(text)
-    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert not {"link", "img", "iframe"} & set(page.tags)
+    assert page.tags.count("script") == 1
     assert all(address.startswith("#") for address in page.addresses)
-    assert page.tags.count("svg") == 2
+    assert page.tags.count("svg") == 3
     assert "&lt;script&gt;" in text
     for shown in ("12 % of it", "f" * 12, "train.batch_size", "file:clip.safetensors"):
         assert shown in text

@@ -8,17 +8,18 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from sightline.html_templates import html_templates
 from sightline.output_file import write_file
 from train.diagnose.diagnosis import Diagnosis
 from train.diagnose.figures import cosine_figure, rank_figure, removal_figure, set_figure
 from train.diagnose.findings import findings, percent
 from train.report.drawing import to_svg
+from train.report.html import inline_svg, page_templates, shell
 
-MARK = b'<meta name="generator" content="Sightline diagnosis">'
+_GENERATOR = "Sightline diagnosis"
+MARK = f'<meta name="generator" content="{_GENERATOR}">'.encode()
 """The start of a page, which marks it as replaceable by another."""
 
-_FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "report")  # the latter: page.css
+_HERE = Path(__file__).parent
 
 
 def write_page(diagnosis: Diagnosis, out: Path, inputs: Sequence[Path] = ()) -> None:
@@ -41,7 +42,7 @@ def _sentence(text: str) -> Markup:
 
 def to_html(diagnosis: Diagnosis) -> str:
     """The page as one HTML document."""
-    environment = html_templates(*_FOLDERS)
+    environment = page_templates(_HERE)
     environment.filters |= {"percent": percent, "sentence": _sentence}
     cosines, removals = (
         cosine_figure(diagnosis),
@@ -52,8 +53,9 @@ def to_html(diagnosis: Diagnosis) -> str:
         diagnosis=diagnosis,
         settings=diagnosis.settings,
         findings=findings(diagnosis),
-        cosines=Markup(to_svg(cosines)) if cosines else None,
-        ranks=Markup(to_svg(rank_figure(diagnosis.cross))) if diagnosis.cross else None,
-        removals=Markup(to_svg(removals)) if removals else None,
-        sets=[(each, Markup(to_svg(set_figure(each)))) for each in diagnosis.sets],
+        cosines=inline_svg(to_svg(cosines)) if cosines else None,
+        ranks=inline_svg(to_svg(rank_figure(diagnosis.cross))) if diagnosis.cross else None,
+        removals=inline_svg(to_svg(removals)) if removals else None,
+        sets=[(each, inline_svg(to_svg(set_figure(each)))) for each in diagnosis.sets],
+        **shell(_GENERATOR, (_HERE / "page.css").read_text(encoding="utf-8")),
     )

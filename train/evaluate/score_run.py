@@ -180,6 +180,7 @@ def _training(summary: RunSummary) -> TrainingSummary:
         sentences_per_second=summary.sentences_per_second,
         peak_memory_bytes=summary.peak_memory.get("device", summary.peak_memory.get("host")),
         device=summary.device,
+        processor=summary.processor,
         precision=summary.precision,
         precision_gain=None if summary.precision_probe is None else summary.precision_probe.gain,
         dev_metric=summary.dev or "",

@@ -10,10 +10,9 @@ from sightline.errors import SightlineError
 from train.report.beside_mteb import beside_mteb
 from train.report.differences import Difference, differences_from
 from train.report.find_runs import FoundRun, check_comparable
-from train.report.gains import AVERAGE
+from train.report.gains import AVERAGE, Comparison, Gain, compute_gains
 from train.report.notes import notes_on_data, notes_on_published, notes_on_tests
 from train.report.published import PublishedRow
-from train.report.render import to_json
 from train.report.results import RunResult
 from train.report.significance import ALPHA
 from train.report.table import Table, make_table
@@ -31,6 +30,8 @@ class RunComparison:
         subsets: the measured rows again, with subsets such as "STS12 MSRpar" as tasks; None if
             no result has any.
         notes: what a reader must know before trusting a figure.
+        results: what was compared.
+        gains: of a treatment and its control, where they are named.
     """
 
     baseline: str
@@ -39,10 +40,12 @@ class RunComparison:
     subsets: Table | None
     subset_differences: tuple[Difference, ...]
     notes: tuple[str, ...]
+    results: tuple[RunResult, ...] = ()
+    gains: tuple[Gain, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, unrounded."""
-        body = to_json(self.table)
+        body = self.table.to_json()
         return {
             "schema": SCHEMA,
             "baseline": self.baseline,
@@ -50,7 +53,7 @@ class RunComparison:
             "tasks": body["tasks"],
             "rows": body["rows"],
             "differences": [each.to_json() for each in self.differences],
-            "subsets": to_json(self.subsets)["rows"] if self.subsets else [],
+            "subsets": self.subsets.to_json()["rows"] if self.subsets else [],
             "subset_differences": [each.to_json() for each in self.subset_differences],
             "notes": list(self.notes),
         }
@@ -70,21 +73,56 @@ def compare_runs(
     runs, reduced = beside_mteb(runs)
     check_comparable(runs)
     results = [result for run in runs for result in run.results]
-    tasks = tuple(results[0].scores)
-    fitted = [_fitted(row, tasks) for row in published]
-    table = make_table(results, fitted)
+    return compare_results(results, baseline, published, notes=reduced)
+
+
+def compare_results(
+    results: Sequence[RunResult],
+    baseline: str | None = None,
+    published: Sequence[PublishedRow] = (),
+    comparisons: Sequence[Comparison] = (),
+    notes: Sequence[str] = (),
+) -> RunComparison:
+    """As `compare_runs`, of results without their files, which are not checked.
+
+    Args:
+        baseline: None: the first run.
+        comparisons: gains to compute, each by the names of its runs.
+        notes: to put first.
+
+    Raises:
+        SightlineError: no result, one seed of a run twice, a name without a result, or a published
+            row that shares no task with the results.
+    """
+    tasks = tuple(dict.fromkeys(task for result in results for task in result.scores))
+    table = make_table(results, [_fitted(row, tasks) for row in published])
+    measured = [row.name for row in table.rows if row.measured]
+    baseline = measured[0] if baseline is None else baseline
+    if baseline not in measured:
+        raise SightlineError(
+            f"the baseline {baseline!r} has no result; there are {', '.join(measured)}"
+        )
     parts = [_subsets_as_tasks(result) for result in results]
     subsets = make_table(parts) if any(part.scores for part in parts) else None
     differences = differences_from(baseline, table)
-    notes = [
-        *reduced,
+    said = [
+        *notes,
         *notes_on_tests(table, differences),
         *notes_on_data(results),
         *notes_on_published(results, published),
         *table.notes,
     ]
     subset_differences = differences_from(baseline, subsets) if subsets else ()
-    return RunComparison(baseline, table, differences, subsets, subset_differences, tuple(notes))
+    return RunComparison(
+        baseline,
+        table,
+        differences,
+        subsets,
+        subset_differences,
+        tuple(said),
+        tuple(results),
+        tuple(compute_gains(table, comparisons)),
+    )
 
 
 def _subsets_as_tasks(result: RunResult) -> RunResult:

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from train.report.curve import Curve, Line, Point, value_text
 from train.report.drawing import FAINT, INK, PLAIN, STYLE, clean, colour_of
-from train.report.grids import printable
+from train.report.grid import printable
 from train.report.table import Row
 
 _LOGARITHMIC = 20  # largest value / smallest value from which the axis is logarithmic

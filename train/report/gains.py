@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sightline.errors import SightlineError
-from train.report.significance import t_test
+from train.report.significance import ALPHA, p_text, t_test
 from train.report.table import Cell, Row, Table
 
 AVERAGE = "Avg"
@@ -36,6 +36,8 @@ class Gain:
             better).
         control_gain: the same for the control.
         share: control_gain / gain: 0 when the control recovers nothing, 1 when it recovers all.
+            None where it says nothing: without a gain, for one that is not significant over the
+            seeds, and where the control changes more than the treatment.
         p_value: independent two-sided t-test of treatment against baseline; needs two seeds each.
         reason: why a figure is None.
         headline: whether reports state it in a sentence.
@@ -60,13 +62,15 @@ class Gain:
             return f"{self.task}: no gain of {names.treatment} to report: {self.reason}."
         text = f"{self.task}: {self.named(names.treatment)} {self.gain:+.2f} over {names.baseline}"
         if self.p_value is not None:
-            text += f" (p {'< 0.001' if self.p_value < 0.001 else f'= {self.p_value:.3f}'})"
+            text += f" ({p_text(self.p_value)})"
         if names.control is not None:
-            control = self.named(names.control)
+            text += f"; {self.named(names.control)}"
+            if self.control_gain is not None:
+                text += f" {self.control_gain:+.2f}"
             if self.share is not None:
-                text += f"; {control} {self.control_gain:+.2f}, {round(100 * self.share)} % of it"
+                text += f", {round(100 * self.share)} % of it"
             else:
-                text += f"; the share of {control} is not defined: {self.reason}"
+                text += f" ({self.reason})" if self.control_gain is None else f": {self.reason}"
         return text + "."
 
     def named(self, run: str) -> str:
@@ -105,11 +109,12 @@ def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> list[Gain]
 def headline(gains: Sequence[Gain]) -> list[Gain]:
     """The gains to state in sentences: those of the average if there is one, else of every score.
 
-    Only scores of the table's first part count, and of these not alignment and uniformity, which
+    A task without a gain is left out if there is another. Only scores of the table's first part count, and of these not alignment and uniformity, which
     explain an embedding's score and do not say how good it is.
     """
     scores = [gain for gain in gains if gain.headline]
-    return [gain for gain in scores if gain.task == AVERAGE] or scores or list(gains)
+    chosen = [gain for gain in scores if gain.task == AVERAGE] or scores or list(gains)
+    return [gain for gain in chosen if gain.gain is not None] or chosen
 
 
 def _gain(task: str, comparison: Comparison, rows: dict[str, Row], table: Table) -> Gain:
@@ -124,18 +129,27 @@ def _gain(task: str, comparison: Comparison, rows: dict[str, Row], table: Table)
         unscored = comparison.baseline if baseline.mean is None else comparison.treatment
         reason = f"{unscored} has no score"
         return Gain(task, comparison, None, None, None, None, reason, untrained, stated)
+    p_value, _ = t_test(treatment, baseline)
     control_gain, share, reason = None, None, ""
     if comparison.control is not None:
         control = rows[comparison.control].cells.get(task)
         control_gain = None if control is None else _difference(control, baseline, lower)
-        if control_gain is None:
-            reason = f"{comparison.control} has no score"
-        elif gain <= 0:
-            reason = "there is no gain to recover"
-        else:
-            share = control_gain / gain
-    p_value, _ = t_test(treatment, baseline)
+        reason = _no_share(gain, control_gain, p_value)
+        share = None if reason or control_gain is None else control_gain / gain
     return Gain(task, comparison, gain, control_gain, share, p_value, reason, untrained, stated)
+
+
+def _no_share(gain: float, control_gain: float | None, p_value: float | None) -> str:
+    """Why the control's part of ``gain`` says nothing; empty if it does say something."""
+    if control_gain is None:
+        return "no score"
+    if gain <= 0:
+        return "there is no gain to recover"
+    if p_value is not None and p_value >= ALPHA:
+        return "the gain is not significant"
+    if abs(control_gain) > gain:
+        return "more than the gain" if control_gain > 0 else "it loses more than the gain"
+    return ""
 
 
 def _difference(one: Cell, other: Cell, lower_is_better: bool) -> float | None:

@@ -1,69 +1,72 @@
-"""A comparison or a curve as grids of text, which each format renders in its own way."""
+"""A comparison or a curve as grids: scores, gains, differences, and their legend."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from train.report.compare import RunComparison
 from train.report.curve import RUN, Curve, value_text
 from train.report.differences import Difference
+from train.report.gains import Comparison, Gain, headline
+from train.report.grid import SIGN, Grid, GridCell, GridRow, number_cell, printable, text_cell
 from train.report.significance import ALPHA, p_text
 from train.report.table import Cell, Row, Table
 
-SIGN = "†"
-"""Marks a significant difference from the baseline."""
-
-
-@dataclass(frozen=True)
-class GridCell:
-    """Text in one or two parts, such as ("84.12", "± 0.31"), which may be put on two lines."""
-
-    parts: tuple[str, ...]
-    bold: bool = False
-    significant: bool = False
-
-
-@dataclass(frozen=True)
-class GridRow:
-    """A label and the cells behind it; rows without a run look different in every format."""
-
-    label: str
-    cells: tuple[GridCell, ...]
-    measured: bool = True
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Rows under a header, whose first `left` columns are text and the others figures."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[GridRow, ...]
-    left: int = 1
+_SPREAD = "Mean ± sample standard deviation over seeds."
 
 
 def grids_of(comparison: RunComparison) -> list[Grid]:
-    """Scores, differences on each task, and differences on each subset, if there are any."""
-    marked = _significant(comparison.differences)
-    grids = [grid_of_scores(*part, comparison.baseline, marked) for part in comparison.table.parts]
-    if comparison.differences:
-        grids.append(_differences(comparison, "task", comparison.table, comparison.differences))
-    if comparison.subsets is not None:
-        found = comparison.subset_differences
-        grids.append(_differences(comparison, "subset", comparison.subsets, found))
-    return grids
+    """Scores, gains, differences on each task, and on each subset, as far as there are any."""
+    return [
+        *grids_of_scores(comparison),
+        *grids_of_gains(comparison.gains),
+        *grids_of_differences(comparison),
+        *grids_of_subsets(comparison),
+    ]
+
+
+def grids_of_scores(comparison: RunComparison) -> list[Grid]:
+    """A grid for each part of the table."""
+    marked = {(each.run, each.task) for each in comparison.differences if each.significant}
+    return [grid_of_scores(*part, comparison.baseline, marked) for part in comparison.table.parts]
+
+
+def grids_of_differences(comparison: RunComparison) -> list[Grid]:
+    """The differences on each task, if there are any."""
+    if not comparison.differences:
+        return []
+    return _differences(comparison, "task", comparison.table, comparison.differences)
+
+
+def grids_of_subsets(comparison: RunComparison) -> list[Grid]:
+    """The differences on each subset, if there are subsets."""
+    if comparison.subsets is None:
+        return []
+    found = comparison.subset_differences
+    return _differences(comparison, "subset", comparison.subsets, found)
 
 
 def legend(comparison: RunComparison) -> list[str]:
-    """The meaning of figures and marks, then the comparison's notes."""
-    lines = ["Mean ± sample standard deviation over seeds."]
+    """The stated gains, the meaning of figures and marks, then the comparison's notes."""
+    lines = [printable(gain.sentence) for gain in headline(comparison.gains)]
+    return [*lines, *meaning(comparison), *notes_of(comparison)]
+
+
+def meaning(comparison: RunComparison) -> list[str]:
+    """What figures and marks mean."""
+    rows = comparison.table.rows
+    lines = [_SPREAD] if any(c.sd is not None for r in rows for c in r.cells.values()) else []
     if any(each.p_value is not None for each in comparison.differences):
         lines.append(
             f"{SIGN} differs from {printable(comparison.baseline)}, p < {ALPHA:g}: independent "
             "two-sided t-test over seeds, equal variances, not corrected for the number of tests."
         )
-    return [*lines, *(f"Note: {printable(note)}." for note in comparison.notes)]
+    return lines
+
+
+def notes_of(comparison: RunComparison) -> list[str]:
+    """What a reader must know before trusting a figure."""
+    return [f"Note: {printable(note)}." for note in comparison.notes]
 
 
 def grid_of_curve(curve: Curve) -> Grid:
@@ -74,12 +77,12 @@ def grid_of_curve(curve: Curve) -> Grid:
         for point in line.points:
             named = [point.run] if curve.parameter == RUN else [value_text(point.value), point.run]
             texts = [*named[:1], *([line.label] if several else []), *named[1:]]
-            rows.append(_curve_row(texts, point.seeds, point.cell))
+            rows.append(_curve_row(texts, point.run, point.seeds, point.cell))
     if curve.baseline is not None:
         row, named = curve.baseline, f"{curve.baseline.name} (baseline)"
         columns = 1 + several + (curve.parameter != RUN)
         texts = ["–"] * (columns - 1) + [named]
-        rows.append(_curve_row(texts, row.seeds, row.cells[curve.metric]))
+        rows.append(_curve_row(texts, row.name, row.seeds, row.cells[curve.metric]))
     names = [RUN] if curve.parameter == RUN else [printable(curve.parameter), RUN]
     header = (*names[:1], *(["line"] if several else []), *names[1:], "seeds", metric)
     title = metric if curve.parameter == RUN else f"{metric} against {printable(curve.parameter)}"
@@ -88,14 +91,7 @@ def grid_of_curve(curve: Curve) -> Grid:
 
 def legend_of_curve(curve: Curve) -> list[str]:
     """The meaning of figures, then the curve's notes."""
-    notes = (f"Note: {printable(note)}." for note in curve.notes)
-    return ["Mean ± sample standard deviation over seeds.", *notes]
-
-
-def printable(text: str) -> str:
-    """`text` on one line; control characters, which may control a terminal, become U+FFFD."""
-    text = " ".join(text.split())
-    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return [_SPREAD, *(f"Note: {printable(note)}." for note in curve.notes)]
 
 
 def grid_of_scores(
@@ -104,7 +100,7 @@ def grid_of_scores(
     baseline: str = "",
     significant: Collection[tuple[str, str]] = (),
 ) -> Grid:
-    """A row for each row of ``table``.
+    """A row for each row of ``table``, with one for each seed as its details.
 
     Args:
         baseline: the row that is labelled so.
@@ -112,65 +108,131 @@ def grid_of_scores(
     """
     rows = []
     for row in table.rows:
-        cells = [GridCell((", ".join(map(str, row.seeds)) or "–",))]
+        cells = [text_cell(row.seeds_text)]
         for task in table.tasks:
             cell = row.cells.get(task)
             best = cell is not None and cell.mean is not None and cell.mean == table.best(task)
             marked = row.measured and (row.name, task) in significant
-            cells.append(GridCell(_mean_parts(cell), best and row.measured, marked))
-        rows.append(GridRow(_label(row, baseline), tuple(cells), row.measured))
+            cells.append(_mean_cell(cell, best and row.measured, marked))
+        rows.append(
+            GridRow(
+                printable(row.name),
+                tuple(cells),
+                row.measured,
+                _marks(row, baseline),
+                bool(row.untrained or row.doubts),
+                (row.name,),
+                _seed_rows(row, table.tasks),
+            )
+        )
     header = ("run", "seeds", *map(printable, table.tasks))
     return Grid(printable(title) or "Scores", header, tuple(rows), left=2)
 
 
+def _seed_rows(row: Row, tasks: Sequence[str]) -> tuple[GridRow, ...]:
+    """A row for each seed of a measured ``row``; none if there is only one."""
+    if len(row.seeds) < 2:
+        return ()
+    rows = []
+    for number, seed in enumerate(row.seeds):
+        cells = []
+        for task in tasks:
+            of_seeds = cell.by_seed if (cell := row.cells.get(task)) is not None else ()
+            score = of_seeds[number] if of_seeds else None
+            undefined = cell is not None and score is None
+            cells.append(GridCell(("not", "defined")) if undefined else number_cell(score))
+        rows.append(GridRow(f"seed {seed}", (text_cell(seed), *cells), runs=(row.name,)))
+    return tuple(rows)
+
+
+def grids_of_gains(gains: Sequence[Gain]) -> list[Grid]:
+    """A grid for each comparison, of the tasks on which there is a gain to report."""
+    by_comparison: dict[Comparison, list[Gain]] = {}
+    for gain in gains:
+        if gain.gain is not None:
+            by_comparison.setdefault(gain.comparison, []).append(gain)
+    return [_gains(comparison, members) for comparison, members in by_comparison.items()]
+
+
+def _gains(comparison: Comparison, gains: Sequence[Gain]) -> Grid:
+    treatment = printable(gains[0].named(comparison.treatment))
+    header = ["task", treatment]
+    if comparison.control is not None:
+        header += [printable(gains[0].named(comparison.control)), "share of the gain"]
+    rows = []
+    for gain in gains:
+        cells = [_change_cell(gain.gain, gain.p_value)]
+        if comparison.control is not None:
+            cells.append(_change_cell(gain.control_gain, None))
+            text = gain.reason if gain.share is None else f"{round(100 * gain.share)} %"
+            cells.append(GridCell((text or "–",), value=gain.share))
+        rows.append(GridRow(printable(gain.task), tuple(cells)))
+    runs = ("", comparison.treatment, *([comparison.control or ""] * 2))[: len(header)]
+    return Grid(
+        f"Gain over {printable(comparison.baseline)}", tuple(header), tuple(rows), runs=runs
+    )
+
+
 def _differences(
     comparison: RunComparison, what: str, table: Table, differences: Sequence[Difference]
-) -> Grid:
+) -> list[Grid]:
+    """Rows of the tasks that the baseline has a score on; no grid if there are none."""
     by_cell = {(each.run, each.task): each for each in differences}
     baseline = next(row for row in table.rows if row.name == comparison.baseline)
     others = [row for row in table.rows if row.measured and row is not baseline]
     rows = []
     for task in table.tasks:
-        cells = [GridCell(_mean_parts(baseline.cells.get(task)))]
-        cells += [_cell(by_cell.get((row.name, task))) for row in others]
+        score = baseline.cells.get(task)
+        if score is None or score.mean is None:
+            continue
+        cells = [_mean_cell(score)]
+        cells += [_difference_cell(by_cell.get((row.name, task))) for row in others]
         rows.append(GridRow(printable(task), tuple(cells)))
-    header = (what, *(_label(row, comparison.baseline) for row in (baseline, *others)))
+    named = (baseline, *others)
+    header = (what, *(_label(row, comparison.baseline) for row in named))
     title = f"Score of {printable(comparison.baseline)}"
     title += f", and difference from it, by {what}" if others else f" by {what}"
-    return Grid(title, header, tuple(rows))
+    runs = ("", "", *(row.name for row in others))
+    return [Grid(title, header, tuple(rows), runs=runs)] if rows else []
 
 
-def _curve_row(texts: Sequence[str], seeds: Sequence[int], cell: Cell) -> GridRow:
+def _curve_row(texts: Sequence[str], run: str, seeds: Sequence[int], cell: Cell) -> GridRow:
     label, *others = map(printable, texts)
     of_seeds = ", ".join(map(str, seeds))
     cells = [GridCell((text,)) for text in (*others, of_seeds)]
-    return GridRow(label, (*cells, GridCell(_mean_parts(cell))))
+    return GridRow(label, (*cells, _mean_cell(cell)), runs=(run,))
+
+
+def _marks(row: Row, baseline: str) -> tuple[str, ...]:
+    is_baseline = row.measured and row.name == baseline
+    return tuple(map(printable, (*(("baseline",) if is_baseline else ()), *row.marks)))
 
 
 def _label(row: Row, baseline: str) -> str:
-    is_baseline = row.measured and row.name == baseline
-    marks = (*(("baseline",) if is_baseline else ()), *row.marks)
-    return printable(f"{row.name} ({'; '.join(marks)})" if marks else row.name)
+    return GridRow(printable(row.name), (), marks=_marks(row, baseline)).text
 
 
-def _mean_parts(cell: Cell | None) -> tuple[str, ...]:
+def _mean_cell(cell: Cell | None, bold: bool = False, significant: bool = False) -> GridCell:
     if cell is None:
-        return ("–",)
+        return GridCell(("–",))
     if cell.mean is None:
-        return ("not", "defined")
-    return (f"{cell.mean:.2f}",) if cell.sd is None else (f"{cell.mean:.2f}", f"± {cell.sd:.2f}")
+        return GridCell(("not", "defined"), hint=cell.reason)
+    parts = (f"{cell.mean:.2f}", *(() if cell.sd is None else (f"± {cell.sd:.2f}",)))
+    return GridCell(parts, bold, significant, cell.mean)
 
 
-def _cell(found: Difference | None) -> GridCell:
+def _difference_cell(found: Difference | None) -> GridCell:
     if found is None:
         return GridCell(("–",))
     if found.difference is None:
-        return GridCell(("not", "defined"))
-    value = f"{found.difference:+.2f}"
-    if found.p_value is None:
-        return GridCell((value,))
-    return GridCell((value, f"({p_text(found.p_value)})"), significant=found.significant)
+        return GridCell(("not", "defined"), hint=found.reason)
+    return _change_cell(found.difference, found.p_value)
 
 
-def _significant(differences: Sequence[Difference]) -> set[tuple[str, str]]:
-    return {(each.run, each.task) for each in differences if each.significant}
+def _change_cell(change: float | None, p_value: float | None) -> GridCell:
+    if change is None:
+        return GridCell(("–",))
+    if p_value is None:
+        return GridCell((f"{change:+.2f}",), value=change)
+    parts = (f"{change:+.2f}", f"({p_text(p_value)})")
+    return GridCell(parts, significant=p_value < ALPHA, value=change)

@@ -1,113 +1,132 @@
-"""One self-contained HTML report: no script, no link to another file, all text escaped."""
+"""Pages of grids, figures and notes: one file each that loads nothing and escapes all text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from jinja2 import Environment
 from markupsafe import Markup
 
-from sightline.html_templates import html_templates
-from train.feature_use import FeatureUse
-from train.report.gains import Gain, headline
-from train.report.render import cell_text, seeds_text
-from train.report.results import RunResult
-from train.report.table import Table, flatten
+from sightline.html_templates import html_templates, source_digest
+from train.report.grid import SIGN, Grid, printable
+
+_HERE = Path(__file__).parent
+_THEMED = {
+    "#1f2933": "--ink",
+    "#5b6770": "--soft",
+    "#9aa5b1": "--faint",
+    "#cbd2d9": "--faint",
+    "#e4e7eb": "--line",
+    "#ffffff": "--paper",
+    "white": "--paper",
+    "#000000": "--ink",
+}
+"""Colour of a drawing → variable of page.css, which is another one in the dark."""
+
+
+_EMPTY = Markup()
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the report: `svg` from `plots.to_svg`; `note` says how to read it."""
+    """A figure of a page.
+
+    Attributes:
+        note: how to read it.
+        svg: from `drawing.to_svg`; the only text of a page that is not escaped.
+        themed: whether its ink and paper may be those of the page.
+    """
 
     caption: str
     note: str
     svg: str
+    themed: bool = True
+
+    @property
+    def markup(self) -> Markup:
+        """The SVG as it stands in a page."""
+        return inline_svg(self.svg, self.themed)
 
 
-def to_html(
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: grids, then notes on them, figures, and anything else as `body`."""
+
+    title: str
+    grids: tuple[Grid, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+    notes: tuple[str, ...] = ()
+    body: Markup = _EMPTY
+
+    @property
+    def slug(self) -> str:
+        """Its address within the page."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+
+def to_page(
     title: str,
-    table: Table,
-    results: Sequence[RunResult],
-    gains: Sequence[Gain] = (),
-    figures: Sequence[Drawing] = (),
+    sections: Sequence[Section],
+    generator: str,
+    lead: Sequence[str] = (),
+    style: str = "",
 ) -> str:
-    """The report as one HTML document.
+    """One HTML document; equal input gives equal text.
 
     Args:
-        figures: their SVG text is the only input that is not escaped.
+        generator: what made it; a later command may replace a page that says the same.
+        lead: sentences to state first.
+        style: CSS to add.
     """
-    environment = html_templates(Path(__file__).parent)
-    return environment.get_template("report.html.j2").render(
-        title=title,
-        table=table,
-        parts=[
-            (
-                heading,
-                part.tasks,
-                [
-                    (row, seeds_text(row), [cell_text(part, row, task) for task in part.tasks])
-                    for row in part.rows
-                ],
-            )
-            for heading, part in table.parts
-        ],
-        headline=[gain.sentence for gain in headline(gains)],
-        gains=gains,
-        reasons=_reasons(table),
-        figures=[(figure.caption, figure.note, Markup(figure.svg)) for figure in figures],
-        features=feature_uses(results),
-        parameters=parameter_rows(results),
-        runs=list(dict.fromkeys(result.run for result in results)),
-        trainings=[(result, result.training) for result in results if result.training],
+    environment = page_templates()
+    environment.filters |= {"printable": printable, "list_of": lambda name: [name] if name else []}
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    return environment.get_template("sections.html.j2").render(
+        title=title, sections=sections, lead=lead, sign=SIGN, **shell(generator, style, script)
     )
 
 
-def feature_uses(results: Sequence[RunResult]) -> list[tuple[FeatureUse, list[str]]]:
-    """Every feature set used, once per fingerprint and content, with the runs that used it."""
-    users: dict[tuple[str, str, str], tuple[FeatureUse, list[str]]] = {}
-    for result in results:
-        for feature in result.features:
-            key = (feature.name, feature.fingerprint, feature.content_digest)
-            _, runs = users.setdefault(key, (feature, []))
-            if result.run not in runs:
-                runs.append(result.run)
-    return list(users.values())
+def page_templates(*folders: Path) -> Environment:
+    """The templates in ``folders``, which may extend shell.html.j2."""
+    return html_templates(*folders, _HERE)
 
 
-def parameter_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str], bool]]:
-    """(name, value in each run, whether runs differ); the differing ones first.
+def shell(generator: str, style: str = "", script: str = "") -> dict[str, str]:
+    """What shell.html.j2 needs besides a title.
 
-    A value that differs between the seeds of one run is shown as "a / b".
+    Its policy allows this style, this script and pictures inside the file, and nothing else.
+
+    Args:
+        style: CSS to add to that of all pages.
     """
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for result in results:
-        runs.setdefault(result.run, []).append(flatten(result.parameters))
-    names = dict.fromkeys(name for members in runs.values() for each in members for name in each)
-    rows = []
-    for name in names:
-        values = [
-            " / ".join(dict.fromkeys(_shown(each[name]) for each in members if name in each))
-            for members in runs.values()
-        ]
-        rows.append((name, values, len(set(values)) > 1))
-    return sorted(rows, key=lambda row: not row[2])
+    style = (_HERE / "page.css").read_text(encoding="utf-8") + style
+    return {
+        "generator": generator,
+        "style": Markup(style),
+        "style_digest": source_digest(style),
+        "script": Markup(script),
+        "script_digest": source_digest(script),
+    }
 
 
-def _reasons(table: Table) -> list[str]:
-    return [
-        f"{row.name}, {', '.join(tasks)}: {reason}"
-        for row in table.rows
-        for reason, tasks in row.undefined.items()
-    ]
+def inline_svg(svg: str, themed: bool = True) -> Markup:
+    """A drawing for use inside a page.
+
+    Matplotlib's style element, which a page's policy does not allow, is in page.css.
+    """
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.S)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    if themed:
+        svg = re.sub(r'style="[^"]*"', _in_theme, svg)
+    return Markup(svg)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value)) or "none"
-    if value is None or value == {}:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _in_theme(style: re.Match[str]) -> str:
+    def variable(colour: re.Match[str]) -> str:
+        name = _THEMED.get(colour[0])
+        return f"var({name})" if name else colour[0]
+
+    return re.sub(r"#[0-9a-f]{6}|white", variable, style[0])

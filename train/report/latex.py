@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from train.report.grids import Grid, GridCell, GridRow
+from train.report.grid import Grid, GridCell, GridRow
 
 _SIGNIFICANT = r"$^{\dagger}$"
 
@@ -113,7 +113,7 @@ def _tabular(grid: Grid) -> str:
 
 
 def _row(row: GridRow) -> str:
-    label = escape_latex(row.label)
+    label = escape_latex(row.text)
     return _joined([label if row.measured else rf"\textit{{{label}}}", *map(_cell, row.cells)])
 
 

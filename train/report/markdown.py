@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from train.report.grids import SIGN, Grid, GridCell, GridRow
-from train.report.render import escape_markdown
+from train.report.grid import SIGN, Grid, GridCell, GridRow
 
 
 def to_markdown(grids: Sequence[Grid], lines: Sequence[str]) -> str:
     """One table per grid under its title, then `lines`; all text escaped."""
     return "\n".join([*map(_table, grids), *(f"- {escape_markdown(line)}" for line in lines), ""])
+
+
+def escape_markdown(text: str) -> str:
+    """`text` on one line, its Markdown and HTML characters escaped."""
+    text = " ".join(text.split())
+    for character in "\\`*_|[]~$":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _table(grid: Grid) -> str:
@@ -21,7 +28,7 @@ def _table(grid: Grid) -> str:
 
 
 def _row(row: GridRow) -> list[str]:
-    label = escape_markdown(row.label)
+    label = escape_markdown(row.text)
     return [label if row.measured else f"*{label}*", *map(_cell, row.cells)]
 
 

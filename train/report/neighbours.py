@@ -12,7 +12,7 @@ from rich.text import Text
 
 from train.evaluate.caption_pool import CaptionPool
 from train.evaluate.neighbours import Neighbours
-from train.report.grids import printable
+from train.report.grid import printable
 
 _NARROWEST = 30  # characters of a column before the models are put below each other
 OWN = "•"

@@ -1,9 +1,7 @@
-"""Neighbours on one self-contained HTML page: no script, nothing fetched, all text escaped."""
+"""Neighbours as a page of their own or a section of another: nothing fetched, all text escaped."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +10,13 @@ from pathlib import Path
 from markupsafe import Markup
 
 from sightline.html_templates import html_templates
+from train.report.grid import Grid, GridCell, GridRow, printable
+from train.report.html import Section, to_page
 from train.report.neighbours import OWN, Sides, shown_images
 
-MARK = b'<meta name="generator" content="Sightline neighbours">'
+_GENERATOR = "Sightline neighbours"
+MARK = f'<meta name="generator" content="{_GENERATOR}">'.encode()
 """The start of a page, which marks it as replaceable by another."""
-
-_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,19 @@ class Thumbnail:
     problem: str = ""
 
 
-def to_page(sides: Sides, title: str, thumbnails: Mapping[str, Thumbnail] | None = None) -> bytes:
-    """The page as UTF-8; equal input gives equal bytes.
+Thumbnails = Mapping[str, Thumbnail]
+
+
+def page_of(sides: Sides, title: str, thumbnails: Thumbnails | None = None) -> bytes:
+    """The page as UTF-8; equal input gives equal bytes. See `section_of`."""
+    section, style = section_of(sides, title, thumbnails)
+    return to_page(title, [section], _GENERATOR, style=style).encode()
+
+
+def section_of(
+    sides: Sides, title: str = "Neighbours", thumbnails: Thumbnails | None = None
+) -> tuple[Section, str]:
+    """The section, and the style sheet of its pictures.
 
     Args:
         thumbnails: image id → its picture, for every one of `shown_images`; None for a page
@@ -37,7 +47,7 @@ def to_page(sides: Sides, title: str, thumbnails: Mapping[str, Thumbnail] | None
             the page once, as the background of a class of the style sheet.
     """
     numbers: dict[str, int] = {}
-    style = (_HERE / "neighbours.css").read_text()
+    style = ""
     for image in shown_images(sides) if thumbnails is not None else ():
         assert thumbnails is not None
         numbers[image] = len(numbers)
@@ -45,22 +55,30 @@ def to_page(sides: Sides, title: str, thumbnails: Mapping[str, Thumbnail] | None
         if uri:
             assert re.fullmatch(r"data:image/\w+;base64,[\w+/=]*", uri), image
             style += f'.p{numbers[image]} {{ background-image: url("{uri}") }}\n'
-    environment = html_templates(_HERE)
-    return (
-        environment.get_template("neighbours.html.j2")
-        .render(
-            title=title,
-            sides=sides,
-            own=OWN,
-            style=Markup(style),
-            style_digest=_digest(style),
-            numbers=numbers,
-            thumbnails=thumbnails or {},
+    environment = html_templates(Path(__file__).parent)
+    template = environment.get_template("neighbours.html.j2")
+    body = template.render(sides=sides, own=OWN, numbers=numbers, thumbnails=thumbnails or {})
+    return Section(title, _counts(sides), notes=tuple(sides.notes), body=Markup(body)), style
+
+
+def _counts(sides: Sides) -> tuple[Grid, ...]:
+    """How often the nearest shares the query's image; nothing where queries have none."""
+    if not any(sides.images):
+        return ()
+    columns = {"caption": sides.own_first(sides.captions), "image": sides.own_first(sides.pictures)}
+    columns = {name: counts for name, counts in columns.items() if counts}
+    rows = [
+        GridRow(
+            printable(model),
+            tuple(
+                GridCell((f"{counts[model][0]} of {counts[model][1]}",), value=counts[model][0])
+                if model in counts
+                else GridCell(("–",))
+                for counts in columns.values()
+            ),
+            runs=(model,),
         )
-        .encode()
-    )
-
-
-def _digest(text: str) -> str:
-    """The hash of an inline style for a content security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for model in sides.models
+    ]
+    header = ("the nearest is of the query's own image", *columns)
+    return (Grid("Nearest of the query's own image", header, tuple(rows)),)

@@ -16,11 +16,15 @@ def notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]
     """Why a deviation, a test or a score is missing."""
     rows = [row for row in table.rows if row.measured]
     single = [row for row in rows if len(row.seeds) == 1]
-    notes = [
-        f"{row.name} has one seed ({row.seeds[0]}): no deviation and no test; train it with at "
-        "least two"
-        for row in single
-    ]
+    notes = []
+    if len(single) == 1:
+        notes.append(
+            f"{single[0].name} has one seed ({single[0].seeds[0]}): no deviation and no test; "
+            "train it with at least two"
+        )
+    elif single:
+        who = "all runs" if len(single) == len(rows) else ", ".join(row.name for row in single)
+        notes.append(f"{who} have one seed: no deviation and no test; train them with at least two")
     if len(rows) == 1:
         notes.append(f"{rows[0].name} is the only run: no difference to test")
     notes += [
@@ -40,8 +44,8 @@ def notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]
 def notes_on_data(results: Sequence[RunResult]) -> list[str]:
     """What the results lack, and for which of their scores lower is better."""
     notes = []
-    records = results[0].tasks.values()
-    if lower := [metric for record in records for metric in record.lower_is_better]:
+    records = [record for result in results for record in result.tasks.values()]
+    if lower := dict.fromkeys(metric for record in records for metric in record.lower_is_better):
         notes.append(f"lower is better: {', '.join(lower)}")
     silent = _runs(each for each in results if not each.evaluated_on)
     if silent:

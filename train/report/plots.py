@@ -1,4 +1,4 @@
-"""Figures: final scores with their seed spread, dev curves, and differences subset by subset."""
+"""Figures of results: final scores, curves of the training, and differences on each subset."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from train.log_names import DEV
 from train.report.differences import Difference
 from train.report.drawing import FAINT, INK, PLAIN, STYLE, clean, colour_of
+from train.report.gains import AVERAGE
+from train.report.plane_plot import Dot, draw_plane
 from train.report.results import RunResult
 from train.report.significance import ALPHA
 from train.report.table import Row, Table
@@ -46,28 +49,60 @@ def dev_chart(results: Sequence[RunResult]) -> Figure | None:
 
     None if no run has a dev curve.
     """
-    drawn = [result for result in results if result.training and result.training.dev_curve]
-    if not drawn:
+    trainings = [result.training for result in results if result.training]
+    metrics = {each.dev_metric for each in trainings if each.dev_curve} - {""}
+    return _curves(results, DEV, metrics.pop() if len(metrics) == 1 else "dev score")
+
+
+def loss_chart(results: Sequence[RunResult]) -> Figure | None:
+    """The loss that was minimised against step, as `dev_chart`. None if no run logged one."""
+    return _curves(results, "loss", "loss")
+
+
+def plane_of_runs(table: Table) -> Figure | None:
+    """The runs' alignment and uniformity, coloured by the average or the first other score.
+
+    None if no run was scored on both.
+    """
+    if not {"alignment", "uniformity"} <= set(table.tasks):
         return None
+    scores = [t for t in table.tasks if t not in table.lower_is_better and not table.titles.get(t)]
+    score = AVERAGE if AVERAGE in scores else next(iter(scores), "")
+    dots = []
+    for row in table.rows:
+        if row.measured:
+            wanted = ("alignment", "uniformity", score)
+            cells = [row.cells.get(task) for task in wanted]
+            dots.append(Dot(row.name, *(cell.mean if cell else None for cell in cells)))
+    return draw_plane(dots, score)
+
+
+def _curves(results: Sequence[RunResult], key: str, label: str) -> Figure | None:
+    """An entry of the training logs against step, with runs named at the end of their lines."""
+    points_of = {
+        (result.run, result.seed): result.training.curve(key)
+        for result in results
+        if result.training and result.training.curve(key)
+    }
+    if not points_of:
+        return None
+    best = {(each.run, each.seed): each.training.best_step for each in results if each.training}
     runs = list(dict.fromkeys(result.run for result in results))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 3.4), layout="constrained")
         axis = figure.subplots()
         ends: dict[str, tuple[float, list[float]]] = {}
-        for result in drawn:
-            assert result.training is not None
-            points = result.training.dev_curve
+        for (run, seed), points in points_of.items():
             steps, scores = [step for step, _ in points], [score for _, score in points]
-            colour = colour_of(runs.index(result.run))
+            colour = colour_of(runs.index(run))
             axis.plot(steps, scores, color=colour, linewidth=1.6, alpha=0.9)
-            best = [point for point in points if point[0] == result.training.best_step]
-            axis.plot(*zip(*best, strict=True), "o", color=colour, ms=4.5) if best else None
-            last, values = ends.get(result.run, (0.0, []))
-            ends[result.run] = (max(last, steps[-1]), [*values, scores[-1]])
+            kept = [point for point in points if point[0] == best[run, seed] and key == DEV]
+            axis.plot(*zip(*kept, strict=True), "o", color=colour, ms=4.5) if kept else None
+            last, values = ends.get(run, (0.0, []))
+            ends[run] = (max(last, steps[-1]), [*values, scores[-1]])
         _label_ends(axis, ends, runs)
-        metrics = {result.training.dev_metric for result in drawn if result.training} - {""}
         axis.set_xlabel("step")
-        axis.set_ylabel(metrics.pop() if len(metrics) == 1 else "dev score")
+        axis.set_ylabel(label)
         axis.margins(x=0.02)
         clean(axis)
         axis.grid(axis="y", color=PLAIN, linewidth=0.8)

@@ -31,6 +31,7 @@ class TrainingSummary(_Strict):
     """How the training went. Times in seconds, memory in bytes; None if not measured.
 
     Attributes:
+        processor: model of the CPU, where it was the device.
         precision_gain: how many times as fast as fp32 bf16 was, if `train.precision` was `auto`.
         log: entries of the training loop, each with its ``step`` (`train.loop`).
     """
@@ -41,6 +42,7 @@ class TrainingSummary(_Strict):
     sentences_per_second: _Finite | None = None
     peak_memory_bytes: int | None = None
     device: str = ""
+    processor: str = ""
     precision: str = ""
     precision_gain: _Finite | None = None
     dev_metric: str = ""
@@ -51,7 +53,11 @@ class TrainingSummary(_Strict):
     @property
     def dev_curve(self) -> list[tuple[int, float]]:
         """(step, dev score), in the order of the steps."""
-        return sorted((int(entry["step"]), entry[DEV]) for entry in self.log if DEV in entry)
+        return self.curve(DEV)
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of the entry ``name`` of the log, in the order of the steps."""
+        return sorted((int(entry["step"]), entry[name]) for entry in self.log if name in entry)
 
 
 class TaskRecord(_Strict):

@@ -12,14 +12,9 @@ from sightline.extras import require
 from train.report.compare import SCHEMA, RunComparison
 from train.report.curve import SCHEMA as CURVE_SCHEMA
 from train.report.curve import Curve
-from train.report.grids import (
-    Grid,
-    grid_of_curve,
-    grids_of,
-    legend,
-    legend_of_curve,
-    printable,
-)
+from train.report.grid import Grid, printable
+from train.report.grids import grid_of_curve, grids_of, legend, legend_of_curve
+from train.report.html import Drawing, Section, to_page
 from train.report.latex import to_latex
 from train.report.markdown import to_markdown
 from train.report.terminal import print_grids, terminal_text
@@ -27,7 +22,7 @@ from train.report.terminal import print_grids, terminal_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Format = Literal["terminal", "markdown", "latex", "json"]
+Format = Literal["terminal", "markdown", "latex", "json", "html"]
 
 
 def mark_of(shown: RunComparison | Curve) -> bytes:
@@ -41,18 +36,24 @@ def print_comparison(shown: RunComparison | Curve, console: Console) -> None:
 
 
 def to_text(shown: RunComparison | Curve, format_: Format) -> str:
-    """It as text for a file; `terminal` is 100 characters wide and has no colours."""
+    """It as text for a file; `terminal` is 100 characters wide and has no colours.
+
+    Raises:
+        SightlineError: `html` without matplotlib.
+    """
     if format_ == "json":
         return json.dumps(shown.to_json(), indent=2, ensure_ascii=False) + "\n"
+    if format_ == "html":
+        return _page(shown)
     draw = {"terminal": terminal_text, "markdown": to_markdown, "latex": to_latex}[format_]
     return draw(*_texts(shown))
 
 
 def to_file(shown: RunComparison | Curve, format_: Format) -> bytes:
-    """`to_text`, with `mark_of` at its beginning as a comment of the format."""
+    """`to_text`, with `mark_of` at its beginning, in a comment where the format has those."""
     schema = _schema(shown)
     comment = {"terminal": f"({schema})\n\n", "markdown": f"<!-- {schema} -->\n\n"}
-    comment |= {"latex": f"% {schema}\n", "json": ""}
+    comment |= {"latex": f"% {schema}\n", "json": "", "html": ""}
     return (comment[format_] + to_text(shown, format_)).encode()
 
 
@@ -69,6 +70,18 @@ def draw(shown: RunComparison | Curve, suffix: str) -> bytes:
 
     figure = curve_chart(shown) if isinstance(shown, Curve) else _subsets(shown)
     return to_png(figure) if suffix == ".png" else to_svg(figure).encode()
+
+
+def _page(shown: RunComparison | Curve) -> str:
+    require("matplotlib", "a page with charts")
+    if isinstance(shown, RunComparison):
+        from train.report.comparison_page import page_of
+
+        return page_of(shown, f"Runs against {printable(shown.baseline)}", _schema(shown))
+    grid = grid_of_curve(shown)
+    drawing = Drawing(grid.title, "", draw(shown, ".svg").decode())
+    section = Section(grid.title, (grid,), (drawing,), tuple(legend_of_curve(shown)))
+    return to_page(grid.title, [section], _schema(shown))
 
 
 def _subsets(comparison: RunComparison) -> Figure:

@@ -3,90 +3,31 @@
 from __future__ import annotations
 
 import colorsys
-import itertools
 import textwrap
 from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation, Text
-from matplotlib.transforms import Bbox
 
 from train.evaluate.space_study import SpaceStudy, binned_means
-from train.report.drawing import COLOURS, FAINT, INK, PLAIN, STYLE, clean
+from train.report.drawing import COLOURS, PLAIN, STYLE, clean
+from train.report.plane_plot import Dot, draw_plane, short
 
-_MANY = 3000  # pairs from which a scatter plot is replaced by hexagonal bins
+MANY_PAIRS = 3000  # pairs from which a scatter plot is replaced by hexagonal bins
 _DPI = 180  # of what is drawn as pixels inside an SVG
-_LONGEST = 34  # characters of a label
 _BLUES = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.18, 1, 256)))
-_RINGS = (9, 22, 36, 52, 70)  # points from a dot to its label; beyond the first, with a line
-_ANGLES = (0, 180, 90, 270, 35, 145, 325, 215)
 
 
 def plane_chart(study: SpaceStudy) -> Figure | None:
-    """A dot per model: uniformity across, alignment up, coloured by Spearman (MCSE, figure 2).
-
-    Both are better when lower. A model without a score is a hollow dot. None if no model has both.
-    """
-    drawn = [
-        each
+    """A dot per model, coloured by Spearman. None if no model has alignment and uniformity."""
+    dots = [
+        Dot(each.name, each.geometry.alignment, each.geometry.uniformity, each.similarity.spearman)
         for each in study.models
-        if each.geometry.alignment is not None and each.geometry.uniformity is not None
     ]
-    if not drawn:
-        return None
-    x = np.array([each.geometry.uniformity for each in drawn], dtype=float)
-    y = np.array([each.geometry.alignment for each in drawn], dtype=float)
-    scores = np.array([np.nan if (s := each.similarity.spearman) is None else s for each in drawn])
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-        axis = figure.subplots()
-        known = np.isfinite(scores)
-        look = {"s": 70, "edgecolors": INK, "linewidths": 0.7, "zorder": 3}
-        axis.scatter(x[~known], y[~known], facecolors="white", **look)
-        if known.any():
-            low, high = scores[known].min(), scores[known].max()
-            low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
-            dots = axis.scatter(
-                x[known],
-                y[known],
-                c=scores[known],
-                cmap="viridis",
-                vmin=low,
-                vmax=high,
-                **look,
-            )
-            bar = figure.colorbar(dots, ax=axis, pad=0.02)
-            bar.set_label(f"Spearman × 100, {_short(study.pairs.name)}")
-            bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-        for limits, values, least in (
-            (axis.set_xlim, x, 0.2),
-            (axis.set_ylim, y, 0.05),
-        ):
-            room = max(0.16 * float(np.ptp(values)), least)
-            limits(values.min() - room, values.max() + room)
-        axis.set_xlabel("uniformity (lower is better)")
-        axis.set_ylabel("alignment (lower is better)")
-        axis.grid(color=PLAIN, linewidth=0.8)
-        axis.set_axisbelow(True)
-        clean(axis)
-        axis.annotate(
-            "best",
-            (0.012, 0.02),
-            xytext=(0.075, 0.105),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            arrowprops={"arrowstyle": "-|>", "color": FAINT, "shrinkB": 0},
-            color="#5b6770",
-            fontsize=8.5,
-            ha="center",
-        )
-        _label_dots(figure, axis, x, y, [_short(each.name) for each in drawn])
-    return figure
+    return draw_plane(dots, f"Spearman × 100, {short(study.pairs.name)}")
 
 
 def map_chart(study: SpaceStudy) -> Figure | None:
@@ -136,7 +77,7 @@ def gold_chart(study: SpaceStudy) -> Figure | None:
     with matplotlib.rc_context(STYLE):
         figure, axes = _panels(len(drawn), (2.9, 2.75), shared=True)
         for number, (axis, each) in enumerate(zip(axes, drawn, strict=True)):
-            if len(gold) > _MANY:
+            if len(gold) > MANY_PAIRS:
                 axis.hexbin(
                     gold,
                     each.cosines,
@@ -196,7 +137,7 @@ def spectrum_chart(study: SpaceStudy) -> Figure | None:
                 linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
                 linewidth=1.6,
                 marker="o" if len(values) == 1 else None,
-                label=f"{_short(each.name)}: effective rank "
+                label=f"{short(each.name)}: effective rank "
                 f"{each.spectrum.effective_rank:.1f} of {each.width}",
             )
         axis.set_yscale("log")
@@ -251,73 +192,3 @@ def _title(axis: Axes, name: str, below: str) -> None:
         color="#5b6770",
         fontsize=8.5,
     )
-
-
-def _label_dots(
-    figure: Figure, axis: Axes, x: np.ndarray, y: np.ndarray, labels: Sequence[str]
-) -> None:
-    """A label beside each dot, where it covers no dot and no other label.
-
-    Further away, with a line to its dot, where there is no room beside it.
-    """
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # fixes the layout, so that positions on the page are known
-    renderer = canvas.get_renderer()
-    inside = axis.get_window_extent(renderer)
-    dots = axis.transData.transform(np.column_stack([x, y]))
-    pixels = figure.dpi / 72
-    radius = 6 * pixels
-    taken = [Bbox.from_bounds(px - radius, py - radius, 2 * radius, 2 * radius) for px, py in dots]
-    taken += [text.get_window_extent(renderer) for text in axis.texts]
-    for number, label in enumerate(labels):
-        best: tuple[float, Annotation, list[Bbox]] | None = None
-        for ring, angle in itertools.product(_RINGS, _ANGLES):
-            text = _label(axis, (x[number], y[number]), label, ring, angle)
-            text.update_positions(renderer)
-            words = Text.get_window_extent(text, renderer)  # without the line
-            covered = [Bbox.from_bounds(words.x0, words.y0, words.width, words.height)]
-            if ring > _RINGS[0]:
-                reach = np.radians(angle)
-                step = np.array([np.cos(reach), np.sin(reach)]) * pixels
-                along = dots[number] + np.outer(np.linspace(8, ring, 8), step)
-                covered += [Bbox.from_bounds(px - 1, py - 1, 2, 2) for px, py in along]
-            cost = float(sum(one.overlaps(other) for one in covered for other in taken))
-            cost += not (inside.x0 <= words.x0 and words.x1 <= inside.x1)
-            cost += not (inside.y0 <= words.y0 and words.y1 <= inside.y1)
-            if best is None or cost < best[0]:
-                if best is not None:
-                    best[1].remove()
-                best = cost, text, covered
-            else:
-                text.remove()
-            if cost == 0:
-                break
-        assert best is not None
-        taken += best[2]
-
-
-def _label(
-    axis: Axes, point: tuple[float, float], label: str, ring: float, angle: float
-) -> Annotation:
-    """``label`` at ``ring`` points from ``point``, in the direction ``angle``."""
-    dx, dy = ring * np.cos(np.radians(angle)), ring * np.sin(np.radians(angle))
-    side = "left" if dx > 0.5 else "right" if dx < -0.5 else "center"
-    height = "center" if abs(dy) < 0.5 else "bottom" if dy > 0 else "top"
-    line = {"arrowstyle": "-", "color": FAINT, "shrinkA": 1, "shrinkB": 4, "lw": 0.8}
-    return axis.annotate(
-        label,
-        point,
-        xytext=(dx, dy),
-        textcoords="offset points",
-        ha=side,
-        va=height,
-        fontsize=9,
-        zorder=4,
-        arrowprops=line if ring > _RINGS[0] else None,
-    )
-
-
-def _short(name: str) -> str:
-    """``name``, without its middle if it is long."""
-    half = (_LONGEST - 1) // 2
-    return name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half:]}"

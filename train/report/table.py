@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sightline.errors import SightlineError
@@ -16,13 +16,21 @@ from train.report.results import RunResult
 class Cell:
     """A score over seeds. `sd` (n − 1 in the denominator) is None for one seed.
 
-    `mean` is None if a seed's score is not defined: never a mean over the others.
+    `mean` is None if a seed's score is not defined: never a mean over the others. `seeds` are the
+    scores behind a mean, `by_seed` those of all seeds, defined or not.
     """
 
     mean: float | None
     sd: float | None
     seeds: tuple[float, ...] = ()
     reason: str = ""
+    by_seed: tuple[float | None, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, unrounded."""
+        body = asdict(self)
+        del body["by_seed"]
+        return body
 
     @property
     def text(self) -> str:
@@ -58,6 +66,11 @@ class Row:
         return not self.published and not self.reference
 
     @property
+    def seeds_text(self) -> str:
+        """Such as "0, 1, 2"; empty for a row without a run."""
+        return ", ".join(map(str, self.seeds))
+
+    @property
     def undefined(self) -> dict[str, list[str]]:
         """Why scores are missing → the columns of those scores."""
         found: dict[str, list[str]] = {}
@@ -83,6 +96,19 @@ class Row:
     def label(self) -> str:
         """The name with its marks in brackets."""
         return f"{self.name} ({'; '.join(self.marks)})" if self.marks else self.name
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, unrounded."""
+        return {
+            "run": self.name,
+            "objective": self.objective,
+            "seeds": list(self.seeds),
+            "untrained_weights": list(self.untrained),
+            "imported_features": list(self.doubts),
+            "published": self.published or None,
+            "reference": self.reference,
+            "scores": {task: cell.to_json() for task, cell in self.cells.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -124,6 +150,14 @@ class Table:
         if len(means) < 2:
             return None
         return min(means) if task in self.lower_is_better else max(means)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, unrounded."""
+        return {
+            "tasks": list(self.tasks),
+            "rows": [row.to_json() for row in self.rows],
+            "notes": list(self.notes),
+        }
 
 
 def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] = ()) -> Table:
@@ -190,15 +224,14 @@ def _measured(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
 
 
 def _cell(task: str, members: list[RunResult]) -> Cell:
-    scores = []
-    for result in members:
-        score = result.scores.get(task)
-        if score is None:
-            why = result.reasons.get(task, "it was not evaluated")
-            return Cell(None, None, reason=f"seed {result.seed}: {why}")
-        scores.append(score)
+    by_seed = tuple(result.scores.get(task) for result in members)
+    scores = tuple(score for score in by_seed if score is not None)
+    if len(scores) < len(by_seed):
+        first = members[by_seed.index(None)]
+        why = first.reasons.get(task, "it was not evaluated")
+        return Cell(None, None, reason=f"seed {first.seed}: {why}", by_seed=by_seed)
     sd = statistics.stdev(scores) if len(scores) > 1 else None
-    return Cell(statistics.fmean(scores), sd, tuple(scores))
+    return Cell(statistics.fmean(scores), sd, scores, by_seed=by_seed)
 
 
 def _published(row: PublishedRow, tasks: Sequence[str]) -> Row:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from train.report.grids import SIGN, Grid, GridCell
+from train.report.grid import SIGN, Grid, GridCell
 
 _NARROW = 26  # characters of a label before it is broken into lines
 _GAP = 3  # padding and separator of a column
@@ -56,7 +56,7 @@ def _print_table(
         name = Text(grid.header[index])
         table.add_column(name, justify=justify, overflow="fold", width=widths[index])
     for row in grid.rows:
-        texts = [Text(row.label, style="yellow" if "untrained weights" in row.label else "")]
+        texts = [Text(row.text, style="yellow" if row.warn else "")]
         for cell in row.cells:
             text = "\n".join(_lines(cell, stacked))
             texts.append(Text(text, style="bold" if cell.bold else ""))
@@ -90,7 +90,7 @@ def _widths(grid: Grid, label: int | None, stacked: bool) -> list[int]:
     widths = []
     for index, name in enumerate(grid.header):
         if index == 0:
-            texts = [name, *(row.label for row in grid.rows)]
+            texts = [name, *(row.text for row in grid.rows)]
             longest = max(map(len, texts))
             widths.append(longest if label is None else min(longest, label))
             continue

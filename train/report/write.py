@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sightline.extras import require
 from sightline.output import Output, json_record
 from train.log_names import DEV
-from train.report.gains import Comparison, compute_gains
-from train.report.html import Drawing, feature_uses, to_html
+from train.report.compare import compare_results
+from train.report.gains import Comparison, headline
+from train.report.grid import printable
+from train.report.grids import grids_of, grids_of_scores, legend, meaning
+from train.report.markdown import escape_markdown, to_markdown
 from train.report.published import PublishedRow
-from train.report.render import escape_markdown, to_json, to_markdown, to_text
 from train.report.results import RunResult
-from train.report.table import Table, make_table
+from train.report.table import Table
+from train.report.terminal import terminal_text
 
 CURVES = {
     DEV: "dev score",
@@ -26,17 +30,13 @@ CURVES = {
 
 RECORD, SCHEMA = "report.json", "sightline.report/1"
 
-_CAPTIONS = {
-    "scores.png": ("Final scores", "Whisker: ± one sample standard deviation. Dots: the seeds."),
-    "dev.png": ("Dev score during training", "One line per seed. Dots: the checkpoint kept."),
-}
-
 
 def write_report(
     results: Sequence[RunResult],
     out: str | Path,
     title: str,
     *,
+    baseline: str | None = None,
     comparisons: Sequence[Comparison] = (),
     published: Sequence[PublishedRow] = (),
     inputs: Sequence[Path] = (),
@@ -45,6 +45,7 @@ def write_report(
 
     Args:
         results: of every run and seed; rows are in their order.
+        baseline: run that the others are tested against; None: the first.
         comparisons: gains to compute, each by the names of its runs.
         published: rows from papers, shown after the measured ones and marked as published.
         inputs: files that the results come from.
@@ -54,24 +55,21 @@ def write_report(
 
     Raises:
         SightlineError: matplotlib is not installed, there is no result, a run has one seed twice,
-            a comparison names a run without a result, or ``out`` has files that are not
-            Sightline's (`sightline.output`).
+            the baseline or a comparison names a run without a result, or ``out`` has files that
+            are not Sightline's (`sightline.output`).
     """
     require("matplotlib", "a report with charts")
-    from train.report.drawing import to_png, to_svg
-    from train.report.plots import dev_chart, score_chart
+    from train.report.comparison_page import CAPTIONS, charts_of, feature_uses, page_of
+    from train.report.drawing import to_png
 
-    table = make_table(results, published)
-    gains = compute_gains(table, comparisons)
-    charts = {"scores.png": score_chart(table)}
-    curves = dev_chart(results)
-    if curves is not None:
-        charts["dev.png"] = curves
-    drawings = [Drawing(*_CAPTIONS[name], to_svg(figure)) for name, figure in charts.items()]
+    comparison = compare_results(results, baseline, published, comparisons)
     body = {
         "schema": SCHEMA,
         "title": title,
-        **to_json(table, gains),
+        **comparison.table.to_json(),
+        "gains": [gain.to_json() for gain in comparison.gains],
+        "differences": [each.to_json() for each in comparison.differences],
+        "notes": list(comparison.notes),
         "features": [
             {**feature.model_dump(mode="json"), "used_by": runs}
             for feature, runs in feature_uses(results)
@@ -81,14 +79,20 @@ def write_report(
             for result in results
         ],
     }
-    images = "".join(f"\n![{_CAPTIONS[name][0]}]({name})\n" for name in charts)
+    charts = {f"{name}.png": to_png(figure) for name, figure in charts_of(comparison).items()}
+    images = "".join(f"\n![{CAPTIONS[name[:-4]][0]}]({name})\n" for name in charts)
+    text = to_markdown(grids_of(comparison), legend(comparison))
+    scores = grids_of_scores(comparison)
+    scores[0] = replace(scores[0], title=printable(title))
+    stated = [printable(gain.sentence) for gain in headline(comparison.gains)]
+    stated += meaning(comparison)
     contents = {
-        "report.html": to_html(title, table, results, gains, drawings).encode(),
-        "report.md": f"# {escape_markdown(title)}\n\n{to_markdown(table, gains)}{images}".encode(),
-        "report.txt": to_text(title, table, gains).encode(),
+        "report.html": page_of(comparison, title, f"Sightline, {SCHEMA}").encode(),
+        "report.md": f"# {escape_markdown(title)}\n\n{text}{images}".encode(),
+        "report.txt": terminal_text(scores, stated).encode(),
         "curves.json": _json(curves_of(results)),
-        "metrics.json": _json(means_of(table)),
-        **{name: to_png(figure) for name, figure in charts.items()},
+        "metrics.json": _json(means_of(comparison.table)),
+        **charts,
     }
     target = Output(Path(out), RECORD, json_record(SCHEMA), inputs)
     with target as output, output.scratch() as made:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
 from sightline.errors import SightlineError
-from sightline.html_templates import html_templates
+from sightline.html_templates import html_templates, source_digest
 from sightline.output_file import check_output_file, replacing_file
 
 MARK = b'<meta name="generator" content="Sightline gallery">'
@@ -117,9 +115,9 @@ def write_gallery(
         contents=contents,
         views=views(),
         style=Markup(style),
-        style_digest=_digest(style),
+        style_digest=source_digest(style),
         script=Markup(script),
-        script_digest=_digest(script),
+        script_digest=source_digest(script),
     )
     stream.enable_buffering(64)
     with replacing_file(out, MARK, inputs) as part:
@@ -218,8 +216,3 @@ def _scaled(
     """A box in pixels of the small photograph, clipped to its edges, rounded for brevity."""
     edges = np.nan_to_num(np.array(box, dtype=np.float64)) * np.array(scale * 2)
     return np.clip(edges, 0, np.array(small * 2)).round(2).tolist()
-
-
-def _digest(text: str) -> str:
-    """The hash of an inline style or script for a content security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
