@@ -32,8 +32,8 @@ def compare(
         str | None, typer.Option(help="Score of --curve; default: the average or the first.")
     ] = None,
     format_: Annotated[
-        Literal["terminal", "markdown", "latex", "json"],
-        typer.Option("--format", help="terminal, markdown, latex or json."),
+        Literal["terminal", "markdown", "latex", "json", "html"],
+        typer.Option("--format", help="terminal, markdown, latex, json or html."),
     ] = "terminal",
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write; default: print.")

@@ -41,6 +41,12 @@ CAPTIONS = {
 }
 """Figure → its title, and how to read it."""
 
+_GAINS = (
+    "Positive is better, also where lower scores are. The share is what the control, whose signal "
+    "was removed on purpose, gains of it; it is stated only for a gain that is significant over "
+    "the seeds (with one seed, for any) and larger than what the control changes."
+)
+
 
 def charts_of(comparison: RunComparison) -> dict[str, Figure]:
     """Every figure that the results allow, by its name in `CAPTIONS`."""
@@ -94,7 +100,7 @@ def sections_of(comparison: RunComparison) -> list[Section]:
     notes = (*meaning(comparison), "Bold: the best of the measured rows.", *notes_of(comparison))
     found = [
         Section("Scores", tuple(grids_of_scores(comparison)), figures("scores"), notes),
-        Section("Gains", tuple(grids_of_gains(comparison.gains))),
+        Section("Gains", tuple(grids_of_gains(comparison.gains)), notes=(_GAINS,)),
         Section("Differences", tuple(grids_of_differences(comparison))),
         Section("Subsets", tuple(grids_of_subsets(comparison)), figures("subsets")),
         Section("Embedding space", drawings=figures("plane")),

@@ -109,8 +109,9 @@ def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> list[Gain]
 def headline(gains: Sequence[Gain]) -> list[Gain]:
     """The gains to state in sentences: those of the average if there is one, else of every score.
 
-    A task without a gain is left out if there is another. Only scores of the table's first part count, and of these not alignment and uniformity, which
-    explain an embedding's score and do not say how good it is.
+    A task without a gain is left out if there is another. Only scores of the table's first part
+    count, and of these not alignment and uniformity, which explain an embedding's score and do not
+    say how good it is.
     """
     scores = [gain for gain in gains if gain.headline]
     chosen = [gain for gain in scores if gain.task == AVERAGE] or scores or list(gains)

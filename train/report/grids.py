@@ -26,9 +26,10 @@ def grids_of(comparison: RunComparison) -> list[Grid]:
 
 
 def grids_of_scores(comparison: RunComparison) -> list[Grid]:
-    """A grid for each part of the table."""
+    """A grid for each part of the table; gains name the baseline themselves."""
+    baseline = "" if comparison.gains else comparison.baseline
     marked = {(each.run, each.task) for each in comparison.differences if each.significant}
-    return [grid_of_scores(*part, comparison.baseline, marked) for part in comparison.table.parts]
+    return [grid_of_scores(*part, baseline, marked) for part in comparison.table.parts]
 
 
 def grids_of_differences(comparison: RunComparison) -> list[Grid]:

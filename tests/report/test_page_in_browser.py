@@ -1,0 +1,202 @@
+"""The page of a report in a browser: sorting, filter, seeds, figures, keyboard, nothing fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from chromium import BINARY, Chromium
+from invented_study import BASELINE, CONTROL, GAIN, STUDY, study
+
+from train.report.gains import Comparison
+from train.report.write import write_report
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
+
+SCORES = "document.querySelector('#scores table')"
+NAMES = (
+    "[...{}.querySelectorAll('tbody:not([hidden]) > tr:not(.seed) > th')]"
+    ".map(th => th.innerText.split('\\n')[0].trim())"
+)
+HEADS = "[...{}.querySelectorAll('thead th')].find(th => th.innerText.trim().startsWith('{}'))"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Chromium(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    compared = [Comparison(BASELINE, GAIN, CONTROL)]
+    write_report(study(), out, "A study", baseline=BASELINE, comparisons=compared)
+    return out / "report.html"
+
+
+@pytest.fixture
+def page(browser, written):
+    browser.requests.clear()
+    browser.messages.clear()
+    browser.prefer("light")
+    browser.resize(1300, 1000)
+    browser.open(written)
+    return browser
+
+
+def names(page: Chromium, table: str = SCORES) -> list[str]:
+    return page.run(NAMES.format(table))
+
+
+def sort_by(page: Chromium, column: str, table: str = SCORES) -> str:
+    """Click a heading; what the table then says about its order."""
+    head = HEADS.format(table, column)
+    page.run(f"{head}.querySelector('button').click()")
+    return page.run(f"{head}.ariaSort")
+
+
+def show_only(page: Chromium, text: str) -> None:
+    page.run(
+        f"(e => {{ e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input')); }})"
+        "(document.querySelector('.filter input'))"
+    )
+
+
+def test_nothing_is_fetched_and_the_console_is_empty(page, written):
+    page.prefer("dark")
+    page.settle()
+    fetched = [url for url in page.requests if not url.startswith("data:")]
+    assert fetched == [written.resolve().as_uri()]
+    assert page.messages == []
+    if folder := os.environ.get("SIGHTLINE_SCREENSHOTS"):
+        page.screenshot(Path(folder) / "report.png")
+
+
+def test_a_script_or_picture_from_elsewhere_is_refused(page):
+    page.run("window.hacked = 0")
+    page.run(
+        "(() => { const s = document.createElement('script'); s.textContent = 'window.hacked = 1';"
+        " document.body.append(s); const i = new Image(); i.src = 'http://127.0.0.1:9/x.png';"
+        " document.body.append(i); })()"
+    )
+    page.settle()
+    assert page.run("window.hacked") == 0
+    assert sum("Content Security Policy" in each for each in page.messages) == 2
+
+
+def test_a_heading_sorts_its_table_both_ways(page):
+    given = list(STUDY)
+    assert names(page) == given
+    by_score = sorted(given, key=lambda run: -STUDY[run][0])
+    assert sort_by(page, "similarity") == "descending"
+    assert names(page) == by_score
+    assert sort_by(page, "similarity") == "ascending"
+    assert names(page) == by_score[::-1]
+    assert sort_by(page, "run") == "ascending"
+    assert names(page) == sorted(given, key=str.casefold)
+    assert page.run(f"{SCORES}.querySelectorAll('[aria-sort]').length") == 1
+
+
+def test_what_has_no_score_is_last_in_either_order(page):
+    retrieval = "document.querySelectorAll('#scores table')[1]"
+    for order in ("descending", "ascending"):
+        assert sort_by(page, "I2T R@1", retrieval) == order
+        assert names(page, retrieval)[-1] == "SimCSE"
+        assert names(page, retrieval)[0] == ("MCSE (CLIP)" if order == "descending" else "chance")
+
+
+def test_the_filter_hides_rows_and_columns_in_all_tables(page):
+    show_only(page, "kdmcse, DALR")
+    tables = "document.querySelectorAll('#scores table, #training table')"
+    assert page.run(f"{tables}.length") == 3
+    for number in range(3):
+        assert names(page, f"{tables}[{number}]") == ["KDMCSE", "DALR"]
+    heads = "[...document.querySelectorAll('#differences thead th')].filter(e => !e.hidden)"
+    shown = page.run(f"{heads}.map(e => e.innerText.trim())")
+    assert shown == ["task", "SimCSE (baseline)", "KDMCSE", "DALR"]
+    cells = "document.querySelectorAll('#differences tbody tr:first-child > :not([hidden])').length"
+    assert page.run(cells) == 3 * 4
+    assert page.run("document.querySelector('.filter output').value") == "2 of 8 shown"
+    show_only(page, "no such run")
+    assert names(page) == []
+    show_only(page, "")
+    assert names(page) == list(STUDY)
+
+
+def test_a_row_opens_its_seeds_and_keeps_them_when_sorted(page):
+    row = f"[...{SCORES}.querySelectorAll('tbody')].find(e => e.dataset.run === 'DALR')"
+    seeds = f"[...({row}).querySelectorAll('tr.seed')].map(r => r.checkVisibility())"
+    assert page.run(seeds) == [False] * 3
+    page.run(f"({row}).querySelector('button').click()")
+    assert page.run(seeds) == [True] * 3
+    assert page.run(f"({row}).querySelector('button').ariaExpanded") == "true"
+    sort_by(page, "similarity")
+    expected = [f"{each.scores['similarity']:.2f}" for each in study() if each.run == "DALR"]
+    shown = page.run(f"[...({row}).querySelectorAll('tr.seed')].map(r => r.cells[2].innerText)")
+    assert shown == expected
+    every = "[...document.querySelectorAll('tr.seed')].every(r => r.checkVisibility())"
+    page.run("document.querySelector('[name=seeds]').click()")
+    assert page.run(every)
+    assert page.run("document.querySelector('[name=seeds]').innerText") == "Hide seeds"
+
+
+def test_the_keyboard_reaches_headings_seeds_and_the_filter(page):
+    seen = []
+    for _ in range(20):
+        page.press("Tab")
+        seen.append(page.run("document.activeElement.closest('nav, form, thead, tbody')?.tagName"))
+    assert list(dict.fromkeys(seen)) == ["NAV", "FORM", "THEAD", "TBODY"]
+    outline = page.run("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.run(f"{HEADS.format(SCORES, 'similarity')}.querySelector('button').focus()")
+    page.press(" ")
+    assert names(page)[0] == "MCSE (CLIP)"
+
+
+def test_every_section_that_should_has_its_figures(page):
+    count = (
+        "Object.fromEntries([...document.querySelectorAll('section')]"
+        ".map(s => [s.id, s.querySelectorAll('figure svg').length]))"
+    )
+    assert page.run(count) == {
+        "scores": 1,
+        "gains": 0,
+        "differences": 0,
+        "embedding-space": 1,
+        "training": 2,
+        "features": 0,
+        "parameters": 0,
+    }
+    heights = "[...document.querySelectorAll('figure svg')].map(s => s.clientHeight)"
+    assert min(page.run(heights)) > 100
+
+
+def test_figures_and_text_are_light_in_the_dark(page):
+    ink = "getComputedStyle(document.querySelector('figure svg g[id^=text] g')).fill"
+    paper = "getComputedStyle(document.querySelector('figure svg #patch_1 path')).fill"
+    light = page.run(ink), page.run(paper)
+    page.prefer("dark")
+    assert (page.run(ink), page.run(paper)) == ("rgb(230, 234, 238)", "rgb(20, 24, 28)")
+    assert light == ("rgb(31, 41, 51)", "rgb(255, 255, 255)")
+
+
+def test_a_narrow_window_scrolls_tables_and_not_the_page(page):
+    page.resize(400, 1000)
+    page.settle()
+    assert page.run("document.documentElement.scrollWidth") <= 400
+    reached = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert page.run(f"{reached}.length") > 1
+    assert page.run(f"{reached}.every(e => e.tabIndex === 0)")
+
+
+def test_print_leaves_out_what_only_a_screen_needs(page):
+    page.prefer("dark")
+    page.call("Emulation.setEmulatedMedia", media="print", features=[])
+    hidden = "['nav', '.filter', '.open'].map(e => document.querySelector(e).checkVisibility())"
+    assert page.run(hidden) == [False] * 3
+    assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.call("Emulation.setEmulatedMedia", media="")
