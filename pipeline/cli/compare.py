@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from train.report.html import Section
 
 
 def compare(
@@ -35,6 +38,16 @@ def compare(
         Literal["terminal", "markdown", "latex", "json", "html"],
         typer.Option("--format", help="terminal, markdown, latex, json or html."),
     ] = "terminal",
+    geometry: Annotated[
+        Path | None,
+        typer.Option(help="Folder of sightline geometry, to put into the page of --format html."),
+    ] = None,
+    neighbours: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="Output of sightline neighbours --json, to put into the page."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write; default: print.")
     ] = None,
@@ -67,6 +80,10 @@ def compare(
         raise typer.BadParameter("give it with --curve", param_hint="--metric")
     if curve is not None and published:
         raise typer.BadParameter("a curve has no published rows", param_hint="--published")
+    page = format_ == "html" and curve is None
+    for option, given in (("--geometry", geometry), ("--neighbours", neighbours)):
+        if given is not None and not page:
+            raise typer.BadParameter("only the page of a comparison has it", param_hint=option)
     rows = select_published(published, published_rows())
     found, reference = find_runs(runs, graph.results_folder(), baseline)
     if curve is None:
@@ -74,13 +91,31 @@ def compare(
     else:
         shown = curve_of(found, curve, metric, reference if baseline else None)
     drawn = None if plot is None else draw(shown, plot.suffix)
+    extra, style = _included(geometry, neighbours)
     if out is not None:
-        write_file(out, to_file(shown, format_), mark_of(shown))
+        inputs = [each for each in (geometry, neighbours) if each is not None]
+        write_file(out, to_file(shown, format_, extra, style), mark_of(shown), inputs)
     elif format_ == "terminal":
         print_comparison(shown, Console(width=None if sys.stdout.isatty() else 100))
     else:
-        print(to_text(shown, format_), end="")
+        print(to_text(shown, format_, extra, style), end="")
     if plot is not None and drawn is not None:
         from train.report.drawing import MARK as FIGURE_MARK
 
         write_file(plot, drawn, FIGURE_MARK)
+
+
+def _included(geometry: Path | None, neighbours: Path | None) -> tuple[list[Section], str]:
+    """Sections from the files of other commands, and the style sheet of their pictures."""
+    if geometry is None and neighbours is None:
+        return [], ""
+    from sightline.extras import require
+
+    require("matplotlib", "a page with charts")
+    from train.report.included import geometry_sections, neighbours_section
+
+    sections, style = [] if geometry is None else geometry_sections(geometry), ""
+    if neighbours is not None:
+        section, style = neighbours_section(neighbours)
+        sections.append(section)
+    return sections, style

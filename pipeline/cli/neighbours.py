@@ -84,7 +84,7 @@ def neighbours(
     from train.evaluate.caption_pool import read_pool, read_queries
     from train.evaluate.named_models import load_each, name_models
     from train.report.neighbours import Sides, print_neighbours, shown_images
-    from train.report.neighbours_page import MARK, Thumbnail, page_of
+    from train.report.neighbours_page import MARK, Thumbnail, page_of, with_pictures
 
     named = name_models(sources)
     given = (captions, queries, images_manifest, root, features)
@@ -119,15 +119,15 @@ def neighbours(
     within += f", split {split!r}" if split is not None else ""
     names = tuple(each.name for each in named)
     sides = Sides(tuple(asked), own, names, texts, pictures, within, k)
+    pictures_of = None
+    if root is not None and images is not None and (as_json or out is not None):
+        thumbnails = images.thumbnails(shown_images(sides), root, side)
+        pictures_of = {image: Thumbnail(*each) for image, each in thumbnails.items()}
     if as_json:
-        print_json(sides.to_json())
+        print_json(sides.to_json() | with_pictures(pictures_of))
     else:
         print_neighbours(sides, Console(width=None if sys.stdout.isatty() else 100))
     if out is not None:
-        pictures_of = None
-        if root is not None and images is not None:
-            found = images.thumbnails(shown_images(sides), root, side)
-            pictures_of = {image: Thumbnail(*each) for image, each in found.items()}
         page = page_of(sides, title, pictures_of)
         write_file(out, page, MARK, inputs)
         print(f"{out}: written, {len(page) / 1e6:.1f} MB", file=sys.stderr)

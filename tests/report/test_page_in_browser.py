@@ -166,7 +166,7 @@ def test_every_section_that_should_has_its_figures(page):
         "scores": 1,
         "gains": 0,
         "differences": 0,
-        "embedding-space": 1,
+        "alignment-and-uniformity": 1,
         "training": 2,
         "features": 0,
         "parameters": 0,

@@ -103,7 +103,7 @@ def sections_of(comparison: RunComparison) -> list[Section]:
         Section("Gains", tuple(grids_of_gains(comparison.gains)), notes=(_GAINS,)),
         Section("Differences", tuple(grids_of_differences(comparison))),
         Section("Subsets", tuple(grids_of_subsets(comparison)), figures("subsets")),
-        Section("Embedding space", drawings=figures("plane")),
+        Section("Alignment and uniformity", drawings=figures("plane")),
         Section("Training", (_training(trained),) if trained else (), figures("dev", "loss")),
     ]
     found = [each for each in found if each.grids or each.drawings]

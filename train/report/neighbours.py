@@ -123,6 +123,9 @@ class Sides:
                 )
             ],
             "notes": self.notes,
+            "reasons": {
+                model: found.reason for model, found in self.pictures.items() if found.reason
+            },
         }
 
     def _json_of(self, found: Mapping[str, Found], number: int) -> dict[str, object]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from markupsafe import Markup
@@ -37,7 +37,10 @@ def page_of(sides: Sides, title: str, thumbnails: Thumbnails | None = None) -> b
 
 
 def section_of(
-    sides: Sides, title: str = "Neighbours", thumbnails: Thumbnails | None = None
+    sides: Sides,
+    title: str,
+    thumbnails: Thumbnails | None = None,
+    notes: Sequence[str] | None = None,
 ) -> tuple[Section, str]:
     """The section, and the style sheet of its pictures.
 
@@ -45,6 +48,7 @@ def section_of(
         thumbnails: image id → its picture, for every one of `shown_images`; None for a page
             without pictures. Their data URIs are the only input that is not escaped. Each is in
             the page once, as the background of a class of the style sheet.
+        notes: how to read it; None: those of ``sides``.
     """
     numbers: dict[str, int] = {}
     style = ""
@@ -58,7 +62,19 @@ def section_of(
     environment = html_templates(Path(__file__).parent)
     template = environment.get_template("neighbours.html.j2")
     body = template.render(sides=sides, own=OWN, numbers=numbers, thumbnails=thumbnails or {})
-    return Section(title, _counts(sides), notes=tuple(sides.notes), body=Markup(body)), style
+    return Section(
+        title,
+        _counts(sides),
+        notes=tuple(sides.notes if notes is None else notes),
+        body=Markup(body),
+    ), style
+
+
+def with_pictures(thumbnails: Thumbnails | None) -> dict[str, object]:
+    """The pictures as the JSON of neighbours holds them, so that another page can show them."""
+    if thumbnails is None:
+        return {}
+    return {"pictures": {image: asdict(each) for image, each in thumbnails.items()}}
 
 
 def _counts(sides: Sides) -> tuple[Grid, ...]:

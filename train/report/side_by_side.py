@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
@@ -35,8 +36,13 @@ def print_comparison(shown: RunComparison | Curve, console: Console) -> None:
     print_grids(console, *_texts(shown))
 
 
-def to_text(shown: RunComparison | Curve, format_: Format) -> str:
+def to_text(
+    shown: RunComparison | Curve, format_: Format, extra: Sequence[Section] = (), style: str = ""
+) -> str:
     """It as text for a file; `terminal` is 100 characters wide and has no colours.
+
+    Args:
+        extra: sections from elsewhere with their ``style``, for the page of a comparison.
 
     Raises:
         SightlineError: `html` without matplotlib.
@@ -44,17 +50,19 @@ def to_text(shown: RunComparison | Curve, format_: Format) -> str:
     if format_ == "json":
         return json.dumps(shown.to_json(), indent=2, ensure_ascii=False) + "\n"
     if format_ == "html":
-        return _page(shown)
+        return _page(shown, extra, style)
     draw = {"terminal": terminal_text, "markdown": to_markdown, "latex": to_latex}[format_]
     return draw(*_texts(shown))
 
 
-def to_file(shown: RunComparison | Curve, format_: Format) -> bytes:
+def to_file(
+    shown: RunComparison | Curve, format_: Format, extra: Sequence[Section] = (), style: str = ""
+) -> bytes:
     """`to_text`, with `mark_of` at its beginning, in a comment where the format has those."""
     schema = _schema(shown)
     comment = {"terminal": f"({schema})\n\n", "markdown": f"<!-- {schema} -->\n\n"}
     comment |= {"latex": f"% {schema}\n", "json": "", "html": ""}
-    return (comment[format_] + to_text(shown, format_)).encode()
+    return (comment[format_] + to_text(shown, format_, extra, style)).encode()
 
 
 def draw(shown: RunComparison | Curve, suffix: str) -> bytes:
@@ -72,12 +80,13 @@ def draw(shown: RunComparison | Curve, suffix: str) -> bytes:
     return to_png(figure) if suffix == ".png" else to_svg(figure).encode()
 
 
-def _page(shown: RunComparison | Curve) -> str:
+def _page(shown: RunComparison | Curve, extra: Sequence[Section], style: str) -> str:
     require("matplotlib", "a page with charts")
     if isinstance(shown, RunComparison):
         from train.report.comparison_page import page_of
 
-        return page_of(shown, f"Runs against {printable(shown.baseline)}", _schema(shown))
+        title = f"Runs against {printable(shown.baseline)}"
+        return page_of(shown, title, _schema(shown), extra, style)
     grid = grid_of_curve(shown)
     drawing = Drawing(grid.title, "", draw(shown, ".svg").decode())
     section = Section(grid.title, (grid,), (drawing,), tuple(legend_of_curve(shown)))

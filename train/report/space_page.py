@@ -119,7 +119,7 @@ def page_of(study: SpaceStudy, title: str, figures: Mapping[str, str]) -> str:
 def sections_of(study: SpaceStudy, figures: Mapping[str, str]) -> list[Section]:
     """What a page shows of ``study``; ``figures`` as for `page_of`."""
     notes = [f"Not defined: {reason}." for reason in _reasons(study.models)]
-    sections = [Section("Models", (grid_of_spaces(study),), notes=(_MEASURES, *notes))]
+    sections = [Section("Embeddings", (grid_of_spaces(study),), notes=(_MEASURES, *notes))]
     plane = _drawings(figures, {"plane": ("Alignment and uniformity", _PLANE)})
     clusters = _drawings(figures, {"map": ("Clusters", _map_note(study))})
     rest = {
@@ -131,6 +131,13 @@ def sections_of(study: SpaceStudy, figures: Mapping[str, str]) -> list[Section]:
     sections += [Section("Embedding space", drawings=(*plane, *_drawings(figures, rest)))]
     sections += [Section("Clusters", agreement, clusters, tuple(notes))]
     return [each for each in sections if each.grids or each.drawings]
+
+
+def drawn_sections(study: SpaceStudy) -> list[Section]:
+    """`sections_of`, with every figure that there is."""
+    figures = {name: chart(study) for name, chart in _CHARTS.items()}
+    drawn = {name: to_svg(figure) for name, figure in figures.items() if figure is not None}
+    return sections_of(study, drawn)
 
 
 def grid_of_spaces(study: SpaceStudy) -> Grid:

@@ -1,0 +1,155 @@
+"""Geometry and neighbours inside the page of a comparison, from the files of their commands."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chromium import BINARY, Chromium
+from invented_runs import write_invented
+
+from train.evaluate.embedding_space import Spectrum
+from train.evaluate.geometry import Geometry
+from train.evaluate.map_sentences import MapSentences
+from train.evaluate.similarity import Correlation, GradedPairs
+from train.evaluate.space_study import MapSettings, ModelSpace, SentenceMap, SpaceStudy
+from train.report.neighbours import Found, Neighbour, Sides
+from train.report.neighbours_page import Thumbnail, with_pictures
+from train.report.space_page import write_geometry
+
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
+    "awAAAABJRU5ErkJggg=="
+)
+NASTY = "</style><script>window.hacked = 1</script>"
+
+
+def space(name: str) -> ModelSpace:
+    random = np.random.default_rng(len(name))
+    return ModelSpace(
+        name,
+        8,
+        Correlation(70.0, 60),
+        Geometry(0.2, -2.0 - len(name) / 10, 10, 50),
+        np.linspace(-0.2, 1, 60),
+        0.1,
+        Spectrum(np.sqrt(np.arange(8, 0, -1) / 36), 6.5),
+        SentenceMap(random.standard_normal((50, 2)), random.integers(0, 10, 50), 0.25),
+    )
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """Results, a folder of `sightline geometry`, and the JSON of `sightline neighbours`."""
+    monkeypatch.chdir(tmp_path)
+    write_invented(tmp_path / "results")
+    texts = tuple(f"s{i}" for i in range(50))
+    graded = GradedPairs("STS-B dev", ("a",) * 60, ("b",) * 60, np.linspace(0, 5, 60))
+    study = SpaceStudy(graded, MapSentences("STS-B dev", texts, None, 80), MapSettings())
+    study.models += [space("simcse"), space("mcse")]
+    write_geometry(study, "t", Path("geometry"))
+    near = Neighbour(NASTY, ("c1",), ("a.png",), 0.75, True)
+    picture = Found(((Neighbour("", (), ("b.png",), 0.5, False),),))
+    sides = Sides(
+        ("a dog runs",),
+        (("a.png",),),
+        ("simcse", "mcse"),
+        {name: Found(((near,),)) for name in ("simcse", "mcse")},
+        {"simcse": Found(reason="it has no heads"), "mcse": picture},
+        "3 captions",
+        1,
+    )
+    pictures = {"a.png": Thumbnail(PIXEL), "b.png": Thumbnail(problem="b.png: no such file")}
+    body = sides.to_json() | with_pictures(pictures)
+    Path("neighbours.json").write_text(json.dumps(body))
+    return tmp_path
+
+
+WORDS = ("simcse", "mcse", "--format", "html", "--out", "page.html")
+
+
+@pytest.fixture
+def compare(said):
+    return partial(said, "compare", *WORDS)
+
+
+def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
+    words = ("--geometry", "geometry", "--neighbours", "neighbours.json")
+    assert compare(*words) == (0, "", "")
+    page = Path("page.html").read_text()
+    for section in ("scores", "subsets", "embeddings", "embedding-space", "clusters", "neighbours"):
+        assert page.count(f'<section id="{section}">') == 1
+    assert page.count("<svg") == 2 + 4  # scores and subsets; plane, gold, spectrum and map
+    assert "it has no heads" in page
+    assert "b.png: no such file" in page
+    assert page.count(PIXEL) == 1
+    assert NASTY not in page
+    assert compare(*words) == (0, "", "")
+    assert Path("page.html").read_text() == page
+    assert compare() == (0, "", "")  # without them
+    assert "neighbours" not in Path("page.html").read_text().split("<main>")[1]
+
+
+@pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
+def test_a_browser_shows_them_and_fetches_nothing(place, compare, tmp_path_factory):
+    compare("--geometry", "geometry", "--neighbours", "neighbours.json")
+    browser = Chromium(tmp_path_factory.mktemp("profile"))
+    try:
+        browser.open(place / "page.html")
+        assert browser.messages == []
+        assert [url for url in browser.requests if not url.startswith("data:")] == [
+            (place / "page.html").resolve().as_uri()
+        ]
+        assert browser.run("window.hacked") is None
+        picture = "getComputedStyle(document.querySelector('.query .picture')).backgroundImage"
+        assert browser.run(picture).startswith('url("data:image/png')
+        shown = "[...document.querySelectorAll('#neighbours .sides > div')].filter(e => !e.hidden)"
+        assert browser.run(f"{shown}.length") == 4
+        browser.run(
+            "(e => { e.value = 'simcse'; e.dispatchEvent(new Event('input')); })"
+            "(document.querySelector('.filter input'))"
+        )
+        assert browser.run(f"{shown}.map(e => e.dataset.run)") == ["simcse", "simcse"]
+    finally:
+        browser.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("geometry/geometry.json", {"schema": "x"}, "geometry.json: schema"),
+        ("geometry/geometry.json", {"pairs": {"name": "p", "gold": [1.0]}}, "not of 1 pairs"),
+        ("neighbours.json", {"models": ["simcse"]}, "not of the models simcse"),
+        ("neighbours.json", {"pictures": {"a.png": {"uri": "x.png) {}"}}}, "pictures.a.png.uri"),
+        ("neighbours.json", {"reasons": {}}, "no images and no reason for simcse"),
+        ("neighbours.json", None, "neighbours.json: "),
+    ],
+)
+def test_a_file_of_something_else_is_one_error(place, compare, file, change, message):
+    path = Path(file)
+    body = {} if change is None else json.loads(path.read_text()) | change
+    path.write_text(json.dumps(body))
+    option = "--geometry" if "geometry" in file else "--neighbours"
+    code, out, err = compare(option, file)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert not Path("page.html").exists()
+
+
+def test_only_a_page_has_them(place, said):
+    code, _, err = said("compare", "simcse", "mcse", "--geometry", "geometry")
+    assert code == 2
+    assert "only the page of a comparison has it" in " ".join(err.replace("│", " ").split())
+
+
+def test_a_curve_has_a_page_too(place, said):
+    words = ("compare", "mcse", "mcse-untrained", "--baseline", "simcse", "--curve", "run")
+    code, _, err = said(*words, "--format", "html", "--out", "curve.html")
+    assert (code, err) == (0, "")
+    page = Path("curve.html").read_text()
+    assert page.count("<svg") == 1
+    assert "76.67" in page
+    assert said(*words, "--format", "html", "--out", "curve.html")[0] == 0  # replaces its own
