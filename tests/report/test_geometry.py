@@ -90,6 +90,14 @@ def test_a_model_without_a_score_is_a_hollow_dot_and_one_without_geometry_is_lef
     assert plane_chart(study(undefined)) is None
 
 
+def test_labels_of_less_than_a_decade_are_numbers():
+    figure = spectrum_chart(study(space("a")))
+    assert figure is not None
+    svg = to_svg(figure)
+    assert "mathdefault" not in svg
+    assert "<!-- 0.3 -->" in svg
+
+
 def test_charts_of_one_and_of_many_models_are_drawn_and_repeatable():
     for count in (1, 2):
         found = study(*(space(f"m{i}") for i in range(count)))

@@ -77,16 +77,12 @@ def page_of(
         extra: sections from elsewhere, such as neighbours, with their ``style``.
     """
     lead = [gain.sentence for gain in headline(comparison.gains)]
-    sections = sections_of(comparison)
-    sections[-2:-2] = extra
+    sections = [*results_of(comparison), *extra, *inputs_of(comparison.results)]
     return to_page(title, sections, generator, lead, style)
 
 
-def sections_of(comparison: RunComparison) -> list[Section]:
-    """Scores, gains, differences, embedding space and training, as far as there are any.
-
-    Features and parameters come last.
-    """
+def results_of(comparison: RunComparison) -> list[Section]:
+    """Scores, gains, differences, subsets, the plane and training, as far as there are any."""
     results = comparison.results
     drawn = {
         name: Drawing(*CAPTIONS[name], to_svg(figure))
@@ -106,16 +102,18 @@ def sections_of(comparison: RunComparison) -> list[Section]:
         Section("Alignment and uniformity", drawings=figures("plane")),
         Section("Training", (_training(trained),) if trained else (), figures("dev", "loss")),
     ]
-    found = [each for each in found if each.grids or each.drawings]
-    uses = feature_uses(results)
-    note = "Provenance is what the maker of a feature set claims."
-    return [
-        *found,
-        Section("Features", (_features(uses),), notes=(note,))
-        if uses
-        else Section("Features", notes=("No run used cached features.",)),
-        Section("Parameters", tuple(_parameters(results))),
-    ]
+    return [each for each in found if each.grids or each.drawings]
+
+
+def inputs_of(results: Sequence[RunResult]) -> list[Section]:
+    """What the runs learned from, and with which parameters."""
+    uses, parameters = feature_uses(results), _parameters(results)
+    if uses:
+        note = "Provenance is what the maker of a feature set claims."
+        features = Section("Features", (_features(uses),), notes=(note,))
+    else:
+        features = Section("Features", notes=("No run used cached features.",))
+    return [features, *([Section("Parameters", parameters)] if parameters else [])]
 
 
 def feature_uses(results: Sequence[RunResult]) -> list[tuple[FeatureUse, list[str]]]:
@@ -230,7 +228,7 @@ def _digest(text: str) -> GridCell:
     return GridCell((printable(text)[:12] or "–",), hint=text)
 
 
-def _parameters(results: Sequence[RunResult]) -> list[Grid]:
+def _parameters(results: Sequence[RunResult]) -> tuple[Grid, ...]:
     """What differs between runs as a column for each, and the rest once."""
     runs = list(dict.fromkeys(result.run for result in results))
     rows = parameter_rows(results)
@@ -247,7 +245,7 @@ def _parameters(results: Sequence[RunResult]) -> list[Grid]:
     if same:
         title = "The same in all runs"
         grids.append(Grid(title, ("parameter", "value"), tuple(same), 2, folded=bool(differing)))
-    return grids
+    return tuple(grids)
 
 
 def _shown(value: Any) -> str:

@@ -142,6 +142,8 @@ def spectrum_chart(study: SpaceStudy) -> Figure | None:
             )
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        low, high = axis.get_ylim()  # matplotlib's own labels within a decade are TeX
+        axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if high < 10 * low else "")
         axis.set_xlabel("number of the singular value")
         axis.set_ylabel("singular value")
         axis.grid(axis="y", color=PLAIN, linewidth=0.8)
