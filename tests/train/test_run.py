@@ -178,6 +178,12 @@ def test_only_what_changed_is_scored_again(world: World, tmp_path: Path) -> None
         assert scored(other) == []
     assert scored(spec.dev) == ["similarity"]
     assert out.read_bytes() == whole
+    assert load_result(out).training.processes == (1,)
+    out.write_text(re.sub(r'  "trained_parameters": \d+,\n', "", whole.decode()))
+    with pytest.MonkeyPatch.context() as patch:  # what older results lack is in run.json
+        patch.delattr(EvaluatedModel, "load")
+        assert scored(spec.dev) == []
+    assert out.read_bytes() == whole
     out.write_bytes(whole[:-20])  # a damaged one is replaced
     assert scored(spec.dev) == ["similarity"]
     summary = run / "run.json"

@@ -56,7 +56,8 @@ def evaluate_run(
     old = _previous(out, _sha256(folder))
     kept = _current(old, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
-    if old is not None and not missing and list(old.tasks) == list(evaluation.tasks):
+    same_tasks = old is not None and list(old.tasks) == list(evaluation.tasks)
+    if old is not None and same_tasks and not missing and old.training == _training(summary):
         return old, []
     found = last = Scores()
     if missing:
@@ -179,6 +180,8 @@ def _training(summary: RunSummary) -> TrainingSummary:
         seconds=summary.seconds,
         sentences_per_second=summary.sentences_per_second,
         peak_memory_bytes=summary.peak_memory.get("device", summary.peak_memory.get("host")),
+        trained_parameters=summary.trained_parameters or None,
+        processes=summary.processes,
         device=summary.device,
         precision=summary.precision,
         precision_gain=None if summary.precision_probe is None else summary.precision_probe.gain,

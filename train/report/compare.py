@@ -17,6 +17,7 @@ from train.report.render import to_json
 from train.report.results import RunResult
 from train.report.significance import ALPHA
 from train.report.table import Table, make_table
+from train.report.training_cost import TrainingCost, notes_on_training, training_costs
 
 SCHEMA = "sightline.comparison/1"
 
@@ -30,6 +31,7 @@ class RunComparison:
         table: the measured rows in the requested order, then the published ones.
         subsets: the measured rows again, with subsets such as "STS12 MSRpar" as tasks; None if
             no result has any.
+        training: what the training of each run took, if the results hold it.
         notes: what a reader must know before trusting a figure.
     """
 
@@ -38,6 +40,7 @@ class RunComparison:
     differences: tuple[Difference, ...]
     subsets: Table | None
     subset_differences: tuple[Difference, ...]
+    training: tuple[TrainingCost, ...]
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -52,6 +55,7 @@ class RunComparison:
             "differences": [each.to_json() for each in self.differences],
             "subsets": to_json(self.subsets)["rows"] if self.subsets else [],
             "subset_differences": [each.to_json() for each in self.subset_differences],
+            "training": [each.to_json() for each in self.training],
             "notes": list(self.notes),
         }
 
@@ -76,15 +80,19 @@ def compare_runs(
     parts = [_subsets_as_tasks(result) for result in results]
     subsets = make_table(parts) if any(part.scores for part in parts) else None
     differences = differences_from(baseline, table)
+    training = training_costs(results)
     notes = [
         *reduced,
         *notes_on_tests(table, differences),
         *notes_on_data(results),
         *notes_on_published(results, published),
         *table.notes,
+        *notes_on_training(training),
     ]
     subset_differences = differences_from(baseline, subsets) if subsets else ()
-    return RunComparison(baseline, table, differences, subsets, subset_differences, tuple(notes))
+    return RunComparison(
+        baseline, table, differences, subsets, subset_differences, training, tuple(notes)
+    )
 
 
 def _subsets_as_tasks(result: RunResult) -> RunResult:

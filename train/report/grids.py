@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sightline.planning import in_bytes
 from train.report.compare import RunComparison
 from train.report.curve import RUN, Curve, value_text
 from train.report.differences import Difference
 from train.report.significance import ALPHA, p_text
 from train.report.table import Cell, Row, Table
+from train.report.training_cost import TrainingCost
 
 SIGN = "†"
 """Marks a significant difference from the baseline."""
@@ -44,7 +46,7 @@ class Grid:
 
 
 def grids_of(comparison: RunComparison) -> list[Grid]:
-    """Scores, differences on each task, and differences on each subset, if there are any."""
+    """Scores, differences on each task and subset, and what training took, if there are any."""
     marked = _significant(comparison.differences)
     grids = [grid_of_scores(*part, comparison.baseline, marked) for part in comparison.table.parts]
     if comparison.differences:
@@ -52,6 +54,8 @@ def grids_of(comparison: RunComparison) -> list[Grid]:
     if comparison.subsets is not None:
         found = comparison.subset_differences
         grids.append(_differences(comparison, "subset", comparison.subsets, found))
+    if comparison.training:
+        grids.append(grid_of_training(comparison.training))
     return grids
 
 
@@ -121,6 +125,51 @@ def grid_of_scores(
         rows.append(GridRow(_label(row, baseline), tuple(cells), row.measured))
     header = ("run", "seeds", *map(printable, table.tasks))
     return Grid(printable(title) or "Scores", header, tuple(rows), left=2)
+
+
+def grid_of_training(costs: Sequence[TrainingCost]) -> Grid:
+    """What the training of each run took; where, if it is the same for all, is in the title."""
+    header = ("run", "minutes", "sentences/s", "peak memory", "parameters", "steps")
+    places = [_place(cost) for cost in costs]
+    if len(set(places)) == 1:
+        title = f"Training ({' '.join(places[0])})" if places[0] != ("–",) else "Training"
+        return Grid(title, header, tuple(_training_row(cost) for cost in costs))
+    rows = (_training_row(cost, place) for cost, place in zip(costs, places, strict=True))
+    return Grid("Training", (*header, "device"), tuple(rows))
+
+
+def _training_row(cost: TrainingCost, *place: tuple[str, ...]) -> GridRow:
+    rate, steps = cost.sentences_per_second, cost.steps
+    if not steps.sd:  # as many in all seeds
+        steps = replace(steps, sd=None)
+    memory = ["–" if cost.peak_memory is None else in_bytes(cost.peak_memory)]
+    if cost.memory_of:
+        memory.append(f"({' / '.join(cost.memory_of)})")
+    parts = (
+        _measured_parts(cost.minutes, ",.2f"),
+        _measured_parts(rate, ",.1f" if (rate.mean or 0) < 100 else ",.0f"),
+        tuple(memory),
+        (" / ".join(f"{each / 1e6:,.2f} M" for each in cost.parameters) or "–",),
+        _measured_parts(steps, ",.0f"),
+        *place,
+    )
+    return GridRow(printable(cost.run), tuple(map(GridCell, parts)))
+
+
+def _place(cost: TrainingCost) -> tuple[str, ...]:
+    """Such as ("NVIDIA A100-SXM4-80GB,", "bf16,", "1 process")."""
+    counts = " / ".join(cost.processes)
+    texts = [" / ".join(cost.devices), " / ".join(cost.precisions)]
+    texts.append(counts and f"{counts} {'process' if counts == '1' else 'processes'}")
+    found = [printable(text) for text in texts if text] or ["–"]
+    return (*(f"{text}," for text in found[:-1]), found[-1])
+
+
+def _measured_parts(cell: Cell, form: str) -> tuple[str, ...]:
+    if cell.mean is None:
+        return ("–",)
+    mean = format(cell.mean, form)
+    return (mean, f"± {cell.sd:{form}}") if cell.sd is not None else (mean,)
 
 
 def _differences(

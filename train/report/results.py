@@ -31,6 +31,9 @@ class TrainingSummary(_Strict):
     """How the training went. Times in seconds, memory in bytes; None if not measured.
 
     Attributes:
+        peak_memory_bytes: of the GPU if there was one, otherwise of the process.
+        trained_parameters: of encoder and heads.
+        processes: see `train.run_summary.RunSummary`.
         precision_gain: how many times as fast as fp32 bf16 was, if `train.precision` was `auto`.
         log: entries of the training loop, each with its ``step`` (`train.loop`).
     """
@@ -40,6 +43,8 @@ class TrainingSummary(_Strict):
     seconds: _Finite | None = None
     sentences_per_second: _Finite | None = None
     peak_memory_bytes: int | None = None
+    trained_parameters: int | None = None
+    processes: tuple[int, ...] = ()
     device: str = ""
     precision: str = ""
     precision_gain: _Finite | None = None
