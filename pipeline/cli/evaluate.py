@@ -13,6 +13,7 @@ from pipeline.cli.options import DEVICE, JSON, MODELS, POOLING, models_of, print
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
+    from train.evaluate.evaluated_model import EvaluatedModel
     from train.report.results import RunResult
 
 LIST = "list"
@@ -54,10 +55,24 @@ def evaluate(
 
     named = name_models(sources)
     evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
-    results = [
-        evaluate_model(model, evaluation, each.run)
-        for each, model in load_each(named, pooling, device)
-    ]
+    results: list[RunResult] = []
+    failures: list[str] = []
+    for one in named:
+        failed: dict[str, SightlineError] = {}
+        try:
+            ((_, model),) = load_each([one], pooling, device)
+            if one is named[0]:
+                _say_where(model)
+            result = evaluate_model(model, evaluation, one.run, failed)
+            if len(failed) < len(evaluation.tasks):
+                results.append(result)
+        except SightlineError as error:  # of the model itself
+            if len(named) == 1:
+                raise
+            failures.append(f"{one.name} was not scored: {error}")
+        failures += [f"{task} failed for {one.name}: {error}" for task, error in failed.items()]
+    if not results:
+        raise SightlineError("\n".join(failures))
     if as_json:
         print_json([result.model_dump(mode="json", by_alias=True) for result in results])
     else:
@@ -66,6 +81,20 @@ def evaluate(
         _print_results(results)
     if out is not None:
         _save(results, out)
+    if failures:
+        raise SightlineError("\n".join(failures))
+
+
+def _say_where(model: EvaluatedModel) -> None:
+    """The first line: where the models compute."""
+    from sightline.devices import device_name
+    from sightline.hardware import cpu_warning
+
+    device = model.embedder.model.device
+    where = f"{device_name(device)} in {model.embedder.precision}"
+    print(f"evaluate: computing on {where}", file=sys.stderr)
+    if warning := cpu_warning(device.type):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _tasks_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -93,6 +93,7 @@ class RunResult(_Strict):
         notes: evaluation task → what a reader must know about its scores.
         evaluated_on: metric → what it was scored on.
         tasks: name of an evaluation task → what it is.
+        pooling: the one that the evaluation was asked for; empty if the model's own was used.
         run_sha256: of the run.json that the scores belong to.
         code_accepted: whether code was edited after the training and accepted as not changing
             results.
@@ -112,6 +113,7 @@ class RunResult(_Strict):
     notes: dict[str, tuple[str, ...]] = {}
     evaluated_on: dict[str, EvaluationSet] = {}
     tasks: dict[str, TaskRecord] = {}
+    pooling: str = ""
     run_sha256: str = ""
     code_accepted: bool = False
     features: tuple[FeatureUse, ...] = ()
