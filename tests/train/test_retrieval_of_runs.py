@@ -265,7 +265,7 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, monkeypatch, s
     assert code == 1
     assert err.startswith("evaluate: computing on cpu in fp32\n")
     assert "retrieval failed for mcse-clip: nowhere/image/clip: no feature set here" in err
-    assert "gone was not scored: gone: there is no such folder" in err
+    assert "gone was not scored: gone (no such folder" in err
     assert "the task failed: nowhere/image/clip" in " ".join(out.split())
     found = load_result(Path("kept/mcse-clip/seed-0.json"))
     assert found.scores["similarity"] is not None

@@ -102,7 +102,7 @@ def _check_classes(task: TransferTask, count: int) -> None:
     labels = task.splits["train"].labels
     counts = np.bincount(labels, minlength=task.classes)
     smallest = int(counts.min())
-    if not smallest:
+    if task.protocol == "split" and not smallest:
         raise SightlineError(
             f"{task.name}: class {int(counts.argmin())} of {task.classes} has no training example; "
             "expected SentEval's complete files"
