@@ -56,6 +56,7 @@ def evaluate(
     named = name_models(sources)
     evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
     results: list[RunResult] = []
+    partial: list[RunResult] = []
     failures: list[str] = []
     for one in named:
         failed: dict[str, SightlineError] = {}
@@ -66,6 +67,7 @@ def evaluate(
             result = evaluate_model(model, evaluation, one.run, failed)
             if len(failed) < len(evaluation.tasks):
                 results.append(result)
+                partial += [result] if failed else []
         except SightlineError as error:  # of the model itself
             if len(named) == 1:
                 raise
@@ -80,7 +82,7 @@ def evaluate(
             print(f"warning: {warning}")
         _print_results(results)
     if out is not None:
-        _save(results, out)
+        _save(results, out, partial)
     if failures:
         raise SightlineError("\n".join(failures))
 
@@ -210,14 +212,20 @@ def _print_results(results: Sequence[RunResult]) -> None:
     print_grids(Console(), grids, [printable(line) for line in lines])
 
 
-def _save(results: Sequence[RunResult], out: Path) -> None:
-    """One file for each result, where `sightline compare` finds them."""
+def _save(results: Sequence[RunResult], out: Path, partial: Sequence[RunResult]) -> None:
+    """One file for each result, where `sightline compare` finds them.
+
+    A result in ``partial``, of which a task failed, replaces no file.
+    """
     from train.report.results import FILE_NAME, NOT_TRAINED, save_result
 
     for result in results:
         folder = out / result.run.strip("/.").replace("/", "--")
         trained = result.objective != NOT_TRAINED
         file = folder / (f"seed-{result.seed}.json" if trained else FILE_NAME)
+        if result in partial and file.exists():
+            print(f"{file}: kept, as a task failed this time", file=sys.stderr)
+            continue
         folder.mkdir(parents=True, exist_ok=True)
         save_result(result, file)
         print(f"{file}: written", file=sys.stderr)

@@ -133,7 +133,10 @@ def test_an_objective_whose_images_are_off_has_no_scores(world, features, object
     task = Evaluation.load({"retrieval": settings(world, features)})
     found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))
     assert found.scores == dict.fromkeys(METRICS)
-    assert found.reasons["I2T R@1"] == "its objective, mcseo, projects no image features"
+    assert found.reasons["I2T R@1"] == (
+        "its objective, mcseo, projects no image features; runs that learned from images, such as "
+        "those of mcse, kdmcse or dalr, have heads for them"
+    )
 
 
 def test_weights_of_the_last_step_have_no_scores_without_their_heads(world, features, tmp_path):
@@ -282,6 +285,10 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, monkeypatch, s
     assert code == 1
     assert "retrieval failed for mcse-clip" in err
     assert Path("kept/mcse-clip/seed-0.json").read_bytes() == before  # nothing to replace it with
+    code, _, err = said(*words.split())
+    assert code == 1
+    assert "kept/mcse-clip/seed-0.json: kept, as a task failed this time" in err
+    assert Path("kept/mcse-clip/seed-0.json").read_bytes() == before
 
 
 def test_a_mistake_in_the_settings_is_one_line(project, monkeypatch, capsys):
