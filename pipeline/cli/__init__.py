@@ -6,7 +6,7 @@ is never a traceback.
 
 from __future__ import annotations
 
-import _signal  # `signal` itself takes a few milliseconds
+import _signal  # pyright: ignore[reportMissingImports]  (`signal` itself takes milliseconds)
 import sys
 from typing import TYPE_CHECKING
 
