@@ -167,8 +167,8 @@ def write_pairs(
         report.refuse_problems()
     if not report.counts["captions"]:
         raise DatasetError(
-            f"{captions.where}: none of its captions contains a letter, digit or sign, such as "
-            f"that of {image_ids[0].as_py()!r}; check the file"
+            f"{captions.where}: contains no captions with a letter, digit or sign (the first is of "
+            f"{image_ids[0].as_py()!r}); check the file"
         )
 
     for split in ("train", "dev", "test", ""):
