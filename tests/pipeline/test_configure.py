@@ -182,6 +182,17 @@ def test_edits_are_kept_without_overwrite(folder: Path) -> None:
     assert load_params("params.yaml").graph.seeds == [0, 1, 2]
 
 
+def test_the_engine_of_this_machine_is_kept(folder: Path) -> None:
+    run("scenes")
+    file = Path("params.yaml")
+    file.write_text(file.read_text() + "\nengine: {devices: [0, 1]}\n")
+    assert run("scenes") == (0, "params.yaml: already scenes\n")
+    assert not any("engine" in line for line in run("study", "--diff")[1].splitlines())
+    assert run("study") == (0, "params.yaml: study, with the engine it had\n")
+    written = yaml.safe_load(file.read_text())
+    assert written == {**configuration("study"), "engine": {"devices": [0, 1]}}
+
+
 def test_diff_shows_what_would_change_and_writes_nothing(folder: Path) -> None:
     run("scenes")
     before = Path("params.yaml").read_bytes()
