@@ -49,6 +49,8 @@ def place(tmp_path_factory, monkeypatch) -> Path:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
+    # torch makes this folder where it is first imported
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("torch")))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
