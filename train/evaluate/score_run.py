@@ -63,7 +63,9 @@ def evaluate_run(
     kept = _current(old, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
     same_tasks = old is not None and list(old.tasks) == list(evaluation.tasks)
-    if old is not None and same_tasks and not missing and old.training == _training(summary):
+    same_run = old is not None and old.trained_on == summary.data
+    same_run = same_run and old.training == _training(summary)
+    if old is not None and same_tasks and same_run and not missing:
         return old, []
     found = last = Scores()
     if missing:
@@ -132,6 +134,7 @@ def _result_of_run(
             "student": summary.student,
             "train": summary.train,
         },
+        trained_on=summary.data,
         run_sha256=_sha256(folder),
         code_accepted=bool(summary.accepted_code),
         features=tuple(summary.features.values()),
