@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from command_line import sightline
 from invented_runs import UNTRAINED
-from rich.console import Console
 
 from pipeline.cli.paper.plan import Plans
 from train.evaluate.evaluation_set import EvaluationSet
@@ -18,7 +17,7 @@ from train.report.paper_results import ExpectedRun, ResultFolders
 from train.report.paper_table import PaperTable, compare_entry
 from train.report.papers import Entry, find_entries
 from train.report.results import NOT_TRAINED, RunResult, TrainingSummary, save_result
-from train.report.terminal import print_grids, terminal_text
+from train.report.terminal import terminal_text
 
 TESTS = {task: EvaluationSet(examples=n, sha256="0" * 64) for task, n in EXPECTED_PAIRS.items()}
 SOURCES = {"pairs": "data/datasets/{}", "text": "/elsewhere/{}/sentences.parquet"}
@@ -77,17 +76,10 @@ def test_a_difference_is_within_or_beyond_a_published_deviation(tmp_path):
     write(tmp_path)
     table = compared(tmp_path)
     assert table.rows[0].marks == ()
-    lines = [line.split() for line in shown(table).splitlines()]
-    assert [
-        "MCSE,",
-        "wiki+flickr",
-        *["2", "seeds", "70.00†", "±", "1.00", "80.00", "±", "1.00", "80.00"],
-    ] in lines
-    assert [
-        "measured",
-        *["0,", "1", "70.50", "±", "0.00", "78.50", "±", "0.71", "81.00", "±", "0.00"],
-    ] in lines
-    assert ["difference", "–", "+0.50", "within", "-1.50", "beyond", "+1.00"] in lines
+    lines = [" ".join(line.split()) for line in shown(table).splitlines()]
+    assert "MCSE, wiki+flickr 2 seeds 70.00† ± 1.00 80.00 ± 1.00 80.00" in lines
+    assert "measured 0, 1 70.50 ± 0.00 78.50 ± 0.71 81.00 ± 0.00" in lines
+    assert "difference – +0.50 within -1.50 beyond +1.00" in lines
 
 
 def test_an_exact_deviation_is_within(tmp_path):
@@ -195,17 +187,8 @@ def test_the_paper_s_settings_are_beside_the_configuration_s(tmp_path):
     row = {**ENTRY.rows[0].model_dump(), "scores": {"batch": 64, "rate": 1e-5}}
     row |= {"std": {}, "significant": []}
     body = {**ENTRY.model_dump(), "kind": "settings", "columns": columns, "rows": [row]}
-    said = shown(compared(tmp_path, entry=Entry.model_validate(body))).split()
-    assert said[said.index("configured") :] == [
-        "configured",
-        "–",
-        "64",
-        "3e-05",
-        "difference",
-        "–",
-        "equal",
-        "differs",
-    ]
+    said = " ".join(shown(compared(tmp_path, entry=Entry.model_validate(body))).split())
+    assert said.endswith("configured – 64 3e-05 difference – equal differs")
 
 
 def test_the_formats_have_the_same_figures(tmp_path):
@@ -219,8 +202,6 @@ def test_the_formats_have_the_same_figures(tmp_path):
     assert row["published"]["scores"]["STS13"] == 80.0
     assert row["differences"]["STS13"] == {"value": -1.5, "within": False}
     assert other["reason"] == "a reason"
-    with open("/dev/null", "w") as file:
-        print_grids(Console(file=file, width=40), table.grids, table.legend)
 
 
 def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, capsys):
@@ -233,7 +214,7 @@ def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, 
     write(tmp_path / "results", 5, "dalr-no-cml", **more)
     assert sightline("paper", entry.id) == 0
     said = capsys.readouterr().out
-    assert [line.split()[0] for line in said.splitlines()].count("not") == 8
+    assert sum(line.strip().startswith("not run") for line in said.splitlines()) == 8
     assert "-0.16 within" in said
     assert "-0.72 within" in said
     assert "sightline configure studies/terms-flickr30k\n" in said

@@ -133,7 +133,8 @@ class Entry(_Strict):
 
     @model_validator(mode="after")
     def _reachable(self) -> Entry:
-        if bool(self.reason) == bool(self.trainings or self.commands):
+        ways = self.trainings or self.commands or [row for row in self.rows if row.command]
+        if bool(self.reason) == bool(ways):
             raise ValueError(f"{self.id}: needs a configuration or a command, or else a reason")
         names = {column.name for column in self.columns}
         for row in self.rows:
