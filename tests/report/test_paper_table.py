@@ -109,7 +109,7 @@ def test_a_row_that_was_not_run_says_so(tmp_path):
         ({"evaluated_on": {}}, "does not say what it was tested on; evaluate it again"),
         (
             {"evaluated_on": {**TESTS, "STS12": EvaluationSet(examples=9, sha256="1" * 64)}},
-            "STS12 on 9 pairs, not 3108",
+            "STS12 on 9 examples, not 3108",
         ),
     ],
 )
@@ -121,6 +121,26 @@ def test_what_is_not_comparable_is_said_in_the_row_and_not_judged(tmp_path, chan
     assert found is not None
     assert (found.value, found.within) == (0.5, None)
     assert f"measured ({mark})" in shown(table)
+
+
+def test_the_dev_set_is_compared_too(tmp_path):
+    write(tmp_path, training=TrainingSummary(steps=1, best_dev=81.0, dev_metric="mine"))
+    assert compared(tmp_path).rows[0].marks == ("dev set mine, not STS-B dev",)
+
+
+def test_a_column_without_a_score_is_said(tmp_path):
+    write(tmp_path, training=None)
+    said = shown(compared(tmp_path))
+    assert "measured (no score of best dev)" in said
+
+
+def test_of_two_folders_the_one_with_the_row_s_settings_counts(tmp_path):
+    objective = {"objective": {"weight": 0.5}}
+    write(tmp_path / "other", parameters={**SETTINGS, **objective})
+    write(tmp_path / "same")
+    row = compared(tmp_path / "other", tmp_path / "same").rows[0]
+    assert (row.run.folder, row.marks) == (f"{tmp_path}/same/mcse", ())
+    assert compared(tmp_path / "other").rows[0].marks == ("objective.weight 0.5, not 0.01",)
 
 
 def test_the_device_makes_no_difference(tmp_path):

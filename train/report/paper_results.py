@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from train.evaluate.geometry import GEOMETRY
 from train.evaluate.sts import EXPECTED_PAIRS
+from train.evaluate.tasks.retrieval import METRICS as RETRIEVAL
+from train.evaluate.transfer_data import EXPECTED_EXAMPLES
 from train.report.find_runs import check_comparable, find_run
 from train.report.papers import BEST_DEV, MINUTES, Column, PaperRow
 from train.report.results import NOT_TRAINED, RunResult
@@ -25,6 +28,15 @@ _OF_THE_MACHINE = {
     "student.model",  # may be a folder; the student's name is compared
 }
 """Parameters that change no score beyond rounding."""
+_EXAMPLES: Mapping[str, int] = {
+    **EXPECTED_PAIRS,
+    **dict.fromkeys(GEOMETRY[:2], 1500),  # pairs of STS-B dev
+    **{task: sum(splits.values()) for task, splits in EXPECTED_EXAMPLES.items()},
+    **dict.fromkeys(RETRIEVAL, 5_000),  # captions of Flickr30k's 1,000 test images
+    **{f"coco-5k: {metric}": 25_000 for metric in RETRIEVAL},
+}
+"""Metric → examples of the published test set."""
+_DEV_SET = "STS-B dev"
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class MeasuredRun:
         folder: of the result files; empty if there are none.
         differs: why it is not the published training or test, if it is not.
         why_not: why there is nothing; `others`: results of the run's name, of another training.
+        unscored: metrics of the row that it has no score of.
         notes: of the table of its seeds.
         devices: that it was trained on.
     """
@@ -58,6 +71,7 @@ class MeasuredRun:
     differs: tuple[str, ...] = ()
     why_not: str = ""
     others: tuple[str, ...] = ()
+    unscored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
 
@@ -78,7 +92,7 @@ class ResultFolders:
     def measured(
         self, row: PaperRow, columns: Sequence[Column], expected: ExpectedRun | None
     ) -> MeasuredRun:
-        """The results of a row: those of its run in the first folder where they are its training.
+        """The results of a row: its run, in the folder where it is its training or comes nearest.
 
         Args:
             expected: what its configuration trains; None for a model that is not trained.
@@ -86,22 +100,25 @@ class ResultFolders:
         Raises:
             SightlineError: a result file is damaged, or its seeds were scored on different tests.
         """
+        found: list[tuple[list[str], Path, list[RunResult]]] = []
         others = []
-        for root in self.roots:
-            results = self._results(root / row.run, root)
-            if not results:
+        for folder in (root / row.run for root in self.roots):
+            if not (results := self._results(folder)):
                 continue
             if why := _another_training(results, expected):
-                others.append(f"{root / row.run} {why}")
-                continue
-            return _measured(row, columns, expected, results, str(root / row.run))
-        why = "not run; other training found" if others else "not run"
-        return MeasuredRun(why_not=why, others=tuple(others))
+                others.append(f"{folder} {why}")
+            else:
+                found.append((_other_settings(results, expected), folder, results))
+        if not found:
+            why = "not run; other training found" if others else "not run"
+            return MeasuredRun(why_not=why, others=tuple(others))
+        settings, folder, results = min(found, key=lambda each: len(each[0]))
+        return _measured(row, columns, settings, results, folder)
 
-    def _results(self, folder: Path, root: Path) -> list[RunResult]:
+    def _results(self, folder: Path) -> list[RunResult]:
         if folder not in self._read:
             there = any(folder.glob("seed-*.json")) or (folder / "result.json").is_file()
-            found = find_run(folder.name, root) if there else None
+            found = find_run(folder.name, folder.parent) if there else None
             if found is not None:
                 check_comparable([found])
             self._read[folder] = [] if found is None else list(found.results)
@@ -110,18 +127,19 @@ class ResultFolders:
 
 def _another_training(results: Sequence[RunResult], expected: ExpectedRun | None) -> str:
     """What results of the same name are of, if not of the expected training; else empty."""
-    first = results[0]
-    if expected is None:
-        return "" if first.objective == NOT_TRAINED else "is a training"
-    if first.objective == NOT_TRAINED:
-        return "is not a training"
-    student = first.parameters.get("student", {}).get("name")
-    data = _data_of(first)
-    wanted = expected.parameters["student"]["name"]
-    if student in (None, wanted) and (not data or data == dict(expected.data)):
-        return ""
-    trained_on = " and ".join(f"{name} ({stream})" for stream, name in data.items())
-    return f"is {student or 'a student'} trained on {trained_on or 'data that it does not name'}"
+    for result in results:
+        trained = result.objective != NOT_TRAINED
+        if expected is None or not trained:
+            if trained == (expected is None):
+                return "is a training" if trained else "is not a training"
+            continue
+        student, data = result.parameters.get("student", {}).get("name"), _data_of(result)
+        wanted = expected.parameters["student"]["name"]
+        if student not in (None, wanted) or (data and data != dict(expected.data)):
+            named = " and ".join(f"{name} ({stream})" for stream, name in data.items())
+            trained_on = named or "data that it does not name"
+            return f"is {student or 'a student'} trained on {trained_on}"
+    return ""
 
 
 def _data_of(result: RunResult) -> dict[str, str]:
@@ -133,19 +151,26 @@ def _data_of(result: RunResult) -> dict[str, str]:
 def _measured(
     row: PaperRow,
     columns: Sequence[Column],
-    expected: ExpectedRun | None,
+    settings: Sequence[str],
     results: Sequence[RunResult],
-    folder: str,
+    folder: Path,
 ) -> MeasuredRun:
     table = make_table([_with_more_metrics(each) for each in results])
-    differs = [] if expected is None else [*_other_settings(results, expected)]
-    if expected is not None and any(not each.trained_on for each in results):
-        differs.append("does not say what it was trained on; evaluate it again")
-    differs += _other_tests(row, columns, results)
-    trained = [each.training for each in results if each.training is not None]
-    devices = dict.fromkeys(each.device for each in trained if each.device)
     measured = next(each for each in table.rows if each.measured)
-    return MeasuredRun(measured, folder, tuple(differs), notes=table.notes, devices=tuple(devices))
+    metrics = [row.prefix + column.metric for column in columns]
+    differs = [*settings]
+    if any(each.objective != NOT_TRAINED and not each.trained_on for each in results):
+        differs.append("does not say what it was trained on; evaluate it again")
+    differs += _other_tests(metrics, results)
+    trained = [each.training for each in results if each.training is not None]
+    return MeasuredRun(
+        measured,
+        str(folder),
+        tuple(differs),
+        unscored=tuple(metric for metric in metrics if metric not in measured.cells),
+        notes=table.notes,
+        devices=tuple(dict.fromkeys(each.device for each in trained if each.device)),
+    )
 
 
 def _with_more_metrics(result: RunResult) -> RunResult:
@@ -163,8 +188,10 @@ def _with_more_metrics(result: RunResult) -> RunResult:
     return result.model_copy(update={"scores": {**result.scores, **more}})
 
 
-def _other_settings(results: Sequence[RunResult], expected: ExpectedRun) -> list[str]:
+def _other_settings(results: Sequence[RunResult], expected: ExpectedRun | None) -> list[str]:
     """Parameters that the configuration sets otherwise."""
+    if expected is None:
+        return []
     wanted = flatten(expected.parameters)
     found: dict[str, None] = {}
     for result in results:
@@ -175,20 +202,20 @@ def _other_settings(results: Sequence[RunResult], expected: ExpectedRun) -> list
     return sorted(found)
 
 
-def _other_tests(
-    row: PaperRow, columns: Sequence[Column], results: Sequence[RunResult]
-) -> list[str]:
+def _other_tests(metrics: Sequence[str], results: Sequence[RunResult]) -> list[str]:
     """Test sets of another size than those of the papers, and means over other tasks."""
-    metrics = {row.prefix + column.metric for column in columns}
     silent = any(not each.evaluated_on for each in results)
     found = ["does not say what it was tested on; evaluate it again"] if silent else []
-    for metric in EXPECTED_PAIRS.keys() & metrics:
+    for metric in (each for each in metrics if each in _EXAMPLES):
         sizes = {e.evaluated_on[metric].examples for e in results if metric in e.evaluated_on}
         found += [
-            f"{metric} on {size} pairs, not {EXPECTED_PAIRS[metric]}"
-            for size in sizes - {EXPECTED_PAIRS[metric]}
+            f"{metric} on {size} examples, not {_EXAMPLES[metric]}"
+            for size in sizes - {None, _EXAMPLES[metric]}
         ]
+    if BEST_DEV in metrics:
+        names = {each.training.dev_metric for each in results if each.training is not None}
+        found += [f"dev set {name}, not {_DEV_SET}" for name in names - {"", _DEV_SET}]
     lacking = [task for task in EXPECTED_PAIRS if task not in results[0].scores]
-    if "Avg" in metrics & results[0].scores.keys() and lacking:
+    if "Avg" in metrics and "Avg" in results[0].scores and lacking:
         found.append(f"Avg without {', '.join(lacking)}")
     return sorted(found)

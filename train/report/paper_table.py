@@ -91,10 +91,10 @@ class PaperTable:
         """What the paper says in words, the meaning of marks, and notes."""
         lines = [f"In the paper: {each}." for each in self.entry.printed]
         if any(row.row.scores and row.run.row is not None for row in self.rows):
-            lines.append(
-                "Mean ± sample standard deviation over seeds. Difference: measured − published; "
-                "within or beyond one published deviation."
-            )
+            lines.append("Mean ± sample standard deviation over seeds.")
+            lines.append("Difference: measured − published.")
+        if any(row.row.std and row.run.row is not None for row in self.rows):
+            lines.append("Within, beyond: one published deviation, where the two are comparable.")
         if any(row.row.significant for row in self.rows):
             lines.append(f"{SIGN} significant in the paper.")
         lines += [f"Note: {each}." for each in self.entry.notes]
@@ -141,8 +141,9 @@ class PaperTable:
         marks = [*row.marks]
         if any(column.metric == MINUTES for column in self.entry.columns):
             marks += [f"on {device}" for device in row.run.devices]
-        lacks = any(row.cell(column) is None for column in self.entry.columns)
-        return [*marks, row.row.note] if row.row.note and lacks else marks
+        if row.run.unscored and not row.row.note:
+            marks.append(f"no score of {', '.join(row.run.unscored)}")
+        return [*marks, row.row.note] if row.run.unscored and row.row.note else marks
 
     @property
     def _blank(self) -> tuple[GridCell, ...]:

@@ -30,8 +30,8 @@ def paper(
     results: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Folder of results, one folder per run; repeatable: the first that has a row's "
-            "training counts.",
+            help="Folder of results, one folder per run; repeatable: a row takes its run from the "
+            "one where it is the row's training.",
             show_default="results",
         ),
     ] = None,
@@ -140,6 +140,5 @@ def _print(table: PaperTable, plans: Plans, format_: str) -> None:
     print_grids(Console(width=None if sys.stdout.isatty() else 100), table.grids, table.legend)
     for line in _takes(entry, plans):
         print(line)
-    cost = plans.cost(entry)
-    for about in [HOW] * bool(cost.runs) + [APART] * (len(plans.configurations(entry)) > 1):
-        print(about)
+    if plans.cost(entry).runs:
+        print(f"{HOW}\n{APART}" if len(plans.configurations(entry)) > 1 else HOW)
