@@ -62,11 +62,10 @@ def evaluate_run(
     old = _previous(out, _sha256(folder))
     kept = _current(old, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
-    same_tasks = old is not None and list(old.tasks) == list(evaluation.tasks)
-    same_run = old is not None and old.trained_on == summary.data
-    same_run = same_run and old.training == _training(summary)
-    if old is not None and same_tasks and same_run and not missing:
-        return old, []
+    if old is not None and not missing and list(old.tasks) == list(evaluation.tasks):
+        of_run = (old.training, old.trained_on)  # of older versions, these may say less
+        if of_run == (_training(summary), summary.data):
+            return old, []
     found = last = Scores()
     if missing:
         model = EvaluatedModel.load(str(folder), device=device)
