@@ -62,9 +62,10 @@ def evaluate_run(
     old = _previous(out, _sha256(folder))
     kept = _current(old, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
-    same_tasks = old is not None and list(old.tasks) == list(evaluation.tasks)
-    if old is not None and same_tasks and not missing and old.training == _training(summary):
-        return old, []
+    if old is not None and not missing and list(old.tasks) == list(evaluation.tasks):
+        of_run = (old.training, old.trained_on)  # of older versions, these may say less
+        if of_run == (_training(summary), summary.data):
+            return old, []
     found = last = Scores()
     if missing:
         model = EvaluatedModel.load(str(folder), device=device)
@@ -132,6 +133,7 @@ def _result_of_run(
             "student": summary.student,
             "train": summary.train,
         },
+        trained_on=summary.data,
         run_sha256=_sha256(folder),
         code_accepted=bool(summary.accepted_code),
         features=tuple(summary.features.values()),

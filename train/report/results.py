@@ -94,6 +94,7 @@ class RunResult(_Strict):
         evaluated_on: metric → what it was scored on.
         tasks: name of an evaluation task → what it is.
         pooling: the one that the evaluation was asked for; empty if the model's own was used.
+        trained_on: stream → what its rows were read from; empty if it is not known.
         run_sha256: of the run.json that the scores belong to.
         code_accepted: whether code was edited after the training and accepted as not changing
             results.
@@ -114,6 +115,7 @@ class RunResult(_Strict):
     evaluated_on: dict[str, EvaluationSet] = {}
     tasks: dict[str, TaskRecord] = {}
     pooling: str = ""
+    trained_on: dict[str, str] = {}
     run_sha256: str = ""
     code_accepted: bool = False
     features: tuple[FeatureUse, ...] = ()
