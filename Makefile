@@ -96,8 +96,9 @@ bench: $(READY) ## Run every benchmark for a CPU; each prints its ratios
 bench-gpu: ## Measure all that needs a GPU, in under 8 minutes, with PYTHON=python3
 	$(PYTHON) bench/gpu.py
 
-docs: $(READY) ## Regenerate docs/cli.md
+docs: $(READY) ## Regenerate docs/cli.md and docs/papers.md
 	$(BIN)/python -m pipeline.cli.reference > docs/cli.md
+	$(BIN)/python -m pipeline.cli.paper.page > docs/papers.md
 
 lock: ## Regenerate requirements.lock (without index URLs)
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --output-file requirements.lock pyproject.toml

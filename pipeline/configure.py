@@ -22,6 +22,7 @@ GRAPH_FILE = Path("dvc.yaml")
 _EXTENDS = "extends"
 _PARAMETERS = "parameters"  # of an objective
 _STUDIES = "studies"  # folder of the configurations that draw a curve (docs/studies.md)
+_ENGINE = "engine"
 _STAGE = "train-"  # prefix of the systems' stages
 
 _SECTIONS = {
@@ -78,7 +79,18 @@ def configuration(
     merged.setdefault("joined", {})
     _complete_systems(merged, graph_file)
     validate_params(merged, f"{folder / name}.yaml")
-    return {section: merged[section] for section in _SECTIONS if section in merged}
+    return _in_order(merged)
+
+
+def keeping_engine(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """``new`` with the `engine` of ``old``, which describes the machine and not the experiment."""
+    kept = {_ENGINE: old[_ENGINE]} if _ENGINE in old else {}
+    return _in_order({**kept, **new})
+
+
+def without_engine(params: Mapping[str, Any]) -> dict[str, Any]:
+    """``params`` without what `keeping_engine` keeps."""
+    return {section: value for section, value in params.items() if section != _ENGINE}
 
 
 def to_yaml(params: Mapping[str, Any], name: str) -> str:
@@ -118,6 +130,10 @@ def origin(params: Mapping[str, Any], folder: Path = CONFIGS) -> str | None:
     return next(
         (name for name in configurations(folder) if configuration(name, folder) == params), None
     )
+
+
+def _in_order(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {section: params[section] for section in _SECTIONS if section in params}
 
 
 def _first_line(path: Path) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pipeline import stages
+from pipeline import graph, stages
 from pipeline.cache.record import Kind
+from pipeline.datasets.source import RECORD
 from pipeline.params import Params
 from sightline.errors import SightlineError
 from sightline.planning import Planning, WorkPlan, in_bytes, in_time
@@ -97,32 +98,42 @@ def plan_graph(params: Params, planning: Planning) -> GraphPlan:
         SightlineError: a probe was asked for, and no stage has anything to compute.
     """
     anywhere = replace(planning, probe=None if planning.probe else planning.probe)
-    found = []
+    found = _without_files(params)
     for name, command in _stages(params):
         try:
             found.append(StagePlan(name, tuple(anywhere.of(command))))
         except SightlineError as error:
             found.append(StagePlan(name, problem=str(error)))
-    graph = GraphPlan(tuple(found))
+    planned = GraphPlan(tuple(found))
     if not any(stage.problem for stage in found):
-        planning.probes("params.yaml", sum(each.left for each in graph.sets))
-    return graph
+        planning.probes("params.yaml", sum(each.left for each in planned.sets))
+    return planned
+
+
+def _without_files(params: Params) -> list[StagePlan]:
+    """The data sets that are neither prepared nor can be, because their files are missing."""
+    return [
+        StagePlan(f"prepare {name}", problem=f"{missing[0]}: no such file or folder; put it there")
+        for name, dataset in params.datasets.items()
+        if not (graph.dataset_folder(name) / RECORD).is_file()
+        and (missing := [path for path in dataset.source.inputs() if not path.exists()])
+    ]
 
 
 def _stages(params: Params) -> Iterator[tuple[str, Callable[[], object]]]:
-    graph = params.graph
-    for dataset in graph.grounded:
+    chosen = params.graph
+    for dataset in chosen.grounded:
         yield f"ground {dataset}", partial(stages.ground, params, dataset)
     features: list[tuple[str, Kind, list[str]]] = [
-        ("image-features", "image", graph.image_encoders),
-        ("object-features", "object", graph.object_encoders),
-        ("text-features", "text", graph.text_encoders),
-        ("teachers", "teacher", graph.teachers),
+        ("image-features", "image", chosen.image_encoders),
+        ("object-features", "object", chosen.object_encoders),
+        ("text-features", "text", chosen.text_encoders),
+        ("teachers", "teacher", chosen.teachers),
     ]
     for stage, kind, encoders in features:
         for encoder in encoders:
-            work = partial(stages.features, params, graph.pairs, kind, encoder)
-            yield f"{stage} {graph.pairs} {encoder}", work
+            work = partial(stages.features, params, chosen.pairs, kind, encoder)
+            yield f"{stage} {chosen.pairs} {encoder}", work
     for run in params.runs:
-        for seed in graph.seeds:
+        for seed in chosen.seeds:
             yield f"train {run} {seed}", partial(stages.train, params, run, seed)

@@ -40,7 +40,7 @@ def tokenize(
     student, out = str(student), Path(out)
     refuse_other_kinds(out, "tokens")
     set_output(out, [*inputs, Path(student)]).check_place()
-    from sightline.encoder_folder import load_tokenizer, read_recipe
+    from sightline.encoder_folder import load_tokenizer, read_recipe, token_ids
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
     pad = tokenizer.pad_token_id
@@ -51,8 +51,7 @@ def tokenize(
     with progress(f"tokens for {Path(student).name}", len(texts), "texts") as advance:
         for start in range(0, len(texts), _CHUNK):
             part = list(texts[start : start + _CHUNK])
-            encoded = tokenizer(part, truncation=True, max_length=max_length, padding=False)
-            input_ids += encoded["input_ids"]
+            input_ids += token_ids(tokenizer, part, max_length)
             advance(len(part))
     header = TokenHeader(
         student=Path(student).name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,23 @@ def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBas
             [Lowercase()] if backend.normalizer is None else [Lowercase(), backend.normalizer]
         )
     return tokenizer
+
+
+def token_ids(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
+) -> list[list[int]]:
+    """Ids of each text with its special tokens, truncated to ``max_length`` tokens, not padded."""
+    if not texts:
+        return []
+    encoded = tokenizer(
+        list(texts),
+        truncation=True,
+        max_length=max_length,
+        padding=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )
+    return encoded["input_ids"]  # pyright: ignore[reportReturnType]
 
 
 def fit_pooler(model: Any, name: str | Path, pooling: Pooling) -> None:

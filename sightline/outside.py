@@ -22,13 +22,15 @@ from sightline.errors import SightlineError
 # the ones that begin a terminal's escape sequence are refused.
 _CONTROL = r"\x00-\x08\x0e-\x1f\x7f\x90\x98\x9b\x9d-\x9f"
 CONTROL = re.compile(f"[{_CONTROL}]")
+_REMOVE_ASCII = "`tr -d '\\000-\\010\\016-\\037\\177'`"
+_REMOVE_OTHERS = r"`LC_ALL=C sed 's/\xc2[\x90\x98\x9b\x9d-\x9f]//g'`"
 _LONE_CR = re.compile(r"\r(?!\r*(?:\n|\Z))")
 
 Text = Annotated[str, StringConstraints(pattern=f"^[^{_CONTROL}]*$")]
 """Text without control characters; white space is allowed."""
 
-Name = Annotated[Text, StringConstraints(min_length=1)]
-"""A `Text` of at least one character."""
+Name = Annotated[str, StringConstraints(pattern=rf"^[^{_CONTROL}]*[^{_CONTROL}\s][^{_CONTROL}]*$")]
+"""A `Text` with at least one character that is not white space."""
 
 Identifier = Annotated[
     StrictInt | Name,
@@ -87,7 +89,7 @@ def decoded(path: Path, data: bytes) -> str:
         line = text.count("\n", 0, found.start()) + 1
         raise SightlineError(
             f"{path}: line {line}: {control_fault(found[0])}, e.g. with "
-            "`tr -d '\\000-\\010\\016-\\037\\177'`"
+            f"{_REMOVE_ASCII if found[0].isascii() else _REMOVE_OTHERS}"
         )
     return text
 
@@ -209,7 +211,7 @@ def _fault(error: dict[str, Any]) -> str:
     if kind == "missing":
         return "is missing"
     if kind == "string_pattern_mismatch":
-        return str(control_fault(found))
+        return control_fault(found) or "is empty"
     if kind == "string_unicode":
         return "contains half a surrogate pair, which is not a character; write the text as UTF-8"
     if kind in ("string_too_short", "too_short"):

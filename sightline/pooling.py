@@ -6,7 +6,7 @@ The four names are those of the field. SimCSE calls `cls` "cls_before_pooler".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -78,6 +78,27 @@ def pool(
             )
         return _masked_mean((hidden_states[0] + last_hidden_state) / 2, attention_mask)
     raise SightlineError(f"unknown pooling {pooling!r}; use one of {', '.join(POOLINGS)}")
+
+
+def pool_output(output: Any, attention_mask: Tensor, pooling: Pooling) -> Tensor:
+    """`pool` of what a transformers encoder returned, in float32: [B, d].
+
+    A mean over many tokens would lose digits in a lower precision.
+
+    Args:
+        output: with `hidden_states` if `needs_hidden_states`.
+
+    Raises:
+        SightlineError: see `pool`.
+    """
+    layers, pooler = output.get("hidden_states"), output.get("pooler_output")
+    return pool(
+        output.last_hidden_state.float(),
+        attention_mask,
+        pooling,
+        hidden_states=None if layers is None else [layers[0].float()],
+        pooler_output=None if pooler is None else pooler.float(),
+    )
 
 
 def _masked_mean(tokens: Tensor, attention_mask: Tensor) -> Tensor:

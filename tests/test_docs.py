@@ -9,11 +9,7 @@ import sys
 import pytest
 import yaml
 from demo_params import demo_params
-from shown_commands import PAGES, ROOT, shown_commands
-
-from pipeline.cli.commands import app
-from train.evaluate.task_registry import TASKS
-from train.evaluate.tasks import task_class
+from shown_commands import PAGES, ROOT, check_command, shown_commands
 
 SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
 
@@ -36,27 +32,7 @@ def test_the_readme_links_to_every_page():
 
 @pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("sightline")])
 def test_shown_commands_and_options_exist(command):
-    from typer.main import get_command
-
-    words = command.split()[1:]
-    node = get_command(app)
-    if words[0] == "plan" and words[1:2] and words[1] in node.commands:
-        words.pop(0)  # a plan is a command with `plan` in front
-    while hasattr(node, "commands"):
-        assert words, f"{command!r} names no command"
-        assert words[0] in node.commands, f"{command!r}: no command {words[0]!r}"
-        node = node.commands[words.pop(0)]
-    known = {option for param in node.params for option in param.opts}
-    if command.startswith("sightline evaluate"):  # settings of its tasks are options too
-        known |= {"--data"} | {
-            f"--{key.replace('_', '-')}"
-            for task in words
-            if task in TASKS
-            for key in task_class(task).Settings.model_fields
-        }
-    for word in words:
-        if word.startswith("--"):
-            assert word.split("=")[0] in known, f"{command!r}: no option {word!r}"
+    check_command(command)
 
 
 @pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("make")])

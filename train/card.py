@@ -126,7 +126,8 @@ def card_with_scores(folder: Path, results: Path) -> str:
     summary, result = RunSummary.read(folder), load_result(results)
     if result.run_sha256 != key_of_file(folder / FILE_NAME).hex():
         raise SightlineError(
-            f"{results}: its scores are of another training than {folder}; evaluate the run again"
+            f"{results}: its scores are of another training than {folder}, or of its model folder "
+            f"alone; evaluate the run again, with `--model {folder}`"
         )
     source = make_objective(summary.objective, summary.parameters).source
     return model_card(summary, source, summary.student["pooling"], result)

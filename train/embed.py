@@ -12,9 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sightline.devices import AUTOCAST, pick_device
-from sightline.encoder_folder import load_model, load_tokenizer, own_max_length, read_recipe
+from sightline.encoder_folder import (
+    load_model,
+    load_tokenizer,
+    own_max_length,
+    read_recipe,
+    token_ids,
+)
 from sightline.errors import SightlineError
-from sightline.pooling import check_pooling, needs_hidden_states, pool
+from sightline.pooling import check_pooling, needs_hidden_states, pool_output
 from sightline.pooling_names import Pooling
 from train.run_spec import Precision
 
@@ -129,27 +135,16 @@ class Embedder:
         row_of = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
         distinct = np.empty((len(row_of), self.dim), dtype=np.float32)
         if row_of:
-            token_ids = self._tokenize(list(row_of))
-            lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
+            tokens = token_ids(self.tokenizer, list(row_of), self.max_length)
+            lengths = np.array([len(ids) for ids in tokens], dtype=np.int64)
             with self._evaluating():
                 for rows in _batches(lengths, budget=batch_size * 32):
-                    embeddings = self._embed([token_ids[row] for row in rows])
+                    embeddings = self._embed([tokens[row] for row in rows])
                     distinct[rows] = embeddings.float().cpu().numpy()
         if self.normalize if normalize is None else normalize:
             norms = np.linalg.norm(distinct, axis=1, keepdims=True)
             distinct /= np.maximum(norms, 1e-12)
         return distinct[[row_of[sentence] for sentence in sentences]]
-
-    def _tokenize(self, sentences: list[str]) -> list[list[int]]:
-        encoded = self.tokenizer(
-            sentences,
-            truncation=True,
-            max_length=self.max_length,
-            padding=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        return encoded["input_ids"]  # pyright: ignore[reportReturnType]
 
     def _embed(self, batch: list[list[int]]) -> Tensor:
         """Embeddings [B, d] of one batch of token ids."""
@@ -170,15 +165,7 @@ class Embedder:
                 attention_mask=mask,
                 output_hidden_states=needs_hidden_states(self.pooling),
             )
-        # Pool outside autocast and in float32, so that a mean over many tokens keeps its precision.
-        layers = output.hidden_states
-        return pool(
-            output.last_hidden_state.float(),
-            mask,
-            self.pooling,
-            hidden_states=None if layers is None else [layers[0].float()],
-            pooler_output=output.get("pooler_output"),
-        )
+        return pool_output(output, mask, self.pooling)  # outside autocast
 
     def _pad_id(self) -> int:
         pad = self.tokenizer.pad_token_id

@@ -108,7 +108,7 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
 
     Raises:
         CacheError: the file is missing, not Parquet, has different columns, types or values
-            (`check_values`), or would expand far beyond its size.
+            (`check_values`), several images with one id, or would expand far beyond its size.
     """
     path = Path(path)
     if not path.is_file():
@@ -116,7 +116,23 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
     _check(path, read_schema(path), schema)
     table = read_table(path)
     check_values(path, table)
+    if schema.equals(IMAGES):
+        _check_ids(path, table["image_id"])
     return table
+
+
+def _check_ids(path: Path, ids: pa.ChunkedArray) -> None:
+    """Refuse images with the same id: a caption could belong to either."""
+    if pc.count_distinct(ids).as_py() == len(ids):
+        return
+    first: dict[str, int] = {}
+    for row, name in enumerate(ids.to_pylist()):
+        if name in first:
+            raise CacheError(
+                f"{path}: row {row}: image_id: found {name!r}, as in row {first[name]}, expected "
+                "an id of its own; recreate the file"
+            )
+        first[name] = row
 
 
 def check_values(path: Path, table: pa.Table) -> None:

@@ -1,23 +1,25 @@
 """The `sightline` command: parse, call one function, print; report what goes wrong.
 
-The commands are imported once signals are heard, so that stopping them is never a traceback.
+The commands, and nearly everything else, are imported once signals are heard, so that stopping them
+is never a traceback.
 """
 
 from __future__ import annotations
 
-import gc
-import os
+import _signal  # pyright: ignore[reportMissingImports]  (`signal` itself takes milliseconds)
 import sys
-import traceback
+from typing import TYPE_CHECKING
 
-from sightline.errors import SaidElsewhere, message_of
-from sightline.launched import is_first_process
-from sightline.quick_exit import run_then_exit
-from sightline.signals import Stopped, stop_on_signals
+if TYPE_CHECKING:
+    from sightline.signals import Stopped
 
 
 def console() -> None:
     """The entry point of the `sightline` command: `main` in a process of its own."""
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until `main` hears it, end silently
+    from sightline.quick_exit import run_then_exit
+
     run_then_exit(main)
 
 
@@ -26,6 +28,12 @@ def main() -> None:
 
     Exit codes: 0 done, 1 failed, 2 misuse, 130 stopped by SIGINT (Ctrl-C), 143 by SIGTERM.
     """
+    import gc
+    import os
+
+    from sightline.errors import SaidElsewhere, message_of
+    from sightline.signals import Stopped, stop_on_signals
+
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
     # importing torch and transformers creates millions of objects, none of them garbage
     gc.set_threshold(100_000, 20, 50)
@@ -51,14 +59,18 @@ def main() -> None:
 
 
 def _stopped(stop: Stopped, error: BaseException) -> None:
+    from sightline.launched import is_first_process
+
     _fail(str(stop) if is_first_process() else "", 128 + stop.number, error)
 
 
 def _unforeseen(error: Exception) -> str:
     """A message that asks for a report and names a file with the traceback."""
+    import os
     import platform
     import shlex
     import tempfile
+    import traceback
 
     what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     said = f"{what[:200]!r} is a bug in Sightline; what was published before is intact. Please "
@@ -78,6 +90,8 @@ def _harmless(message: str) -> str:
 
 
 def _fail(message: str, code: int, error: BaseException | None) -> None:
+    import traceback
+
     if message:
         print(_harmless(message), file=sys.stderr, flush=True)
     while error is not None:

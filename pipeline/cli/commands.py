@@ -26,6 +26,7 @@ from pipeline.cli import (
     text_tokens,
     train,
 )
+from pipeline.cli.paper.command import paper
 
 _ORDER = (
     *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
@@ -34,6 +35,7 @@ _ORDER = (
         "neighbours",
         "geometry",
         "gallery",
+        "paper",
         "runs",
         "configure",
         "plan",
@@ -71,6 +73,7 @@ app.command("compare")(compare.compare)
 app.command("neighbours")(neighbours.neighbours)
 app.command("geometry")(geometry.geometry)
 app.command("gallery")(gallery.gallery)
+app.command("paper")(paper)
 app.command("configure")(configure.configure)
 app.add_typer(cache.app, name="cache")
 app.command("plan", context_settings={"ignore_unknown_options": True})(plan.plan)

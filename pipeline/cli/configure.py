@@ -27,7 +27,15 @@ def configure(
 
     Example: sightline configure flickr30k
     """
-    from pipeline.configure import configuration, configurations, differences, origin, to_yaml
+    from pipeline.configure import (
+        configuration,
+        configurations,
+        differences,
+        keeping_engine,
+        origin,
+        to_yaml,
+        without_engine,
+    )
     from pipeline.params import ParamsError, read_yaml
     from sightline.files import write_bytes
 
@@ -37,8 +45,8 @@ def configure(
         for each, line in described.items():
             print(f"{each:{width}}  {line}")
         return
-    new = configuration(name)
     old = read_yaml(out) if out.is_file() else {}
+    new = keeping_engine(configuration(name), old)
     if diff:
         for line in differences(old, new) or [f"{out}: nothing differs from {name}"]:
             print(line)
@@ -46,10 +54,10 @@ def configure(
     if old == new:
         print(f"{out}: already {name}")
         return
-    if old and not overwrite and origin(old) is None:
+    if old and not overwrite and origin(without_engine(old)) is None:
         raise ParamsError(
             f"{out}: you have edited this file, and this would overwrite your edits (`sightline "
             f"configure {name} --diff` shows them); keep a copy, or pass --overwrite"
         )
     write_bytes(out, to_yaml(new, name).encode())
-    print(f"{out}: {name}")
+    print(f"{out}: {name}{', with the engine it had' if 'engine' in old else ''}")

@@ -13,6 +13,7 @@ from pipeline.cli.options import DEVICE, JSON, MODELS, POOLING, models_of, print
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
+    from train.evaluate.evaluated_model import EvaluatedModel
     from train.report.results import RunResult
 
 LIST = "list"
@@ -54,10 +55,26 @@ def evaluate(
 
     named = name_models(sources)
     evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
-    results = [
-        evaluate_model(model, evaluation, each.run)
-        for each, model in load_each(named, pooling, device)
-    ]
+    results: list[RunResult] = []
+    partial: list[RunResult] = []
+    failures: list[str] = []
+    for one in named:
+        failed: dict[str, SightlineError] = {}
+        try:
+            ((_, model),) = load_each([one], pooling, device)
+            if one is named[0]:
+                _say_where(model)
+            result = evaluate_model(model, evaluation, one.run, failed)
+            if len(failed) < len(evaluation.tasks):
+                results.append(result)
+                partial += [result] if failed else []
+        except SightlineError as error:  # of the model itself
+            if len(named) == 1:
+                raise
+            failures.append(f"{one.name} was not scored: {error}")
+        failures += [f"{task} failed for {one.name}: {error}" for task, error in failed.items()]
+    if not results:
+        raise SightlineError("\n".join(failures))
     if as_json:
         print_json([result.model_dump(mode="json", by_alias=True) for result in results])
     else:
@@ -65,7 +82,21 @@ def evaluate(
             print(f"warning: {warning}")
         _print_results(results)
     if out is not None:
-        _save(results, out)
+        _save(results, out, partial)
+    if failures:
+        raise SightlineError("\n".join(failures))
+
+
+def _say_where(model: EvaluatedModel) -> None:
+    """The first line: where the models compute."""
+    from sightline.devices import device_name
+    from sightline.hardware import cpu_warning
+
+    device = model.embedder.model.device
+    where = f"{device_name(device)} in {model.embedder.precision}"
+    print(f"evaluate: computing on {where}", file=sys.stderr)
+    if warning := cpu_warning(device.type):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _tasks_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -182,14 +213,20 @@ def _print_results(results: Sequence[RunResult]) -> None:
     print_grids(Console(), grids, [printable(line) for line in lines])
 
 
-def _save(results: Sequence[RunResult], out: Path) -> None:
-    """One file for each result, where `sightline compare` finds them."""
+def _save(results: Sequence[RunResult], out: Path, partial: Sequence[RunResult]) -> None:
+    """One file for each result, where `sightline compare` finds them.
+
+    A result in ``partial``, of which a task failed, replaces no file.
+    """
     from train.report.results import FILE_NAME, NOT_TRAINED, save_result
 
     for result in results:
         folder = out / result.run.strip("/.").replace("/", "--")
         trained = result.objective != NOT_TRAINED
         file = folder / (f"seed-{result.seed}.json" if trained else FILE_NAME)
+        if result in partial and file.exists():
+            print(f"{file}: kept, as a task failed this time", file=sys.stderr)
+            continue
         folder.mkdir(parents=True, exist_ok=True)
         save_result(result, file)
         print(f"{file}: written", file=sys.stderr)

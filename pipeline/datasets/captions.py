@@ -111,7 +111,7 @@ def _read_token(path: Path) -> Captions:
             continue
         head, tab, text = row.partition("\t")
         image, mark, number = head.rpartition("#")
-        if not (tab and mark and image and number):
+        if not (tab and mark and image and number.strip()):
             raise DatasetError(
                 f"{path}: line {line}: found {short(row)}, expected `name.jpg#k<TAB>caption`; a "
                 f"file with a header must end in .csv, .tsv or .jsonl"

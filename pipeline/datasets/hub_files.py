@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -136,13 +137,14 @@ def _has(path: Path, kind: str) -> bool:
 
 def missing_numbers(files: Iterable[Path]) -> list[str]:
     """What is missing of files that are named as in ``train-00000-of-00012.parquet``."""
-    found: dict[tuple[str, str, int], int] = {}
+    found: Counter[tuple[Path, str, str, int]] = Counter()
     for file in files:
         if match := _NUMBERED.fullmatch(file.name):
-            series = (match["stem"], match["rest"], int(match["count"]))
-            found[series] = found.get(series, 0) + 1
+            # save_to_disk has the same names in the folder of every split
+            found[file.parent, match["stem"], match["rest"], int(match["count"])] += 1
     return [
-        f"{there} of {count} files {stem}-*-of-{count:05d}{rest} are here; get the others too"
-        for (stem, rest, count), there in found.items()
+        f"{there} of {count} files {stem}-*-of-{count:05d}{rest} are in {folder.name}; get the "
+        "others too"
+        for (folder, stem, rest, count), there in found.items()
         if there != count
     ]

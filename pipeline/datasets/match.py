@@ -165,6 +165,11 @@ def write_pairs(
     report.note("images_without_caption", (images.paths[i] for i in np.flatnonzero(~captioned)))
     if strict:
         report.refuse_problems()
+    if not report.counts["captions"]:
+        raise DatasetError(
+            f"{captions.where}: contains no captions with a letter, digit or sign (the first is of "
+            f"{image_ids[0].as_py()!r}); check the file"
+        )
 
     for split in ("train", "dev", "test", ""):
         report.counts[f"images_{split or 'without_split'}"] = int((splits == split).sum())

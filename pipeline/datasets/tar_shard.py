@@ -143,7 +143,7 @@ class TarShard:
             if head.startswith(magic):
                 raise DatasetError(
                     f"{self.path}: is compressed with {name}, so no image in it has a place of its "
-                    f"own; decompress it first: `{command} {self.path.name}`"
+                    f"own; decompress it first: `{command} < {self.path.name} > unpacked.tar`"
                 )
 
 

@@ -14,8 +14,9 @@ from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.teacher_model import load_teacher
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision
+from sightline.encoder_folder import token_ids
 from sightline.errors import SightlineError
-from sightline.pooling import needs_hidden_states, pool
+from sightline.pooling import needs_hidden_states, pool_output
 from sightline.pooling_names import Pooling
 
 FIRST_BUCKET = 16
@@ -79,30 +80,10 @@ class TeacherEncoder:
             output_hidden_states=needs_hidden_states(self._pooling),
             return_dict=True,
         )
-        hidden, pooler = (
-            getattr(output, "hidden_states", None),
-            getattr(output, "pooler_output", None),
-        )
-        return pool(
-            output.last_hidden_state.float(),
-            mask,
-            self._pooling,
-            hidden_states=None if hidden is None else [hidden[0].float()],
-            pooler_output=pooler,
-        )
+        return pool_output(output, mask, self._pooling)
 
     def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids with [CLS] and [SEP], truncated to the maximum length, not padded."""
-        if not texts:
-            return []
-        return self._tokenizer(
-            list(texts),
-            truncation=True,
-            max_length=self._max_length,
-            padding=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )["input_ids"]
+        return token_ids(self._tokenizer, texts, self._max_length)
 
 
 def build_text(config: TransformersConfig, device: torch.device, precision: str) -> TeacherEncoder:

@@ -94,10 +94,16 @@ def check_failures(
 ) -> None:
     """Raise SightlineError, with examples, if more failed than ``max_failed`` (a fraction) allows.
 
+    So does an empty set: nothing can be learned from it.
+
     Args:
         out: what was published.
         failed, total: number of failed ``unit`` in it, and of all.
     """
+    if not total:
+        raise SightlineError(
+            f"{out}: there are no {unit}; look at what the step before it found and dropped"
+        )
     good = total - failed
     if good and failed <= max_failed * total:
         return

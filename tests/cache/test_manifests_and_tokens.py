@@ -83,6 +83,14 @@ def test_a_null_or_negative_value_is_named_with_its_row(tmp_path, schema, row, c
     assert f"rows.parquet: row 2: {fault}" in str(caught.value)
 
 
+def test_two_images_with_one_id_are_refused_with_their_rows(tmp_path):
+    path = tmp_path / "images.parquet"
+    rows = [IMAGE, {**IMAGE, "image_id": "b"}, {**IMAGE, "path": "c"}]
+    write_manifest(path, pa.Table.from_pylist(rows, IMAGES), IMAGES)
+    with pytest.raises(CacheError, match="row 2: image_id: found 'a', as in row 0, expected an id"):
+        read_manifest(path, IMAGES)
+
+
 def test_keys_of_a_manifest_come_back_as_an_array(tmp_path):
     keys = [key_of_text(name) for name in "abc"]
     columns = {"image_id": list("abc"), "path": list("abc"), "key": keys, **whole_files(3)}

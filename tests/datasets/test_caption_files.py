@@ -131,6 +131,14 @@ def test_a_malformed_file_is_one_error_that_names_the_place(make_file, name, con
             '{"image": "a", "caption": "b", "caption_id": ""}',
             "caption_id: found ''",
         ),
+        (
+            "c.jsonl",
+            '{"image": "a", "caption": "b", "caption_id": " "}',
+            "caption_id: found ' '",
+        ),
+        ("c.token", "a.jpg# \tA dog.", "line 1: found 'a.jpg# "),
+        ("c.token", "a.jpg#0\tA \x9b31mdog.", "remove it, e.g. with `LC_ALL=C sed"),
+        ("c.token", "a.jpg#0\tA \x1b[31mdog.", "remove it, e.g. with `tr -d"),
         ("c.jsonl", '{"image": "a", "caption": "b", "caption_id": true}', "caption_id: found True"),
         (
             "c.jsonl",

@@ -286,11 +286,19 @@ def test_missing_files_of_a_series_are_noticed(folder, out):
     folder.mkdir()
     pq.write_table(table(range(3)), folder / "train-00001-of-00004.parquet")
     report = prepare(folder, out)
-    wanted = "1 of 4 files train-*-of-00004.parquet are here; get the others too"
+    wanted = "1 of 4 files train-*-of-00004.parquet are in data; get the others too"
     assert report.problems["missing_files"] == [wanted]
     assert f"warning: {wanted}" in report.summary()
     with pytest.raises(DatasetError, match="missing files: 1"):
         prepare(folder, out, strict=True)
+
+
+def test_complete_splits_whose_files_have_the_same_names_miss_nothing(folder, out):
+    parts = {"train": dataset(table(range(3))), "validation": dataset(table(range(3, 5)))}
+    datasets.DatasetDict(parts).save_to_disk(str(folder))
+    names = {split: [path.name for path in (folder / split).glob("*.arrow")] for split in parts}
+    assert names["train"] == names["validation"]
+    assert "missing_files" not in prepare(folder, out, strict=True).problems
 
 
 WRONG = {

@@ -244,6 +244,13 @@ def test_a_caption_that_nobody_can_see_is_empty(two_images, make_file, tmp_path,
         prepare(source.model_copy(update={"strict": True}), tmp_path / "strict")
 
 
+def test_captions_of_which_nobody_can_see_any_are_an_error(two_images, make_file, tmp_path):
+    captions = make_file("c.token", "b.jpg#0\t\u200b\nsub/a.png#0\t\u2060\n")
+    with pytest.raises(DatasetError, match="contains no captions with a letter"):
+        prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_white_space_around_an_image_name_is_left_out_and_said(two_images, make_file, tmp_path):
     captions = make_file("c.csv", " IMAGE,Caption\nb.jpg ,x\n sub/a.png,y\nb.jpg,z\n")
     report = prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")

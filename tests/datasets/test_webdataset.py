@@ -346,7 +346,7 @@ def test_an_absurd_size_in_a_header_is_no_memory_error(root):
     ("name", "content", "message"),
     [
         ("0.tar.gz", gzip.compress(b"x" * 2000, mtime=0), "compressed with gzip"),
-        ("0.tar", gzip.compress(b"x" * 2000, mtime=0), "`gunzip 0.tar`"),
+        ("0.tar", gzip.compress(b"x" * 2000, mtime=0), "`gunzip < 0.tar >"),
         ("0.tar", b"\x28\xb5\x2f\xfd" + b"x" * 2000, "Zstandard"),
         ("0.tar", b"PK\x03\x04" + b"x" * 2000, "not a tar file"),
         ("0.tar", b"x", "not a tar file"),

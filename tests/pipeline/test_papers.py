@@ -1,21 +1,29 @@
-"""docs/papers.md: every published row has a configuration and a command with its numbers."""
+"""docs/papers.md, `sightline paper`: a published row has a configuration with its numbers."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
+from command_line import sightline
+from shown_commands import check_command
 
-from pipeline.configure import configuration
+from pipeline.cli.paper.page import page
+from pipeline.cli.paper.plan import SIZES, Plans
+from pipeline.configure import configuration, configurations
 from pipeline.graph import run_spec
 from pipeline.params import Params, validate_params
 from train.objectives import make_objective
+from train.report.papers import Entry, every_entry, load_papers
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT.parent / "shared/design/published_results.json"
+GIVEN = PUBLISHED.with_name("papers.json")
 
 CLIP, RESNET = "clip-vit-b-32", "resnet50"
 
@@ -83,7 +91,7 @@ STREAMS = {  # data → pairs, text
 
 def rows() -> dict[tuple[str, str], tuple[str, str]]:
     """(model, data) → (configuration, command) of the page's table."""
-    page = (ROOT / "docs/papers.md").read_text()
+    page = (ROOT / "docs/papers.md").read_text().split("## What the configurations contain")[0]
     found = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (?:`([\w-]+)`|–) \| `([^`]+)` \|$", page, re.M)
     return {(model, data): (name, command) for model, data, name, command in found}
 
@@ -124,7 +132,9 @@ def test_a_row_has_the_numbers_of_its_paper(model, data, monkeypatch):
     system, run = target.groups()
     params = params_of(name, monkeypatch)
     assert params.runs[run].system == system
-    paper, encoder = re.match(r"(\w+)-(BERT|RoBERTa)", model).groups()  # pyright: ignore
+    named = re.match(r"(\w+)-(CLIP-)?(BERT|RoBERTa)", model)
+    assert named is not None
+    paper, clip, encoder = named.groups()
     expected, alone = TABLE[paper], not data.startswith("wiki")
     spec = run_spec(params, run, 0)
 
@@ -142,7 +152,8 @@ def test_a_row_has_the_numbers_of_its_paper(model, data, monkeypatch):
 
     objective = make_objective(spec.objective, spec.parameters)
     needs = objective.features(objective.params)
-    assert {(need.kind, need.encoder) for need in needs.values()} == expected.features
+    features = {("image", CLIP)} if clip else expected.features
+    assert {(need.kind, need.encoder) for need in needs.values()} == features
     weights = dict(expected.weights)
     if paper == "MCSE" and alone and encoder == "BERT":
         weights["image"] = 0.05 / 2
@@ -191,5 +202,166 @@ def test_the_released_kdmcse_reads_vit_l(monkeypatch):
 
 def test_a_row_without_training_is_an_evaluation():
     untrained = {key: command for key, (name, command) in ROWS.items() if not name}
-    assert len(untrained) == 3
+    assert len(untrained) == 5
     assert all(command.startswith("sightline evaluate sts ") for command in untrained.values())
+
+
+def test_the_page_is_up_to_date(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert page() == (ROOT / "docs/papers.md").read_text(), "run `make docs`"
+
+
+ENTRIES = {entry.id: entry for entry in every_entry()}
+each_entry = pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
+
+
+@each_entry
+def test_every_entry_has_commands_or_a_reason(entry, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plans = Plans()
+    commands = plans.commands(entry)
+    assert bool(commands) != bool(entry.reason)
+    assert entry.kind != "illustration" or entry.reason
+    assert all(row.configuration or row.command or row.reason for row in entry.rows)
+    for command in commands:
+        check_real(command)
+    known = configurations()
+    assert set(plans.configurations(entry)) <= known.keys()
+    for name, run in entry.trainings:
+        plans.params(name).run(run)
+
+
+def check_real(command: str) -> None:
+    """A command of the application, or one of DVC on stages of the graph."""
+    if command.startswith("sightline "):
+        check_command(command)
+        words = shlex.split(command)
+        if words[1] == "configure":
+            assert words[2] in configurations()
+        return
+    words = command.split()
+    assert words[:3] == ["dvc", "repro", "--pull"]
+    assert set(words[3:]) <= yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].keys()
+
+
+@each_entry
+def test_settings_of_the_papers_are_those_of_the_configurations(entry, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plans = Plans()
+    for row in entry.rows if entry.kind == "settings" else ():
+        found = plans.expected(row.configuration, row.run).parameters
+        for column in entry.columns:
+            if column.name in row.scores:
+                part, _, key = column.metric.partition(".")
+                assert found[part][key] == pytest.approx(row.scores[column.name]), row.title
+
+
+def test_an_ablation_runs_what_its_row_names(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plans = Plans()
+
+    def changed(entry: str, model: str) -> dict:
+        row = next(each for each in ENTRIES[entry].rows if each.model == model)
+        return dict(plans.params(row.configuration).run(row.run).parameters)
+
+    assert changed("kdmcse:table-3", "KDMCSE-BERT without AdapACSE")["margin"] == 0.0
+    assert changed("dalr:table-8", "DALR-BERT w/o L_Info")["image_weight"] == 0.0
+    assert changed("mcse:table-4", "MCSE-RoBERTa, λ 0.5")["weight"] == 0.5
+    assert changed("mcse:figure-3", "MCSE-BERT, 10,000 pairs")["pairs"] == 10000
+    assert changed("kdmcse:figure-7", "KDMCSE-BERT, margin 0.225")["margin"] == 0.225
+
+
+@pytest.mark.skipif(not GIVEN.is_file(), reason="the papers' figures are not here")
+def test_no_table_figure_or_number_of_the_papers_is_missing():
+    given = json.loads(GIVEN.read_text())
+    every = {each["id"]: each for paper in given["papers"].values() for each in paper["entries"]}
+    assert len(every) > 40
+    assert {name: each["kind"] for name, each in every.items()} == {
+        name: each.kind for name, each in ENTRIES.items()
+    }
+    shared = {(r["model"], r["data"]): r for r in json.loads(PUBLISHED.read_text())["sts"]}
+    for name, entry in ENTRIES.items():
+        values = every[name].get("values", [])
+        rows = [row for row in values if isinstance(row, dict)] if isinstance(values, list) else []
+        if entry.kind == "table":
+            own = sorted(n for row in entry.rows for n in row.scores.values())
+            assert own == sorted(n for row in rows for n in scores_of(row, shared)), name
+            spread = sorted(n for row in entry.rows for n in row.std.values() if not row.shared)
+            assert spread == sorted(
+                n for row in rows if "see" not in row for n in row.get("std", [])
+            ), name
+        seeds = every[name].get("seeds")
+        assert entry.seeds == (seeds if isinstance(seeds, int) else None)
+
+
+def scores_of(row: dict, shared: dict) -> list[float]:
+    if "see" in row:
+        return list(shared[row["model"], row["data"]]["scores"])
+    return row.get("scores", [])
+
+
+def test_every_configured_data_set_has_a_size(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plans = Plans()
+    for entry in every_entry():
+        for name, run in entry.trainings:
+            assert set(plans.expected(name, run).data.values()) <= SIZES.keys()
+
+
+def test_the_cost_is_that_of_the_schedule(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    cost = Plans().cost(ENTRIES["mcse:table-8"])  # SimCSE and MCSE, 6 epochs of 466 batches
+    assert (cost.runs, cost.trainings, cost.steps) == (2, 10, 10 * 6 * 466)
+    assert Plans().cost(ENTRIES["dalr:table-7"]).minutes == {
+        "flickr30k kdmcse": 290,
+        "coco kdmcse": 440,
+        "flickr30k dalr": 245,
+        "coco dalr": 370,
+    }
+    assert Plans().cost(ENTRIES["mcse:table-3"]).runs == 0
+
+
+def test_missing_data_is_what_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # no configs/ here: those of the clone count
+    entry = ENTRIES["kdmcse:figure-5"]
+    assert Plans().missing(entry) == ["data/raw/flickr30k"]
+    images = tmp_path / "data/raw/flickr30k/images"
+    images.mkdir(parents=True)
+    assert "data/raw/flickr30k/images" not in Plans().missing(entry)
+    assert "data/raw/flickr30k/train.txt" in Plans().missing(entry)
+    assert Plans().missing(ENTRIES["mcse:table-3"]) == []
+    assert "data/senteval/downstream" in Plans().missing(ENTRIES["mcse:table-8"])
+
+
+def test_the_list_shows_every_entry(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert sightline("paper") == 0
+    listed = capsys.readouterr().out
+    for entry in every_entry():
+        assert f"\n{entry.id} ({entry.kind}): {entry.shows}\n" in f"\n{listed}"
+    assert "not produced: an illustration" in listed
+    assert sightline("paper", "list", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["entries"]
+    assert [each["id"] for each in found] == list(ENTRIES)
+    assert all(bool(each["commands"]) != bool(each["reason"]) for each in found)
+    assert sightline("paper", "mcseo") == 0
+    assert capsys.readouterr().out.startswith("mcseo:figure-1")
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [("mcse:tabel-1", "mcse:table-1"), ("mcse:77", "mcse:table-7"), ("dalrr", "dalr")],
+)
+def test_an_unknown_entry_names_the_nearest(given, nearest, capsys):
+    assert sightline("paper", given) == 1
+    said = capsys.readouterr().err
+    assert f"did you mean '{nearest}'?" in said
+    assert "sightline paper list" in said
+
+
+def test_papers_are_checked_by_a_schema():
+    body = load_papers()["mcse"].entries[1].model_dump()
+    with pytest.raises(ValueError, match="or else a reason"):
+        Entry.model_validate({**body, "rows": []})
+    with pytest.raises(ValueError, match="is not a column"):
+        Entry.model_validate({**body, "columns": ["STS12"]})

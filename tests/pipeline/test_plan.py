@@ -20,6 +20,7 @@ from tiny_scenes import TINY
 
 from pipeline.cache import FeatureSet
 from pipeline.cli.plan import COMMANDS
+from pipeline.configure import configuration, to_yaml
 from pipeline.params import validate_params
 from pipeline.plan_graph import GraphPlan, StagePlan
 from sightline import hardware
@@ -48,6 +49,8 @@ def place(tmp_path_factory, monkeypatch) -> Path:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
+    # torch makes this folder where it is first imported
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("torch")))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -261,6 +264,16 @@ def test_other_weights_are_announced_as_recomputing_everything(capsys, place):
     plan = planned(capsys, *other)
     assert plan.left == 10
     assert "everything is recomputed" in plan.remarks[0]
+
+
+def test_the_graph_names_the_files_that_are_missing(capsys, tmp_path, monkeypatch):
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "params.yaml").write_text(to_yaml(configuration("cc12m", ROOT / "configs"), "x"))
+    monkeypatch.chdir(tmp_path)
+    assert sightline("plan", "--no-probe") == 0
+    shown = capsys.readouterr().out
+    assert "prepare cc12m: cannot be planned yet: data/raw/cc12m: no such file or folder" in shown
+    assert "prepare wiki: cannot be planned yet: data/raw/wiki1m_for_simcse.txt: no such" in shown
 
 
 @pytest.mark.slow  # it prepares the demo

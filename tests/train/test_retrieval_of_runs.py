@@ -133,7 +133,10 @@ def test_an_objective_whose_images_are_off_has_no_scores(world, features, object
     task = Evaluation.load({"retrieval": settings(world, features)})
     found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))
     assert found.scores == dict.fromkeys(METRICS)
-    assert found.reasons["I2T R@1"] == "its objective, mcseo, projects no image features"
+    assert found.reasons["I2T R@1"] == (
+        "its objective, mcseo, projects no image features; runs that learned from images, such as "
+        "those of mcse, kdmcse or dalr, have heads for them"
+    )
 
 
 def test_weights_of_the_last_step_have_no_scores_without_their_heads(world, features, tmp_path):
@@ -254,6 +257,38 @@ def by_hand_of(project: Path, scores: dict[str, float | None]) -> list[float | N
     list(stages.evaluate(params_of()))
     stored = load_result(project / "results/mcse-clip/seed-0.json")
     return [stored.scores[each] for each in scores]
+
+
+def test_a_failing_task_or_model_leaves_the_other_scores(project, monkeypatch, said):
+    monkeypatch.chdir(project)
+    words = "evaluate similarity retrieval --similarity.data data/datasets/scenes/dev.tsv"
+    words += " --retrieval.data data/datasets/scenes --features nowhere --split train"
+    words += " --device cpu --pooling mean --out kept --model runs/mcse-clip/seed-0"
+    code, out, err = said(*words.split(), "--model", "gone", "--model", "runs/simcse/seed-0/model")
+    assert code == 1
+    assert err.startswith("evaluate: computing on cpu in fp32\n")
+    assert "retrieval failed for mcse-clip: nowhere/image/clip: no feature set here" in err
+    assert "gone was not scored: gone (no such folder" in err
+    assert "the task failed: nowhere/image/clip" in " ".join(out.split())
+    found = load_result(Path("kept/mcse-clip/seed-0.json"))
+    assert found.scores["similarity"] is not None
+    assert found.scores["I2T R@1"] is None
+    assert found.pooling == "mean"
+    other = load_result(Path("kept/runs--simcse--seed-0--model/result.json"))
+    assert other.scores["similarity"] is not None
+    assert "such as one of mcse, kdmcse or dalr" in other.reasons["I2T R@1"]
+    before = Path("kept/mcse-clip/seed-0.json").read_bytes()
+    alone = words.replace(
+        "similarity retrieval --similarity.data data/datasets/scenes/dev.tsv", "retrieval"
+    )
+    code, _, err = said(*alone.split())
+    assert code == 1
+    assert "retrieval failed for mcse-clip" in err
+    assert Path("kept/mcse-clip/seed-0.json").read_bytes() == before  # nothing to replace it with
+    code, _, err = said(*words.split())
+    assert code == 1
+    assert "kept/mcse-clip/seed-0.json: kept, as a task failed this time" in err
+    assert Path("kept/mcse-clip/seed-0.json").read_bytes() == before
 
 
 def test_a_mistake_in_the_settings_is_one_line(project, monkeypatch, capsys):

@@ -26,7 +26,7 @@ from train.evaluate.score_run import evaluate_run
 from train.loop import NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
-from train.report.results import load_result
+from train.report.results import load_result, save_result
 from train.run_summary import RunSummary
 from train.train_run import train_run
 
@@ -178,11 +178,29 @@ def test_only_what_changed_is_scored_again(world: World, tmp_path: Path) -> None
         assert scored(other) == []
     assert scored(spec.dev) == ["similarity"]
     assert out.read_bytes() == whole
+    assert load_result(out).training.processes == (1,)
+    out.write_text(re.sub(r'  "trained_parameters": \d+,\n', "", whole.decode()))
+    with pytest.MonkeyPatch.context() as patch:  # what older results lack is in run.json
+        patch.delattr(EvaluatedModel, "load")
+        assert scored(spec.dev) == []
+    assert out.read_bytes() == whole
     out.write_bytes(whole[:-20])  # a damaged one is replaced
     assert scored(spec.dev) == ["similarity"]
     summary = run / "run.json"
     summary.write_text(summary.read_text().replace('"max_steps": 2', '"max_steps": 3'))
     assert scored(spec.dev) == ["similarity"]
+
+
+def test_a_result_says_what_its_run_was_trained_on(world: World, tmp_path: Path) -> None:
+    spec = world.spec(tmp_path / "run", train={"max_steps": 1, "eval_steps": 1})
+    train_run(spec, say=silent)
+    assert spec.dev is not None
+    run, out, sets = tmp_path / "run", tmp_path / "result.json", scored_on(spec.dev)
+    result, _ = evaluate_run(run, sets, out, "cpu")
+    assert result.trained_on == RunSummary.read(run).data != {}
+    save_result(result.model_copy(update={"trained_on": {}}), out)  # as older versions wrote it
+    assert evaluate_run(run, sets, out, "cpu") == (result, [])
+    assert load_result(out) == result
 
 
 def test_several_seeds_of_a_run_make_one_row_of_the_command(

@@ -36,6 +36,7 @@ class EvaluatedModel:
         embedder: the encoder.
         folder: of the training run; None for any other model.
         summary: of the training run; None for any other model.
+        pooling: the one that was asked for; None if the folder's own is used.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class EvaluatedModel:
         """
         self.name, self.embedder = name, embedder
         self.folder, self.summary = folder, summary
-        self._pooling: Pooling | None = pooling
+        self.pooling: Pooling | None = pooling
         self._row_of: dict[str, int] = {}
         self._rows = np.empty((0, embedder.dim), dtype=np.float32)
         self._has_heads = summary is not None
@@ -68,7 +69,7 @@ class EvaluatedModel:
         """
         folder = Path(source)
         if not (folder / FILE_NAME).is_file():
-            return cls(source, Embedder.load(source, pooling, device=device))
+            return cls(source, Embedder.load(source, pooling, device=device), pooling=pooling)
         summary = RunSummary.read(folder)
         embedder = Embedder.load(folder / MODEL_FOLDER, pooling, device=device)
         return cls(summary.run, embedder, folder, summary, pooling)
@@ -87,9 +88,9 @@ class EvaluatedModel:
         if LAST_FILE not in summary.files:
             return self if summary.best_step in (None, summary.steps) else None
         device = str(self.embedder.model.device)
-        embedder = Embedder.load(folder / MODEL_FOLDER, self._pooling, device=device)
+        embedder = Embedder.load(folder / MODEL_FOLDER, self.pooling, device=device)
         load_last(folder / LAST_FILE, embedder.model)
-        last = EvaluatedModel(self.name, embedder, folder, summary, self._pooling)
+        last = EvaluatedModel(self.name, embedder, folder, summary, self.pooling)
         last._has_heads = False  # the exported heads belong to the kept step
         return last
 
@@ -117,9 +118,12 @@ class EvaluatedModel:
         """
         folder, summary = self.folder, self.summary
         if folder is None or summary is None:
-            raise NoHeadsError("it is not a training run of Sightline, and has no heads")
+            raise NoHeadsError(
+                "it is not a training run of Sightline, and has no heads; give the folder of a run "
+                "that learned from images, such as one of mcse, kdmcse or dalr"
+            )
         if not self._has_heads:
-            raise NoHeadsError("the heads of the last step are not kept")
+            raise NoHeadsError("the heads of the last step are not kept, only those of the best")
         file = folder / HEADS_FILE
         objective = make_objective(summary.objective, summary.parameters)
         needs = objective.features(objective.params)

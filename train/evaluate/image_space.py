@@ -62,7 +62,10 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
             )
             found.setdefault(space.encoder, space)
     if not found:
-        raise NoHeadsError(f"its objective, {objective.name}, projects no image features")
+        raise NoHeadsError(
+            f"its objective, {objective.name}, projects no image features; runs that learned from "
+            "images, such as those of mcse, kdmcse or dalr, have heads for them"
+        )
     if encoder is None and len(found) == 1:
         return next(iter(found.values()))
     if encoder in found:

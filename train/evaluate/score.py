@@ -96,13 +96,32 @@ class Evaluation:
         """About the data of all tasks."""
         return list(dict.fromkeys(each for task in self.tasks.values() for each in task.warnings))
 
-    def score(self, model: EvaluatedModel, names: Sequence[str] | None = None) -> Scores:
-        """Score a model on some tasks (None: all); each distinct sentence is encoded once."""
+    def score(
+        self,
+        model: EvaluatedModel,
+        names: Sequence[str] | None = None,
+        failed: dict[str, SightlineError] | None = None,
+    ) -> Scores:
+        """Score a model on some tasks (None: all); each distinct sentence is encoded once.
+
+        Args:
+            failed: gets the error of each task that fails, whose scores are then not defined; None:
+                the first error ends the evaluation.
+        """
         chosen = {name: self.tasks[name] for name in (self.tasks if names is None else names)}
         model.encode_once(_sentences(chosen.values()))
         found = Scores()
         for name, task in chosen.items():
-            each = task.score(model)
+            try:
+                each = task.score(model)
+            except SightlineError as error:
+                if failed is None:
+                    raise
+                failed[name] = error
+                lost = self._metrics[name]
+                found.scores.update(dict.fromkeys(lost))
+                found.reasons.update(dict.fromkeys(lost, f"the task failed: {error}"))
+                continue
             _check(name, task, [each.name for each in self._metrics[name].values()], each)
             titles = {metric.name: title for title, metric in self._metrics[name].items()}
             found.scores.update((titles[metric], value) for metric, value in each.scores.items())

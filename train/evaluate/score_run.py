@@ -20,19 +20,25 @@ from train.run_summary import FILE_NAME, RunSummary
 
 
 def evaluate_model(
-    model: EvaluatedModel, evaluation: Evaluation, run: str | None = None
+    model: EvaluatedModel,
+    evaluation: Evaluation,
+    run: str | None = None,
+    failed: dict[str, SightlineError] | None = None,
 ) -> RunResult:
     """The result of any model: the weights it was exported with, and those of its last step.
 
     Args:
         run: name of the result's row; None for the model's own.
+        failed: see `Evaluation.score`.
     """
-    found, last = _scores(model, evaluation, list(evaluation.tasks))
+    found, last = _scores(model, evaluation, list(evaluation.tasks), failed)
     name = run or model.name
     if model.folder is None or model.summary is None:
         scored = _scored(evaluation, found, last)
-        return RunResult(run=name, objective=NOT_TRAINED, seed=0, **scored)
-    return _result_of_run(name, model.folder, model.summary, evaluation, found, last)
+        pooling = model.pooling or ""
+        return RunResult(run=name, objective=NOT_TRAINED, seed=0, pooling=pooling, **scored)
+    result = _result_of_run(name, model.folder, model.summary, evaluation, found, last)
+    return result.model_copy(update={"pooling": model.pooling or ""})
 
 
 def evaluate_run(
@@ -57,7 +63,9 @@ def evaluate_run(
     kept = _current(old, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
     if old is not None and not missing and list(old.tasks) == list(evaluation.tasks):
-        return old, []
+        of_run = (old.training, old.trained_on)  # of older versions, these may say less
+        if of_run == (_training(summary), summary.data):
+            return old, []
     found = last = Scores()
     if missing:
         model = EvaluatedModel.load(str(folder), device=device)
@@ -77,14 +85,17 @@ def evaluate_run(
 
 
 def _scores(
-    model: EvaluatedModel, evaluation: Evaluation, names: list[str]
+    model: EvaluatedModel,
+    evaluation: Evaluation,
+    names: list[str],
+    failed: dict[str, SightlineError] | None = None,
 ) -> tuple[Scores, Scores]:
     """Scores of the exported weights and of the last step's (none if those were not kept)."""
-    found = evaluation.score(model, names)
+    found = evaluation.score(model, names, failed)
     last = model.at_last_step()
     if last is None:
         return found, Scores()
-    return found, found if last is model else evaluation.score(last, names)
+    return found, found if last is model else evaluation.score(last, names, failed)
 
 
 def _scored(evaluation: Evaluation, found: Scores, last: Scores) -> dict[str, Any]:
@@ -122,6 +133,7 @@ def _result_of_run(
             "student": summary.student,
             "train": summary.train,
         },
+        trained_on=summary.data,
         run_sha256=_sha256(folder),
         code_accepted=bool(summary.accepted_code),
         features=tuple(summary.features.values()),
@@ -179,6 +191,8 @@ def _training(summary: RunSummary) -> TrainingSummary:
         seconds=summary.seconds,
         sentences_per_second=summary.sentences_per_second,
         peak_memory_bytes=summary.peak_memory.get("device", summary.peak_memory.get("host")),
+        trained_parameters=summary.trained_parameters or None,
+        processes=summary.processes,
         device=summary.device,
         processor=summary.processor,
         precision=summary.precision,

@@ -63,10 +63,10 @@ def selections(task: TransferTask, count: int, seed: int) -> list[Selection]:
         rows[name] = np.arange(start, start + len(examples))
         start += len(examples)
     train = rows["train"]
+    _check_classes(task, count)
     if task.protocol == "split":
         fold = Fold(train, rows["dev"])
         return [Selection((fold,), fold, rows["test"])]
-    _check_classes(task, count)
     if task.protocol == "k-fold":
         return [Selection(_folds(train, labels, count, seed), Fold(train), rows["test"])]
     return [
@@ -100,7 +100,15 @@ def _folds(rows: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tuple
 
 def _check_classes(task: TransferTask, count: int) -> None:
     labels = task.splits["train"].labels
-    smallest = int(np.bincount(labels, minlength=task.classes).min())
+    counts = np.bincount(labels, minlength=task.classes)
+    smallest = int(counts.min())
+    if task.protocol == "split" and not smallest:
+        raise SightlineError(
+            f"{task.name}: class {int(counts.argmin())} of {task.classes} has no training example; "
+            "expected SentEval's complete files"
+        )
+    if task.protocol == "split":
+        return
     # An outer fold takes its share before the inner ones do.
     left = smallest - math.ceil(smallest / count) if task.protocol == "nested" else smallest
     if left < count:

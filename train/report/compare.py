@@ -16,6 +16,7 @@ from train.report.published import PublishedRow
 from train.report.results import RunResult
 from train.report.significance import ALPHA
 from train.report.table import Table, make_table
+from train.report.training_cost import TrainingCost, notes_on_training, training_costs
 
 SCHEMA = "sightline.comparison/1"
 
@@ -29,6 +30,7 @@ class RunComparison:
         table: the measured rows in the requested order, then the published ones.
         subsets: the measured rows again, with subsets such as "STS12 MSRpar" as tasks; None if
             no result has any.
+        training: what the training of each run took, if the results hold it.
         notes: what a reader must know before trusting a figure.
         results: what was compared.
         gains: of a treatment and its control, where they are named.
@@ -39,6 +41,7 @@ class RunComparison:
     differences: tuple[Difference, ...]
     subsets: Table | None
     subset_differences: tuple[Difference, ...]
+    training: tuple[TrainingCost, ...]
     notes: tuple[str, ...]
     results: tuple[RunResult, ...] = ()
     gains: tuple[Gain, ...] = ()
@@ -55,6 +58,7 @@ class RunComparison:
             "differences": [each.to_json() for each in self.differences],
             "subsets": self.subsets.to_json()["rows"] if self.subsets else [],
             "subset_differences": [each.to_json() for each in self.subset_differences],
+            "training": [each.to_json() for each in self.training],
             "notes": list(self.notes),
         }
 
@@ -105,12 +109,14 @@ def compare_results(
     parts = [_subsets_as_tasks(result) for result in results]
     subsets = make_table(parts) if any(part.scores for part in parts) else None
     differences = differences_from(baseline, table)
+    training = training_costs(results)
     said = [
         *notes,
         *notes_on_tests(table, differences),
         *notes_on_data(results),
         *notes_on_published(results, published),
         *table.notes,
+        *notes_on_training(training),
     ]
     subset_differences = differences_from(baseline, subsets) if subsets else ()
     return RunComparison(
@@ -119,6 +125,7 @@ def compare_results(
         differences,
         subsets,
         subset_differences,
+        training,
         tuple(said),
         tuple(results),
         tuple(compute_gains(table, comparisons)),

@@ -13,6 +13,7 @@ from train.report.drawing import to_svg
 from train.report.gains import headline
 from train.report.grid import Grid, GridCell, GridRow, number_cell, printable, text_cell
 from train.report.grids import (
+    grid_of_training,
     grids_of_differences,
     grids_of_gains,
     grids_of_scores,
@@ -93,6 +94,7 @@ def results_of(comparison: RunComparison) -> list[Section]:
         return tuple(drawn[name] for name in names if name in drawn)
 
     trained = [result for result in results if result.training]
+    training = (grid_of_training(comparison.training), _checkpoints(trained)) if trained else ()
     notes = (*meaning(comparison), "Bold: the best of the measured rows.", *notes_of(comparison))
     found = [
         Section("Scores", tuple(grids_of_scores(comparison)), figures("scores"), notes),
@@ -100,7 +102,7 @@ def results_of(comparison: RunComparison) -> list[Section]:
         Section("Differences", tuple(grids_of_differences(comparison))),
         Section("Subsets", tuple(grids_of_subsets(comparison)), figures("subsets")),
         Section("Alignment and uniformity", drawings=figures("plane")),
-        Section("Training", (_training(trained),) if trained else (), figures("dev", "loss")),
+        Section("Training", training, figures("dev", "loss")),
     ]
     return [each for each in found if each.grids or each.drawings]
 
@@ -147,13 +149,13 @@ def parameter_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str], b
     return sorted(rows, key=lambda row: not row[2])
 
 
-def _training(results: Sequence[RunResult]) -> Grid:
+def _checkpoints(results: Sequence[RunResult]) -> Grid:
     """A row for each run with means over its seeds, which are its details."""
     runs: dict[str, list[tuple[int, TrainingSummary]]] = {}
     for result in results:
         if result.training is not None:
             runs.setdefault(result.run, []).append((result.seed, result.training))
-    header = ("run", "device", "precision", "steps", "best step", "best dev score", "seconds")
+    header = ("run", "device", "precision", "best step", "best dev score", "seconds")
     rows = []
     for run, seeds in runs.items():
         details = [
@@ -163,7 +165,7 @@ def _training(results: Sequence[RunResult]) -> Grid:
         cells = _training_cells([training for _, training in seeds])
         found = tuple(details) if len(details) > 1 else ()
         rows.append(GridRow(printable(run), cells, runs=(run,), details=found))
-    return Grid("Training", (*header, "sentences/s"), tuple(rows), left=3)
+    return Grid("Checkpoints", (*header, "sentences/s"), tuple(rows), left=3)
 
 
 def _training_cells(trainings: Sequence[TrainingSummary]) -> tuple[GridCell, ...]:
@@ -175,7 +177,6 @@ def _training_cells(trainings: Sequence[TrainingSummary]) -> tuple[GridCell, ...
     return (
         text_cell(" / ".join(dict.fromkeys(map(_device, trainings)))),
         text_cell(" / ".join(dict.fromkeys(map(_precision, trainings)))),
-        mean(lambda each: each.steps),
         mean(lambda each: each.best_step),
         mean(lambda each: each.best_dev, ".2f"),
         mean(lambda each: each.seconds),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from sightline.planning import in_bytes
 from train.report.compare import RunComparison
 from train.report.curve import RUN, Curve, value_text
 from train.report.differences import Difference
@@ -11,6 +13,7 @@ from train.report.gains import Comparison, Gain, headline
 from train.report.grid import SIGN, Grid, GridCell, GridRow, number_cell, printable, text_cell
 from train.report.significance import ALPHA, p_text
 from train.report.table import Cell, Row, Table
+from train.report.training_cost import TrainingCost
 
 _SPREAD = "Mean ± sample standard deviation over seeds."
 
@@ -22,6 +25,7 @@ def grids_of(comparison: RunComparison) -> list[Grid]:
         *grids_of_gains(comparison.gains),
         *grids_of_differences(comparison),
         *grids_of_subsets(comparison),
+        *([grid_of_training(comparison.training)] if comparison.training else []),
     ]
 
 
@@ -172,6 +176,52 @@ def _gains(comparison: Comparison, gains: Sequence[Gain]) -> Grid:
     return Grid(
         f"Gain over {printable(comparison.baseline)}", tuple(header), tuple(rows), runs=runs
     )
+
+
+def grid_of_training(costs: Sequence[TrainingCost]) -> Grid:
+    """What the training of each run took; where, if it is the same for all, is in the title."""
+    header = ("run", "minutes", "sentences/s", "peak memory", "parameters", "steps")
+    places = [_place(cost) for cost in costs]
+    if len(set(places)) == 1:
+        title = f"Training ({' '.join(places[0])})" if places[0] != ("–",) else "Training"
+        return Grid(title, header, tuple(_training_row(cost) for cost in costs))
+    rows = (_training_row(cost, place) for cost, place in zip(costs, places, strict=True))
+    return Grid("Training", (*header, "device"), tuple(rows))
+
+
+def _training_row(cost: TrainingCost, *place: tuple[str, ...]) -> GridRow:
+    rate, steps = cost.sentences_per_second, cost.steps
+    if not steps.sd:  # as many in all seeds
+        steps = replace(steps, sd=None)
+    memory = ["–" if cost.peak_memory is None else in_bytes(cost.peak_memory)]
+    if cost.memory_of:
+        memory.append(f"({' / '.join(cost.memory_of)})")
+    trained = " / ".join(f"{each / 1e6:,.2f} M" for each in cost.parameters) or "–"
+    cells = (
+        _measured_cell(cost.minutes, ",.2f"),
+        _measured_cell(rate, ",.1f" if (rate.mean or 0) < 100 else ",.0f"),
+        GridCell(tuple(memory), value=cost.peak_memory),
+        GridCell((trained,), value=max(cost.parameters, default=None)),
+        _measured_cell(steps, ",.0f"),
+        *map(GridCell, place),
+    )
+    return GridRow(printable(cost.run), cells, runs=(cost.run,))
+
+
+def _place(cost: TrainingCost) -> tuple[str, ...]:
+    """Such as ("NVIDIA A100-SXM4-80GB,", "bf16,", "1 process")."""
+    counts = " / ".join(cost.processes)
+    texts = [" / ".join(cost.devices), " / ".join(cost.precisions)]
+    texts.append(counts and f"{counts} {'process' if counts == '1' else 'processes'}")
+    found = [printable(text) for text in texts if text] or ["–"]
+    return (*(f"{text}," for text in found[:-1]), found[-1])
+
+
+def _measured_cell(cell: Cell, form: str) -> GridCell:
+    if cell.mean is None:
+        return GridCell(("–",))
+    spread = () if cell.sd is None else (f"± {cell.sd:{form}}",)
+    return GridCell((format(cell.mean, form), *spread), value=cell.mean)
 
 
 def _differences(

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from train.report.grid import Grid, GridCell, GridRow
 
 _SIGNIFICANT = r"$^{\dagger}$"
+_SIGNED = re.compile(r"(?:(?<!\w)|(?<=\de))([-+])(?=\d)")
+"""The sign of a figure, or of its exponent, which math mode sets as a minus; no name's hyphen."""
 
 # A bracket or a star after the end of a row or a rule would be parsed as its argument; in TeX's
 # default encoding < and > are different characters.
@@ -118,8 +120,7 @@ def _row(row: GridRow) -> str:
 
 
 def _cell(cell: GridCell) -> str:
-    # A hyphen before a figure is a minus; in math mode it is set as one.
-    first, *rest = (re.sub(r"([-+])(?=\d)", r"$\1$", escape_latex(part)) for part in cell.parts)
+    first, *rest = (_SIGNED.sub(r"$\1$", escape_latex(part)) for part in cell.parts)
     if cell.bold:
         first = rf"\textbf{{{first}}}"
     return " ".join([f"{first}{_SIGNIFICANT}" if cell.significant else first, *rest])

@@ -31,6 +31,9 @@ class TrainingSummary(_Strict):
     """How the training went. Times in seconds, memory in bytes; None if not measured.
 
     Attributes:
+        peak_memory_bytes: of the GPU if there was one, otherwise of the process.
+        trained_parameters: of encoder and heads.
+        processes: see `train.run_summary.RunSummary`.
         processor: model of the CPU, where it was the device.
         precision_gain: how many times as fast as fp32 bf16 was, if `train.precision` was `auto`.
         log: entries of the training loop, each with its ``step`` (`train.loop`).
@@ -41,6 +44,8 @@ class TrainingSummary(_Strict):
     seconds: _Finite | None = None
     sentences_per_second: _Finite | None = None
     peak_memory_bytes: int | None = None
+    trained_parameters: int | None = None
+    processes: tuple[int, ...] = ()
     device: str = ""
     processor: str = ""
     precision: str = ""
@@ -94,6 +99,8 @@ class RunResult(_Strict):
         notes: evaluation task → what a reader must know about its scores.
         evaluated_on: metric → what it was scored on.
         tasks: name of an evaluation task → what it is.
+        pooling: the one that the evaluation was asked for; empty if the model's own was used.
+        trained_on: stream → what its rows were read from; empty if it is not known.
         run_sha256: of the run.json that the scores belong to.
         code_accepted: whether code was edited after the training and accepted as not changing
             results.
@@ -113,6 +120,8 @@ class RunResult(_Strict):
     notes: dict[str, tuple[str, ...]] = {}
     evaluated_on: dict[str, EvaluationSet] = {}
     tasks: dict[str, TaskRecord] = {}
+    pooling: str = ""
+    trained_on: dict[str, str] = {}
     run_sha256: str = ""
     code_accepted: bool = False
     features: tuple[FeatureUse, ...] = ()

@@ -185,6 +185,12 @@ def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] =
     return Table(tasks, tuple(rows), tuple(notes), lower, titles)
 
 
+def cell_of(values: Sequence[float]) -> Cell:
+    """Mean and sample standard deviation of one value per seed."""
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return Cell(statistics.fmean(values), sd, tuple(values))
+
+
 def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested parameters as {"train.learning_rate": 3e-5, …}."""
     flat: dict[str, Any] = {}
@@ -230,8 +236,7 @@ def _cell(task: str, members: list[RunResult]) -> Cell:
         first = members[by_seed.index(None)]
         why = first.reasons.get(task, "it was not evaluated")
         return Cell(None, None, reason=f"seed {first.seed}: {why}", by_seed=by_seed)
-    sd = statistics.stdev(scores) if len(scores) > 1 else None
-    return Cell(statistics.fmean(scores), sd, scores, by_seed=by_seed)
+    return replace(cell_of(scores), by_seed=by_seed)
 
 
 def _published(row: PublishedRow, tasks: Sequence[str]) -> Row:

@@ -56,7 +56,9 @@ def _print_table(
         name = Text(grid.header[index])
         table.add_column(name, justify=justify, overflow="fold", width=widths[index])
     for row in grid.rows:
-        texts = [Text(row.text, style="yellow" if row.warn else "")]
+        texts = [
+            Text(row.text, style="yellow" if row.warn or "untrained weights" in row.label else "")
+        ]
         for cell in row.cells:
             text = "\n".join(_lines(cell, stacked))
             texts.append(Text(text, style="bold" if cell.bold else ""))

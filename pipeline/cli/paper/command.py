@@ -1,0 +1,144 @@
+"""The command `sightline paper`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from pipeline.cli.options import JSON, print_json
+
+if TYPE_CHECKING:
+    from pipeline.cli.paper.plan import Plans
+    from train.report.paper_table import PaperTable
+    from train.report.papers import Entry
+
+LIST = "list"
+"""In place of an entry: show what there is."""
+
+
+def paper(
+    entry: Annotated[
+        str,
+        typer.Argument(
+            help="`list`; a paper (mcse, kdmcse, dalr, mcseo), to list it; or a table or figure: "
+            "mcse:1, mcse:table-1, mcse:figure-2."
+        ),
+    ] = LIST,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder of results, one folder per run; repeatable: a row takes its run from the "
+            "one where it is the row's training.",
+            show_default="results",
+        ),
+    ] = None,
+    format_: Annotated[
+        Literal["terminal", "markdown", "latex"],
+        typer.Option("--format", help="terminal, markdown or latex."),
+    ] = "terminal",
+    as_json: JSON = False,
+) -> None:
+    """List the papers' tables and figures, or show one: published beside measured rows.
+
+    The list has the configurations, commands and cost of each, and the data that is missing here.
+
+    Example: sightline paper mcse:1
+    """
+    from pipeline.cli.paper.plan import Plans
+    from train.report.papers import every_entry, find_entries
+
+    plans = Plans()
+    found = list(every_entry()) if entry == LIST else find_entries(entry)
+    if ":" not in entry:
+        _list(found, plans, as_json)
+        return
+    from pipeline import graph
+    from train.report.paper_results import ResultFolders
+    from train.report.paper_table import compare_entry
+
+    folders = ResultFolders(results or [graph.results_folder()])
+    table = compare_entry(found[0], folders, plans.expected)
+    if as_json:
+        print_json({**table.to_json(), **_facts(found[0], plans)})
+    else:
+        _print(table, plans, format_)
+
+
+def _facts(entry: Entry, plans: Plans) -> dict[str, Any]:
+    cost = plans.cost(entry)
+    return {
+        "configurations": plans.configurations(entry),
+        "commands": plans.commands(entry),
+        "reason": entry.reason or None,
+        "missing": plans.missing(entry),
+        "cost": {
+            "runs": cost.runs,
+            "trainings": cost.trainings,
+            "steps": cost.steps,
+            "published_minutes": dict(cost.minutes),
+        },
+    }
+
+
+def _list(entries: list[Entry], plans: Plans, as_json: bool) -> None:
+    from pipeline.cli.paper.plan import APART, HOW
+
+    if as_json:
+        about = [
+            {"id": e.id, "kind": e.kind, "shows": e.shows, **_facts(e, plans)} for e in entries
+        ]
+        print_json({"entries": about, "cost": HOW})
+        return
+    for entry in entries:
+        print(f"{entry.id} ({entry.kind}): {entry.shows}")
+        for line in _takes(entry, plans, short=True):
+            print(f"    {line}")
+    print(f"\n{HOW}\n{APART}")
+
+
+def _takes(entry: Entry, plans: Plans, short: bool = False) -> list[str]:
+    """What an entry takes, a line for each command and fact.
+
+    Args:
+        short: the commands of all configurations on one line.
+    """
+    if entry.reason:
+        return [f"not produced: {entry.reason}"]
+    lines = []
+    if names := plans.configurations(entry):
+        lines.append(f"configurations: {', '.join(names)}")
+    trained = dict.fromkeys(name for name, _ in entry.trainings)
+    if short and len(trained) > 1 and entry.kind != "settings":
+        lines.append("sightline configure NAME && dvc repro --pull, for each of them")
+        lines += plans.commands(entry)[2 * len(trained) :]
+    else:
+        lines += plans.commands(entry)
+    if missing := plans.missing(entry):
+        lines.append(f"missing here: {', '.join(missing)}")
+    lines.append(f"cost: {plans.cost(entry)}")
+    return lines
+
+
+def _print(table: PaperTable, plans: Plans, format_: str) -> None:
+    from rich.console import Console
+
+    from pipeline.cli.paper.plan import APART, HOW
+    from train.report.latex import to_latex
+    from train.report.markdown import to_markdown
+    from train.report.terminal import print_grids
+
+    if format_ != "terminal":
+        draw = {"markdown": to_markdown, "latex": to_latex}[format_]
+        print(draw(table.grids, table.legend), end="")
+        return
+    entry = table.entry
+    if not table.rows:
+        print(f"{entry.id}: {entry.shows}")
+    print_grids(Console(width=None if sys.stdout.isatty() else 100), table.grids, table.legend)
+    for line in _takes(entry, plans):
+        print(line)
+    if plans.cost(entry).runs:
+        print(f"{HOW}\n{APART}" if len(plans.configurations(entry)) > 1 else HOW)
