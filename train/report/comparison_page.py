@@ -155,7 +155,7 @@ def _checkpoints(results: Sequence[RunResult]) -> Grid:
     for result in results:
         if result.training is not None:
             runs.setdefault(result.run, []).append((result.seed, result.training))
-    header = ("run", "device", "precision", "best step", "best dev score", "seconds")
+    header = ("run", "precision", "best step", "best dev score")
     rows = []
     for run, seeds in runs.items():
         details = [
@@ -165,7 +165,7 @@ def _checkpoints(results: Sequence[RunResult]) -> Grid:
         cells = _training_cells([training for _, training in seeds])
         found = tuple(details) if len(details) > 1 else ()
         rows.append(GridRow(printable(run), cells, runs=(run,), details=found))
-    return Grid("Checkpoints", (*header, "sentences/s"), tuple(rows), left=3)
+    return Grid("Checkpoints", header, tuple(rows), left=2)
 
 
 def _training_cells(trainings: Sequence[TrainingSummary]) -> tuple[GridCell, ...]:
@@ -175,17 +175,10 @@ def _training_cells(trainings: Sequence[TrainingSummary]) -> tuple[GridCell, ...
         return number_cell(sum(values) / len(values) if whole else None, form)
 
     return (
-        text_cell(" / ".join(dict.fromkeys(map(_device, trainings)))),
         text_cell(" / ".join(dict.fromkeys(map(_precision, trainings)))),
         mean(lambda each: each.best_step),
         mean(lambda each: each.best_dev, ".2f"),
-        mean(lambda each: each.seconds),
-        mean(lambda each: each.sentences_per_second),
     )
-
-
-def _device(training: TrainingSummary) -> str:
-    return training.processor or training.device
 
 
 def _precision(training: TrainingSummary) -> str:

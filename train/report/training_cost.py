@@ -21,6 +21,7 @@ class TrainingCost:
         peak_memory: bytes, the largest over the seeds.
         memory_of: "GPU" if there was one, otherwise "process"; both if the seeds differ.
         parameters: trained ones, of encoder and heads; several values if the seeds differ.
+        devices: the GPU, or the model of the CPU.
         processes: how many trained it: 2, or "1, then 2" if it was resumed with more.
         missing: what the results do not hold.
     """
@@ -56,11 +57,14 @@ def training_costs(results: Sequence[RunResult]) -> tuple[TrainingCost, ...]:
 
 def notes_on_training(costs: Sequence[TrainingCost]) -> list[str]:
     """What is missing, and which figures of different runs do not measure the same thing."""
+    missing: dict[tuple[str, ...], list[str]] = {}
+    for cost in costs:
+        if cost.missing:
+            missing.setdefault(cost.missing, []).append(cost.run)
     notes = [
-        f"the results of {cost.run} do not hold {', '.join(cost.missing)} of the training; "
+        f"the results of {', '.join(runs)} do not hold {', '.join(what)} of the training; "
         "evaluate them again"
-        for cost in costs
-        if cost.missing
+        for what, runs in missing.items()
     ]
     found: dict[str, list[str]] = {}
     for cost in costs:
@@ -83,6 +87,7 @@ def _cost(name: str, members: list[RunResult]) -> TrainingCost:
     memory = _each(every, lambda one: one.peak_memory_bytes)
     parameters = _each(every, lambda one: one.trained_parameters)
     devices = _each(every, lambda one: one.device or None)
+    names = _each(every, lambda one: one.processor or one.device or None)
     precisions = _each(every, lambda one: one.precision or None)
     processes = _each(every, lambda one: ", then ".join(map(str, one.processes)) or None)
     held = {
@@ -103,7 +108,7 @@ def _cost(name: str, members: list[RunResult]) -> TrainingCost:
         peak_memory=max(memory, default=None),
         memory_of=tuple(dict.fromkeys(map(_memory_of, devices))) if memory else (),
         parameters=tuple(dict.fromkeys(parameters)),
-        devices=tuple(dict.fromkeys(devices)),
+        devices=tuple(dict.fromkeys(names)),
         precisions=tuple(dict.fromkeys(precisions)),
         processes=tuple(dict.fromkeys(processes)),
         missing=tuple(what for what, values in held.items() if not values),
