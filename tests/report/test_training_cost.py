@@ -94,6 +94,16 @@ def test_seeds_on_different_devices_are_one_note_of_one_run():
     assert sum("different devices" in note for note in comparison.notes) == 1
 
 
+def test_processors_have_names_and_runs_that_lack_the_same_share_a_note():
+    named = training(60.0, **CPU, processor="AMD EPYC 9B14")
+    assert grid(compared(run("simcse", named))).title == "Training (AMD EPYC 9B14, fp32, 1 process)"
+    assert texts(grid(compared(run("simcse", named))))[0][3] == "900.0 MB (process)"
+    older = training(60.0, trained_parameters=None)
+    comparison = compared(run("mcse", older), run("dalr", older))
+    (note,) = [note for note in comparison.notes if "do not hold" in note]
+    assert note.startswith("the results of mcse, dalr do not hold the number of parameters of ")
+
+
 def test_what_older_results_do_not_hold_is_a_dash_and_a_note():
     older = training(60.0, trained_parameters=None, processes=())
     comparison = compared(run("simcse", training(60.0)), run("mcse", older), run("bare", None))
