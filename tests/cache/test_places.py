@@ -83,6 +83,6 @@ def test_preparing_again_replaces_a_manifest_of_the_older_kind(tmp_path):
 
 
 def test_images_in_separate_files(tmp_path):
-    columns = {name: [value] * 3 for name, value in SOUND.items()}
+    columns = {name: [value] * 3 for name, value in SOUND.items()} | {"image_id": ["a", "b", "c"]}
     write_manifest(tmp_path / NAME, pa.table({**columns, **whole_files(3)}, schema=IMAGES), IMAGES)
     assert places_of(NAME, read_manifest(tmp_path / NAME, IMAGES)) == [Place(Path("a.tar"))] * 3
