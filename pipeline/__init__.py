@@ -4,10 +4,9 @@ The names in `__all__` are the Python API (docs/python.md), with what docs/exten
 Nothing else in this package is promised: other names may move or change in any version.
 """
 
-from typing import TYPE_CHECKING
-
 from sightline.lazy_names import lazy_names
 
+TYPE_CHECKING = False  # `typing` takes 7 ms, in which Ctrl-C would be a traceback
 if TYPE_CHECKING:
     from pipeline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
     from pipeline.cache.tables import read_phrases

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import _signal  # pyright: ignore[reportMissingImports]  (`signal` itself takes milliseconds)
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as in `pipeline`
 if TYPE_CHECKING:
     from sightline.signals import Stopped
 
