@@ -102,7 +102,8 @@ def check_failures(
     """
     if not total:
         raise SightlineError(
-            f"{out}: there are no {unit}; look at what the step before it found and dropped"
+            f"{out}: none failed, but there are no {unit}; look at what the step before it found "
+            "and dropped"
         )
     good = total - failed
     if good and failed <= max_failed * total:
