@@ -229,7 +229,9 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
 
 def report(params: Params, out: Path) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
+    from pipeline.grounding.gallery.thumbnails import thumbnails
     from train.report.gains import Comparison
+    from train.report.neighbours_page import neighbours_in
     from train.report.results import load_results
     from train.report.write import write_report
 
@@ -242,7 +244,13 @@ def report(params: Params, out: Path) -> Path:
         control = None if about.control is None else runs[about.control].label
         comparisons = [Comparison(baseline, runs[about.gain].label, control)]
     write_report(
-        results, out, about.title, baseline=baseline, comparisons=comparisons, inputs=files
+        results,
+        out,
+        about.title,
+        baseline=baseline,
+        comparisons=comparisons,
+        included=neighbours_in(results, thumbnails),
+        inputs=files,
     )
     return out / "report.html"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from train.report.html import Section
+    from train.report.html import Included
+    from train.report.results import RunResult
 
 
 def compare(
@@ -42,12 +44,6 @@ def compare(
         Path | None,
         typer.Option(help="Folder of sightline geometry, to put into the page of --format html."),
     ] = None,
-    neighbours: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False, help="Output of sightline neighbours --json, to put into the page."
-        ),
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write; default: print.")
     ] = None,
@@ -66,9 +62,10 @@ def compare(
 
     from pipeline import graph
     from sightline.output_file import write_file
-    from train.report.compare import compare_runs
+    from train.report.compare import RunComparison, compare_runs
     from train.report.curve import curve_of
     from train.report.find_runs import find_runs
+    from train.report.html import NOTHING
     from train.report.published import published_rows, select_published
     from train.report.side_by_side import draw, mark_of, print_comparison, to_file, to_text
 
@@ -81,9 +78,8 @@ def compare(
     if curve is not None and published:
         raise typer.BadParameter("a curve has no published rows", param_hint="--published")
     page = format_ == "html" and curve is None
-    for option, given in (("--geometry", geometry), ("--neighbours", neighbours)):
-        if given is not None and not page:
-            raise typer.BadParameter("only the page of a comparison has it", param_hint=option)
+    if geometry is not None and not page:
+        raise typer.BadParameter("only the page of a comparison has it", param_hint="--geometry")
     rows = select_published(published, published_rows())
     found, reference = find_runs(runs, graph.results_folder(), baseline)
     if curve is None:
@@ -91,31 +87,31 @@ def compare(
     else:
         shown = curve_of(found, curve, metric, reference if baseline else None)
     drawn = None if plot is None else draw(shown, plot.suffix)
-    extra, style = _included(geometry, neighbours)
+    included = NOTHING
+    if page and isinstance(shown, RunComparison):
+        included = _included(shown.results, geometry)
     if out is not None:
-        inputs = [each for each in (geometry, neighbours) if each is not None]
-        write_file(out, to_file(shown, format_, extra, style), mark_of(shown), inputs)
+        inputs = [] if geometry is None else [geometry]
+        write_file(out, to_file(shown, format_, included), mark_of(shown), inputs)
     elif format_ == "terminal":
         print_comparison(shown, Console(width=None if sys.stdout.isatty() else 100))
     else:
-        print(to_text(shown, format_, extra, style), end="")
+        print(to_text(shown, format_, included), end="")
     if plot is not None and drawn is not None:
         from train.report.drawing import MARK as FIGURE_MARK
 
         write_file(plot, drawn, FIGURE_MARK)
 
 
-def _included(geometry: Path | None, neighbours: Path | None) -> tuple[list[Section], str]:
-    """Sections from the files of other commands, and the style sheet of their pictures."""
-    if geometry is None and neighbours is None:
-        return [], ""
+def _included(results: Sequence[RunResult], geometry: Path | None) -> Included:
+    """What stands on the page besides scores: the folder of `geometry`, and neighbours."""
+    from pipeline.grounding.gallery.thumbnails import thumbnails
     from sightline.extras import require
+    from train.report.html import Included
+    from train.report.neighbours_page import neighbours_in
 
     require("matplotlib", "a page with charts")
-    from train.report.included import geometry_sections, neighbours_section
+    from train.report.included import geometry_sections
 
-    sections, style = [] if geometry is None else geometry_sections(geometry), ""
-    if neighbours is not None:
-        section, style = neighbours_section(neighbours)
-        sections.append(section)
-    return sections, style
+    sections = () if geometry is None else tuple(geometry_sections(geometry))
+    return Included(sections) + neighbours_in(results, thumbnails)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +13,7 @@ from pipeline.cli.options import DEVICE, JSON, MODELS, MOST_SEED, POOLING, model
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
-    from pipeline.grounding.gallery.thumbnails import ManifestImages
-    from train.evaluate.caption_pool import CaptionPool
-    from train.evaluate.evaluated_model import EvaluatedModel
-    from train.report.neighbours import Found
+    from train.evaluate.found_neighbours import ModelNeighbours
 
 
 def neighbours(
@@ -78,13 +76,16 @@ def neighbours(
     from rich.console import Console
 
     from pipeline import graph
-    from pipeline.grounding.gallery.thumbnails import ManifestImages
+    from pipeline.grounding.gallery.thumbnails import thumbnails
     from sightline.output_file import check_output_file, write_file
     from sightline.progress import progress
     from train.evaluate.caption_pool import read_pool, read_queries
+    from train.evaluate.find_neighbours import find_captions, find_images, read_images
+    from train.evaluate.found_neighbours import ModelNeighbours
+    from train.evaluate.image_space import open_features
     from train.evaluate.named_models import load_each, name_models
     from train.report.neighbours import Sides, print_neighbours, shown_images
-    from train.report.neighbours_page import MARK, Thumbnail, page_of, with_pictures
+    from train.report.neighbours_page import MARK, page_of
 
     named = name_models(sources)
     given = (captions, queries, images_manifest, root, features)
@@ -96,74 +97,37 @@ def neighbours(
     asked = list(
         dict.fromkeys([*read_queries(sentences or [], queries), *pool.sample(sample, seed)])
     )
-    images = None if images_manifest is None else ManifestImages.read(images_manifest)
+    images = None if images_manifest is None else read_images(images_manifest, split)
     own = tuple(pool.images_of(each) for each in asked)
-    texts: dict[str, Found] = {}
-    pictures: dict[str, Found] = {}
+    within = f"{len(pool):,} distinct captions of {captions.name}"
+    within += f", split {split!r}" if split is not None else ""
+    found: dict[str, ModelNeighbours] = {}
+    place = features or graph.FEATURES
     with progress("neighbours", len(named), "models") as advance:
         for each, model in load_each(named, pooling, device):
-            name = each.name
-            texts[name] = _nearest_captions(model, asked, pool, k)
+            texts, pictures = find_captions(model, asked, pool, k), None
             if to_images:
                 assert images is not None
-                place = features or graph.FEATURES
-                pictures[name] = _nearest_images(model, asked, own, images, split, place, k)
+                own_features = partial(open_features, model=model, place=place)
+                pictures = find_images(model, asked, own, images, own_features, k)
+            answer = ModelNeighbours(tuple(asked), own, within, k, texts, pictures)
+            found[each.name] = answer
             advance(1)
-    if to_images and all(found.reason for found in pictures.values()):
-        why = "; ".join(f"{name}: {found.reason}" for name, found in pictures.items())
+    sides = Sides.of(found)
+    if to_images and all(each.reason for each in sides.pictures.values()):
+        why = "; ".join(f"{name}: {each.reason}" for name, each in sides.pictures.items())
         raise SightlineError(
             f"--to-images: no model can find images ({why}); give the folder of a finished run "
             "that learned from images, such as runs/mcse-clip/seed-0, or leave the option out"
         )
-    within = f"{len(pool):,} distinct captions of {captions.name}"
-    within += f", split {split!r}" if split is not None else ""
-    names = tuple(each.name for each in named)
-    sides = Sides(tuple(asked), own, names, texts, pictures, within, k)
-    pictures_of = None
-    if root is not None and images is not None and (as_json or out is not None):
-        thumbnails = images.thumbnails(shown_images(sides), root, side)
-        pictures_of = {image: Thumbnail(*each) for image, each in thumbnails.items()}
     if as_json:
-        print_json(sides.to_json() | with_pictures(pictures_of))
+        print_json(sides.to_json())
     else:
         print_neighbours(sides, Console(width=None if sys.stdout.isatty() else 100))
     if out is not None:
-        page = page_of(sides, title, pictures_of)
+        shown = None
+        if root is not None and images_manifest is not None:
+            shown = thumbnails(images_manifest, root, shown_images(sides), side)
+        page = page_of(sides, title, shown)
         write_file(out, page, MARK, inputs)
         print(f"{out}: written, {len(page) / 1e6:.1f} MB", file=sys.stderr)
-
-
-def _nearest_captions(model: EvaluatedModel, asked: list[str], pool: CaptionPool, k: int) -> Found:
-    from train.evaluate.neighbours import nearest
-    from train.report.neighbours import found_captions
-
-    model.encode_once([*pool.texts, *asked])
-    itself = {row: pool.row_of[each] for row, each in enumerate(asked) if each in pool.row_of}
-    found = nearest(model.encode(asked), model.encode(pool.texts), k, itself)
-    return found_captions(found, pool, [pool.images_of(each) for each in asked])
-
-
-def _nearest_images(
-    model: EvaluatedModel,
-    asked: list[str],
-    own: tuple[tuple[str, ...], ...],
-    images: ManifestImages,
-    split: str | None,
-    features: Path,
-    k: int,
-) -> Found:
-    """Images in the grounded space; a model without heads says why it finds none."""
-    from train.evaluate.evaluated_model import NoHeadsError, project
-    from train.evaluate.image_space import image_space, open_features, rows_of_images
-    from train.evaluate.neighbours import nearest
-    from train.report.neighbours import Found, found_images
-
-    try:
-        space = image_space(model)
-    except NoHeadsError as error:
-        return Found(reason=str(error))
-    ids, keys = images.of_split(split)
-    rows, kept = rows_of_images(open_features(space, model, features), keys)
-    queries = project(space.sentences, model.encode(asked))
-    found = nearest(queries, project(space.images, rows), k)
-    return found_images(found, [ids[i] for i in kept], own)

@@ -15,12 +15,15 @@ from rich.console import Console
 from tiny_encoder import make_encoder
 
 from sightline.errors import SightlineError
+from sightline.thumbnail import Thumbnail
 from train.evaluate import neighbours as module
 from train.evaluate.caption_pool import read_pool, read_queries
+from train.evaluate.find_neighbours import found_captions
+from train.evaluate.found_neighbours import Found, Neighbour
 from train.evaluate.named_models import NamedModel, name_models
 from train.evaluate.neighbours import nearest
-from train.report.neighbours import Found, Neighbour, Sides, found_captions, print_neighbours
-from train.report.neighbours_page import Thumbnail, page_of
+from train.report.neighbours import Sides, print_neighbours
+from train.report.neighbours_page import page_of
 
 RANDOM = np.random.default_rng(3)
 
@@ -166,7 +169,7 @@ def test_a_page_escapes_everything_and_loads_nothing():
     assert "<two>" not in page
     assert "49" not in re.sub(r"\d*\.49|sha256-[^']*", "", page)  # {{ 7 * 7 }} stays text
     assert page.count("data:image/png;base64,AAAA") == 1  # however often it is shown
-    assert page.count('class="picture p0"') == 7
+    assert page.count('class="picture of-h1-title-0"') == 7
     assert "b &lt;i&gt;.png: no such file" in page
     assert not re.search(r'(src|href)=|url\("(?!data:)|@import', page)
     assert "default-src 'none'" in page

@@ -134,14 +134,14 @@ def test_every_feature_set_of_a_run_is_made_by_a_stage(given):
         assert set(graph.run_spec(params, run, 0).features.values()) <= made
 
 
-def test_the_features_that_retrieval_reads_are_inputs_of_a_run(given):
+def test_the_features_that_tasks_read_are_inputs_of_a_run(given):
     """So `evaluate`, which depends on the runs, comes after their extraction."""
     _, params = given
     read = {
         folder for run in params.runs for folder in graph.run_spec(params, run, 0).features.values()
     }
     for name, task in params.evaluation.tasks.items():
-        if "retrieval" in (task.task, name):
+        if {"retrieval", "neighbours"} & {task.task, name}:
             settings = task.settings
             assert Path(settings["features"]) == graph.FEATURES / params.graph.pairs
             if frozen := settings.get("frozen"):

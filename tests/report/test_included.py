@@ -1,4 +1,4 @@
-"""Geometry and neighbours inside the page of a comparison, from the files of their commands."""
+"""Geometry, from the files of its command, and neighbours in the page of a comparison."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from captioned import write_captioned
 from chromium import BINARY, Chromium
 from invented_runs import write_invented
 
 from train.evaluate.embedding_space import Spectrum
+from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour, Photographs
 from train.evaluate.geometry import Geometry
 from train.evaluate.map_sentences import MapSentences
 from train.evaluate.similarity import Correlation, GradedPairs
 from train.evaluate.space_study import MapSettings, ModelSpace, SentenceMap, SpaceStudy
-from train.report.neighbours import Found, Neighbour, Sides
-from train.report.neighbours_page import Thumbnail, with_pictures
+from train.report.results import load_result, save_result
 from train.report.space_page import write_geometry
 
-PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
-    "awAAAABJRU5ErkJggg=="
-)
 NASTY = "</style><script>window.hacked = 1</script>"
 
 
@@ -43,7 +40,7 @@ def space(name: str) -> ModelSpace:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
-    """Results, a folder of `sightline geometry`, and the JSON of `sightline neighbours`."""
+    """Results with neighbours, their photographs, and a folder of `sightline geometry`."""
     monkeypatch.chdir(tmp_path)
     write_invented(tmp_path / "results")
     texts = tuple(f"s{i}" for i in range(50))
@@ -51,20 +48,23 @@ def place(tmp_path, monkeypatch) -> Path:
     study = SpaceStudy(graded, MapSentences("STS-B dev", texts, None, 80), MapSettings())
     study.models += [space("simcse"), space("mcse")]
     write_geometry(study, "t", Path("geometry"))
+    folder = write_captioned(Path("set"))
+    (folder / "images/b.png").unlink()
     near = Neighbour(NASTY, ("c1",), ("a.png",), 0.75, True)
     picture = Found(((Neighbour("", (), ("b.png",), 0.5, False),),))
-    sides = Sides(
-        ("a dog runs",),
-        (("a.png",),),
-        ("simcse", "mcse"),
-        {name: Found(((near,),)) for name in ("simcse", "mcse")},
-        {"simcse": Found(reason="it has no heads"), "mcse": picture},
-        "3 captions",
-        1,
-    )
-    pictures = {"a.png": Thumbnail(PIXEL), "b.png": Thumbnail(problem="b.png: no such file")}
-    body = sides.to_json() | with_pictures(pictures)
-    Path("neighbours.json").write_text(json.dumps(body))
+    for run, pictures in (("simcse", Found(reason="it has no heads")), ("mcse", picture)):
+        found = ModelNeighbours(
+            ("a dog runs",),
+            (("a.png",),),
+            "3 captions",
+            1,
+            Found(((near,),)),
+            pictures,
+            Photographs(folder / "images.parquet", folder / "images"),
+        )
+        file = Path("results", run, "seed-0.json")
+        result = load_result(file).model_copy(update={"neighbours": {"neighbours": found}})
+        save_result(result, file)
     return tmp_path
 
 
@@ -77,7 +77,7 @@ def compare(said):
 
 
 def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
-    words = ("--geometry", "geometry", "--neighbours", "neighbours.json")
+    words = ("--geometry", "geometry")
     assert compare(*words) == (0, "", "")
     page = Path("page.html").read_text()
     for section in ("scores", "subsets", "embeddings", "embedding-space", "clusters", "neighbours"):
@@ -85,17 +85,19 @@ def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
     assert page.count("<svg") == 2 + 4  # scores and subsets; plane, gold, spectrum and map
     assert "it has no heads" in page
     assert "b.png: no such file" in page
-    assert page.count(PIXEL) == 1
+    assert page.count('url("data:image/png;base64,') == 1
     assert NASTY not in page
     assert compare(*words) == (0, "", "")
     assert Path("page.html").read_text() == page
-    assert compare() == (0, "", "")  # without them
-    assert "neighbours" not in Path("page.html").read_text().split("<main>")[1]
+    assert compare() == (0, "", "")  # without geometry
+    page = Path("page.html").read_text()
+    assert page.count('<section id="neighbours">') == 1
+    assert '<section id="clusters">' not in page
 
 
 @pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
 def test_a_browser_shows_them_and_fetches_nothing(place, compare, tmp_path_factory):
-    compare("--geometry", "geometry", "--neighbours", "neighbours.json")
+    compare("--geometry", "geometry")
     browser = Chromium(tmp_path_factory.mktemp("profile"))
     try:
         browser.open(place / "page.html")
@@ -122,18 +124,14 @@ def test_a_browser_shows_them_and_fetches_nothing(place, compare, tmp_path_facto
     [
         ("geometry/geometry.json", {"schema": "x"}, "geometry.json: schema"),
         ("geometry/geometry.json", {"pairs": {"name": "p", "gold": [1.0]}}, "not of 1 pairs"),
-        ("neighbours.json", {"models": ["simcse"]}, "not of the models simcse"),
-        ("neighbours.json", {"pictures": {"a.png": {"uri": "x.png) {}"}}}, "pictures.a.png.uri"),
-        ("neighbours.json", {"reasons": {}}, "no images and no reason for simcse"),
-        ("neighbours.json", None, "neighbours.json: "),
+        ("geometry/geometry.json", None, "geometry.json: "),
     ],
 )
 def test_a_file_of_something_else_is_one_error(place, compare, file, change, message):
     path = Path(file)
     body = {} if change is None else json.loads(path.read_text()) | change
     path.write_text(json.dumps(body))
-    option = "--geometry" if "geometry" in file else "--neighbours"
-    code, out, err = compare(option, file)
+    code, out, err = compare("--geometry", file)
     assert (code, out) == (1, "")
     assert message in err
     assert not Path("page.html").exists()

@@ -15,6 +15,10 @@ _HELD = 1 << 23  # cosines held at once, 64 MiB
 _CHUNK = 4096  # candidates converted to float64 at once
 
 
+class NoDirectionError(SightlineError):
+    """An embedding is zero or not finite, so that it has no cosine with others."""
+
+
 @dataclass(frozen=True)
 class Neighbours:
     """The k nearest candidates of each query, nearest first.
@@ -46,7 +50,8 @@ def nearest(
         left_out: query → the candidate that it must not find, such as itself.
 
     Raises:
-        SightlineError: no candidate, different widths, or an embedding without a direction.
+        SightlineError: no candidate, or different widths.
+        NoDirectionError: an embedding is zero or not finite.
     """
     if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1]:
         raise SightlineError(
@@ -71,11 +76,19 @@ def nearest(
         found = np.round(found, DECIMALS)
         constant = constant and bool((np.ptp(found, axis=1) == 0).all())
         for query, row in enumerate(found, start=start):
-            order = np.argsort(-row, kind="stable")[: k + 1]
+            order = _largest(row, k + 1)
             order = order[order != left_out.get(query, -1)][:k]
             rows.append(order)
             cosines.append(row[order])
     return Neighbours(tuple(rows), tuple(cosines), constant)
+
+
+def _largest(row: np.ndarray, k: int) -> np.ndarray:
+    """Positions of the ``k`` largest values, the earlier of two equal ones first."""
+    if k < len(row):
+        kept = np.flatnonzero(row >= np.partition(row, -k)[-k])
+        return kept[np.argsort(-row[kept], kind="stable")][:k]
+    return np.argsort(-row, kind="stable")
 
 
 def _norms(rows: np.ndarray, what: str) -> np.ndarray:
@@ -86,7 +99,7 @@ def _norms(rows: np.ndarray, what: str) -> np.ndarray:
         norms[low : low + _CHUNK] = np.linalg.norm(block, axis=1, keepdims=True)
     broken = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
     if len(broken):
-        raise SightlineError(
+        raise NoDirectionError(
             f"the embedding of {what} {broken[0]} is zero or not finite, so it has no direction; "
             "check the encoder"
         )

@@ -12,7 +12,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.cache import CAPTIONS, IMAGES, key_column, keys_of_texts, read_manifest
+from pipeline.cache import (
+    CAPTIONS,
+    IMAGES,
+    CacheError,
+    FeatureSet,
+    key_column,
+    keys_of_texts,
+    read_manifest,
+)
+from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
 
 
@@ -95,6 +104,31 @@ def load_retrieval(folder: Path, split: str, captions_per_image: int) -> Retriev
         image_of.ravel().astype(np.int64),
         tuple(_warnings(folder, split, uncaptioned, len(owners) - len(kept), keys)),
     )
+
+
+def open_below(
+    folder: Path,
+    kind: Kind,
+    encoder: str,
+    of_whom: str,
+    dataset: str,
+    fingerprint: str | None = None,
+) -> FeatureSet:
+    """The features of an encoder in the ``folder`` of a data set's features.
+
+    Args:
+        of_whom: the model that needs it, for the error.
+
+    Raises:
+        SightlineError: no such set, or another fingerprint (says how to make it).
+    """
+    try:
+        return FeatureSet.open(folder / kind / encoder, fingerprint)
+    except CacheError as error:
+        raise SightlineError(
+            f"{error}\n  {of_whom} needs it: `sightline stage {kind}-features {dataset} {encoder}` "
+            f"(or `sightline extract {kind}`) makes it."
+        ) from error
 
 
 def _warnings(

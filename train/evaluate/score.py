@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.found_neighbours import ModelNeighbours
 from train.evaluate.task import Metric, Task, TaskScores
 from train.evaluate.tasks import make_task
 from train.report.results import TaskRecord
@@ -22,6 +23,7 @@ class Scores:
 
     Attributes:
         notes: name of a task → its notes.
+        neighbours: name of a task → what it found nearest.
     """
 
     scores: dict[str, float | None] = field(default_factory=dict)
@@ -29,6 +31,7 @@ class Scores:
     reasons: dict[str, str] = field(default_factory=dict)
     references: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    neighbours: dict[str, ModelNeighbours] = field(default_factory=dict)
 
 
 class Evaluation:
@@ -134,6 +137,8 @@ class Evaluation:
                 own.update((titles[metric], value) for metric, value in values.items())
             if each.notes:
                 found.notes[name] = each.notes
+            if each.neighbours is not None:
+                found.neighbours[name] = each.neighbours
         return found
 
     def _record(self, name: str) -> TaskRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.cache.keys import key_of_file
 from sightline.errors import SightlineError
@@ -17,6 +17,8 @@ from train.report.results import (
     save_result,
 )
 from train.run_summary import FILE_NAME, RunSummary
+
+T = TypeVar("T")
 
 
 def evaluate_model(
@@ -76,7 +78,8 @@ def evaluate_run(
             {**old.subsets, **found.subsets},
             {**old.reasons, **found.reasons},
             _merged_references(old, found, {m for name in kept for m in old.tasks[name].metrics}),
-            {**{name: old.notes[name] for name in kept if name in old.notes}, **found.notes},
+            _of_tasks(kept, old.notes) | found.notes,
+            _of_tasks(kept, old.neighbours) | found.neighbours,
         )
         last = Scores({**old.last_scores, **last.scores})
     result = _result_of_run(summary.run, folder, summary, evaluation, found, last)
@@ -111,6 +114,7 @@ def _scored(evaluation: Evaluation, found: Scores, last: Scores) -> dict[str, An
         },
         "references": found.references,
         "notes": found.notes,
+        "neighbours": found.neighbours,
         "evaluated_on": evaluated_on,
         "tasks": evaluation.records,
     }
@@ -169,6 +173,10 @@ def _current(old: RunResult | None, evaluation: Evaluation) -> list[str]:
         if old.tasks.get(name) == record
         and all(old.evaluated_on.get(metric) == evaluated_on[metric] for metric in record.metrics)
     ]
+
+
+def _of_tasks(names: list[str], given: dict[str, T]) -> dict[str, T]:
+    return {name: given[name] for name in names if name in given}
 
 
 def _merged_references(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.found_neighbours import ModelNeighbours
 
 if TYPE_CHECKING:
     from train.evaluate.evaluated_model import EvaluatedModel
@@ -56,6 +57,7 @@ class TaskScores:
         references: name → metric → value, of what needs no model: chance, or a frozen model's own
             score. Reports show them below the measured rows, and compare nothing with them.
         notes: what a reader must know about these values, such as rows that were left out.
+        neighbours: what it found nearest to some sentences, which pages show.
     """
 
     scores: dict[str, float | None]
@@ -63,6 +65,7 @@ class TaskScores:
     reasons: dict[str, str] = field(default_factory=dict)
     references: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    neighbours: ModelNeighbours | None = None
 
 
 S = TypeVar("S", bound=TaskSettings)

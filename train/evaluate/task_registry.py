@@ -13,6 +13,7 @@ TASKS = Registry(
         "geometry": "train.evaluate.tasks.geometry:Geometry",
         "transfer": "train.evaluate.tasks.transfer:Transfer",
         "retrieval": "train.evaluate.tasks.retrieval:RetrievalTask",
+        "neighbours": "train.evaluate.tasks.neighbours:NeighboursTask",
         "mteb": "train.evaluate.tasks.mteb:Mteb",
     },
 )

@@ -21,7 +21,7 @@ from train.report.grids import (
     meaning,
     notes_of,
 )
-from train.report.html import Drawing, Section, to_page
+from train.report.html import NOTHING, Drawing, Included, Section, to_page
 from train.report.plots import dev_chart, loss_chart, plane_of_runs, score_chart, subset_chart
 from train.report.results import RunResult, TrainingSummary
 from train.report.table import flatten
@@ -68,18 +68,17 @@ def page_of(
     comparison: RunComparison,
     title: str,
     generator: str,
-    extra: Sequence[Section] = (),
-    style: str = "",
+    included: Included = NOTHING,
 ) -> str:
     """One self-contained page.
 
     Args:
         generator: see `html.to_page`.
-        extra: sections from elsewhere, such as neighbours, with their ``style``.
+        included: sections to put between results and inputs.
     """
     lead = [gain.sentence for gain in headline(comparison.gains)]
-    sections = [*results_of(comparison), *extra, *inputs_of(comparison.results)]
-    return to_page(title, sections, generator, lead, style)
+    sections = [*results_of(comparison), *included.sections, *inputs_of(comparison.results)]
+    return to_page(title, sections, generator, lead, included.style)
 
 
 def results_of(comparison: RunComparison) -> list[Section]:

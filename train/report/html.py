@@ -67,6 +67,21 @@ class Section:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 
+@dataclass(frozen=True)
+class Included:
+    """Sections from elsewhere, such as neighbours, and the style sheet of their pictures."""
+
+    sections: tuple[Section, ...] = ()
+    style: str = ""
+
+    def __add__(self, other: Included) -> Included:
+        return Included(self.sections + other.sections, self.style + other.style)
+
+
+NOTHING = Included()
+"""No section from elsewhere."""
+
+
 def to_page(
     title: str,
     sections: Sequence[Section],

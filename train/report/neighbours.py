@@ -1,4 +1,4 @@
-"""Neighbours of sentences under several models: what was found, as JSON and in a terminal."""
+"""Neighbours of sentences under several models side by side, as JSON and in a terminal."""
 
 from __future__ import annotations
 
@@ -10,46 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from train.evaluate.caption_pool import CaptionPool
-from train.evaluate.neighbours import Neighbours
+from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
 from train.report.grid import printable
 
 _NARROWEST = 30  # characters of a column before the models are put below each other
 OWN = "•"
 """Marks a caption of the query's own image, or that image."""
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """One neighbour.
-
-    Attributes:
-        text: the caption; empty if the neighbour is an image.
-        captions: ids of the captions that read so.
-        images: ids of the images that it describes, or of the image that it is.
-        own: whether one of them is an image of the query.
-    """
-
-    text: str
-    captions: tuple[str, ...]
-    images: tuple[str, ...]
-    cosine: float
-    own: bool
-
-
-@dataclass(frozen=True)
-class Found:
-    """What one model finds.
-
-    Attributes:
-        neighbours: of each query, nearest first; empty if there is a reason.
-        reason: why the model finds nothing, or None.
-        warning: why the order says nothing, or None.
-    """
-
-    neighbours: tuple[tuple[Neighbour, ...], ...] = ()
-    reason: str | None = None
-    warning: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +39,20 @@ class Sides:
     pictures: Mapping[str, Found]
     pool: str
     k: int
+
+    @classmethod
+    def of(cls, models: Mapping[str, ModelNeighbours]) -> Sides:
+        """Models, by name, that were asked the same."""
+        first = next(iter(models.values()))
+        return cls(
+            first.queries,
+            first.images,
+            tuple(models),
+            {name: each.captions for name, each in models.items()},
+            {name: each.pictures for name, each in models.items() if each.pictures},
+            first.pool,
+            first.k,
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -145,48 +125,6 @@ class Sides:
         }
 
 
-def found_captions(
-    neighbours: Neighbours, pool: CaptionPool, own: Sequence[tuple[str, ...]]
-) -> Found:
-    """Rows of ``pool`` as captions.
-
-    Args:
-        own: of each query, the images that it is a caption of.
-    """
-    answers = []
-    for query, (rows, cosines) in enumerate(zip(neighbours.rows, neighbours.cosines, strict=True)):
-        mine = set(own[query])
-        answers.append(
-            tuple(
-                Neighbour(
-                    pool.texts[row],
-                    pool.ids[row],
-                    _own_first(pool.images[row], mine),
-                    float(cosine),
-                    not mine.isdisjoint(pool.images[row]),
-                )
-                for row, cosine in zip(rows, cosines, strict=True)
-            )
-        )
-    return Found(tuple(answers), warning=_warning(neighbours))
-
-
-def found_images(
-    neighbours: Neighbours, image_ids: Sequence[str], own: Sequence[tuple[str, ...]]
-) -> Found:
-    """Rows of ``image_ids`` as images; ``own`` as for `found_captions`."""
-    answers = []
-    for images, rows, cosines in zip(own, neighbours.rows, neighbours.cosines, strict=True):
-        nearest = zip((image_ids[int(row)] for row in rows), cosines, strict=True)
-        answers.append(
-            tuple(
-                Neighbour("", (), (image,), float(cosine), image in images)
-                for image, cosine in nearest
-            )
-        )
-    return Found(tuple(answers), warning=_warning(neighbours))
-
-
 def print_neighbours(sides: Sides, console: Console) -> None:
     """A table for each query: a column per model, or a table per model on a narrow terminal."""
     columns = len(sides.models)
@@ -247,17 +185,6 @@ def _cell(each: Neighbour) -> Text:
     cell.append(f"{OWN} " if each.own else "", style="bold green")
     cell.append(printable(each.text or each.images[0]), style="bold" if each.own else "")
     return cell
-
-
-def _own_first(images: tuple[str, ...], mine: set[str]) -> tuple[str, ...]:
-    """The images of the query first: a page shows only one."""
-    return (*(i for i in images if i in mine), *(i for i in images if i not in mine))
-
-
-def _warning(neighbours: Neighbours) -> str | None:
-    if not neighbours.constant:
-        return None
-    return "every cosine is the same (constant embeddings), so the order says nothing"
 
 
 def shown_images(sides: Sides) -> list[str]:

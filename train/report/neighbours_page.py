@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from markupsafe import Markup
 
 from sightline.html_templates import html_templates
+from sightline.thumbnail import Thumbnail
+from train.evaluate.found_neighbours import ModelNeighbours
 from train.report.grid import Grid, GridCell, GridRow, printable
-from train.report.html import Section, to_page
+from train.report.html import Included, Section, to_page
 from train.report.neighbours import OWN, Sides, shown_images
+from train.report.results import RunResult
 
 _GENERATOR = "Sightline neighbours"
 MARK = f'<meta name="generator" content="{_GENERATOR}">'.encode()
 """The start of a page, which marks it as replaceable by another."""
 
 
-@dataclass(frozen=True)
-class Thumbnail:
-    """A small picture as a data URI; empty if there is a problem, which is then shown instead."""
-
-    uri: str = ""
-    problem: str = ""
-
-
 Thumbnails = Mapping[str, Thumbnail]
+Photographer = Callable[[Path, Path, Sequence[str]], Thumbnails]
+"""Pictures of some images, by id, from an images manifest and the base folder of its paths."""
 
 
 def page_of(sides: Sides, title: str, thumbnails: Thumbnails | None = None) -> bytes:
@@ -50,31 +47,57 @@ def section_of(
             the page once, as the background of a class of the style sheet.
         notes: how to read it; None: those of ``sides``.
     """
-    numbers: dict[str, int] = {}
+    section = Section(title, _counts(sides), notes=tuple(sides.notes if notes is None else notes))
+    classes: dict[str, str] = {}
     style = ""
     for image in shown_images(sides) if thumbnails is not None else ():
         assert thumbnails is not None
-        numbers[image] = len(numbers)
+        classes[image] = f"{section.slug}-{len(classes)}"
         uri = thumbnails[image].uri
         if uri:
             assert re.fullmatch(r"data:image/\w+;base64,[\w+/=]*", uri), image
-            style += f'.p{numbers[image]} {{ background-image: url("{uri}") }}\n'
+            style += f'.picture.of-{classes[image]} {{ background-image: url("{uri}") }}\n'
     environment = html_templates(Path(__file__).parent)
     template = environment.get_template("neighbours.html.j2")
-    body = template.render(sides=sides, own=OWN, numbers=numbers, thumbnails=thumbnails or {})
-    return Section(
-        title,
-        _counts(sides),
-        notes=tuple(sides.notes if notes is None else notes),
-        body=Markup(body),
-    ), style
+    body = template.render(sides=sides, own=OWN, classes=classes, thumbnails=thumbnails or {})
+    return replace(section, body=Markup(body)), style
 
 
-def with_pictures(thumbnails: Thumbnails | None) -> dict[str, object]:
-    """The pictures as the JSON of neighbours holds them, so that another page can show them."""
-    if thumbnails is None:
-        return {}
-    return {"pictures": {image: asdict(each) for image, each in thumbnails.items()}}
+def neighbours_in(results: Sequence[RunResult], photographer: Photographer) -> Included:
+    """What evaluation tasks found nearest under each run, a section for each task.
+
+    A run stands there with its lowest seed. Runs that were asked something else than the first one
+    are left out, and a note names them. Photographs that are not on this machine are too.
+    """
+    tasks = dict.fromkeys(task for result in results for task in result.neighbours)
+    sections, style = [], ""
+    for task in tasks:
+        seeds: dict[str, tuple[int, ModelNeighbours]] = {}
+        for result in sorted(results, key=lambda each: each.seed):
+            if task in result.neighbours:
+                seeds.setdefault(result.run, (result.seed, result.neighbours[task]))
+        in_order = dict.fromkeys(result.run for result in results if result.run in seeds)
+        found = {run: seeds[run][1] for run in in_order}
+        first = next(iter(found.values()))
+        asked = {run: each for run, each in found.items() if each.question == first.question}
+        sides = Sides.of(asked)
+        thumbnails, notes = None, list(sides.notes)
+        if first.photographs is not None:
+            manifest, root = first.photographs.manifest, first.photographs.root
+            if manifest.is_file() and root.is_dir():
+                thumbnails = photographer(manifest, root, shown_images(sides))
+            else:
+                missing = root if manifest.is_file() else manifest
+                notes.append(f"Photographs are not shown: {missing} is not on this machine.")
+        if others := [run for run in found if run not in asked]:
+            notes.append(f"Left out, as they were asked something else: {', '.join(others)}.")
+        used = sorted({seeds[run][0] for run in asked})
+        notes.append(f"Each run with seed {' or '.join(map(str, used))}, its lowest.")
+        title = "Neighbours" if task == "neighbours" else f"Neighbours: {task}"
+        section, pictures = section_of(sides, title, thumbnails, notes)
+        sections.append(section)
+        style += pictures
+    return Included(tuple(sections), style)
 
 
 def _counts(sides: Sides) -> tuple[Grid, ...]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sightline.errors import SightlineError
 from sightline.output_file import write_file
 from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.found_neighbours import ModelNeighbours
 from train.feature_use import FeatureUse
 from train.log_names import DEV
 
@@ -97,6 +98,7 @@ class RunResult(_Strict):
         reasons: metric, or "metric/subset", → why its score is not defined.
         references: name → metric → score, of what needs no run: chance, or a frozen model.
         notes: evaluation task → what a reader must know about its scores.
+        neighbours: evaluation task → what it found nearest to some sentences.
         evaluated_on: metric → what it was scored on.
         tasks: name of an evaluation task → what it is.
         pooling: the one that the evaluation was asked for; empty if the model's own was used.
@@ -118,6 +120,7 @@ class RunResult(_Strict):
     reasons: dict[str, str] = {}
     references: dict[str, dict[str, _Finite]] = {}
     notes: dict[str, tuple[str, ...]] = {}
+    neighbours: dict[str, ModelNeighbours] = {}
     evaluated_on: dict[str, EvaluationSet] = {}
     tasks: dict[str, TaskRecord] = {}
     pooling: str = ""

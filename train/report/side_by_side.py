@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
@@ -15,7 +14,7 @@ from train.report.curve import SCHEMA as CURVE_SCHEMA
 from train.report.curve import Curve
 from train.report.grid import Grid, printable
 from train.report.grids import grid_of_curve, grids_of, legend, legend_of_curve
-from train.report.html import Drawing, Section, to_page
+from train.report.html import NOTHING, Drawing, Included, Section, to_page
 from train.report.latex import to_latex
 from train.report.markdown import to_markdown
 from train.report.terminal import print_grids, terminal_text
@@ -36,13 +35,11 @@ def print_comparison(shown: RunComparison | Curve, console: Console) -> None:
     print_grids(console, *_texts(shown))
 
 
-def to_text(
-    shown: RunComparison | Curve, format_: Format, extra: Sequence[Section] = (), style: str = ""
-) -> str:
+def to_text(shown: RunComparison | Curve, format_: Format, included: Included = NOTHING) -> str:
     """It as text for a file; `terminal` is 100 characters wide and has no colours.
 
     Args:
-        extra: sections from elsewhere with their ``style``, for the page of a comparison.
+        included: more sections for the page of a comparison.
 
     Raises:
         SightlineError: `html` without matplotlib.
@@ -50,19 +47,17 @@ def to_text(
     if format_ == "json":
         return json.dumps(shown.to_json(), indent=2, ensure_ascii=False) + "\n"
     if format_ == "html":
-        return _page(shown, extra, style)
+        return _page(shown, included)
     draw = {"terminal": terminal_text, "markdown": to_markdown, "latex": to_latex}[format_]
     return draw(*_texts(shown))
 
 
-def to_file(
-    shown: RunComparison | Curve, format_: Format, extra: Sequence[Section] = (), style: str = ""
-) -> bytes:
+def to_file(shown: RunComparison | Curve, format_: Format, included: Included = NOTHING) -> bytes:
     """`to_text`, with `mark_of` at its beginning, in a comment where the format has those."""
     schema = _schema(shown)
     comment = {"terminal": f"({schema})\n\n", "markdown": f"<!-- {schema} -->\n\n"}
     comment |= {"latex": f"% {schema}\n", "json": "", "html": ""}
-    return (comment[format_] + to_text(shown, format_, extra, style)).encode()
+    return (comment[format_] + to_text(shown, format_, included)).encode()
 
 
 def draw(shown: RunComparison | Curve, suffix: str) -> bytes:
@@ -80,13 +75,13 @@ def draw(shown: RunComparison | Curve, suffix: str) -> bytes:
     return to_png(figure) if suffix == ".png" else to_svg(figure).encode()
 
 
-def _page(shown: RunComparison | Curve, extra: Sequence[Section], style: str) -> str:
+def _page(shown: RunComparison | Curve, included: Included) -> str:
     require("matplotlib", "a page with charts")
     if isinstance(shown, RunComparison):
         from train.report.comparison_page import page_of
 
         title = f"Runs against {printable(shown.baseline)}"
-        return page_of(shown, title, _schema(shown), extra, style)
+        return page_of(shown, title, _schema(shown), included)
     grid = grid_of_curve(shown)
     drawing = Drawing(grid.title, "", draw(shown, ".svg").decode())
     section = Section(grid.title, (grid,), (drawing,), tuple(legend_of_curve(shown)))

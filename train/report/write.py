@@ -14,6 +14,7 @@ from train.report.compare import compare_results
 from train.report.gains import Comparison, headline
 from train.report.grid import printable
 from train.report.grids import grids_of, grids_of_scores, legend, meaning
+from train.report.html import NOTHING, Included
 from train.report.markdown import escape_markdown, to_markdown
 from train.report.published import PublishedRow
 from train.report.results import RunResult
@@ -39,6 +40,7 @@ def write_report(
     baseline: str | None = None,
     comparisons: Sequence[Comparison] = (),
     published: Sequence[PublishedRow] = (),
+    included: Included = NOTHING,
     inputs: Sequence[Path] = (),
 ) -> list[Path]:
     """Write the report into the folder `out`; equal input gives equal bytes.
@@ -48,6 +50,7 @@ def write_report(
         baseline: run that the others are tested against; None: the first.
         comparisons: gains to compute, each by the names of its runs.
         published: rows from papers, shown after the measured ones and marked as published.
+        included: more sections for report.html, such as neighbours.
         inputs: files that the results come from.
 
     Returns:
@@ -87,7 +90,7 @@ def write_report(
     stated = [printable(gain.sentence) for gain in headline(comparison.gains)]
     stated += meaning(comparison)
     contents = {
-        "report.html": page_of(comparison, title, f"Sightline, {SCHEMA}").encode(),
+        "report.html": page_of(comparison, title, f"Sightline, {SCHEMA}", included).encode(),
         "report.md": f"# {escape_markdown(title)}\n\n{text}{images}".encode(),
         "report.txt": terminal_text(scores, stated).encode(),
         "curves.json": _json(curves_of(results)),

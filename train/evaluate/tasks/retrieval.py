@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pipeline.cache import CacheError, FeatureSet, keys_of_texts
+from pipeline.cache import FeatureSet, keys_of_texts
 from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.retrieval import KS, Retrieval, UndefinedRecall, chance, evaluate_retrieval
-from train.evaluate.retrieval_data import load_retrieval
+from train.evaluate.retrieval_data import load_retrieval, open_below
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
 from train.feature_use import FeatureUse
 
@@ -130,14 +130,8 @@ class RetrievalTask(Task[RetrievalSettings]):
     def _open(
         self, kind: Kind, encoder: str, of_whom: str, fingerprint: str | None = None
     ) -> FeatureSet:
-        """The feature set of an encoder; an error says whose it is and how to make it."""
-        try:
-            return FeatureSet.open(self.settings.features / kind / encoder, fingerprint)
-        except CacheError as error:
-            raise SightlineError(
-                f"{error}\n  Retrieval needs it for {of_whom}: `sightline stage {kind}-features "
-                f"{self.settings.data.name} {encoder}` (or `sightline extract {kind}`) makes it."
-            ) from error
+        given = self.settings
+        return open_below(given.features, kind, encoder, of_whom, given.data.name, fingerprint)
 
     def _image_rows(self, features: FeatureSet) -> tuple[NDArray, NDArray[np.bool_]]:
         """Features of the images that have some: [n', dim]; and which do: bool [n].
