@@ -11,27 +11,18 @@ alternate, and the ratio of the medians is printed. Skipped if there are no phot
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-DEFAULT = Path(__file__).parents[2] / "shared" / "data" / "flickr8k" / "images_full"
+from models.photographs import photographs
 
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description="Images per second, compared with Pillow.")
-    parser.add_argument("--images", type=Path, default=DEFAULT)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    paths = sorted(options.images.glob("*.jpg"))[:300]
-    if not paths:
-        print(f"skipped: no photographs in {options.images}")
-        return
+    paths, repeats = photographs("Images per second, compared with Pillow.", 5)
 
     import numpy as np
     import torch
@@ -74,13 +65,13 @@ def main() -> None:
                 rows.append(transform(Image.open(io.BytesIO(data)).convert("RGB")))
             torch.stack(rows)
 
-    print(f"{len(paths)} photographs, 1 thread, median of {options.repeats}, images per CPU second")
+    print(f"{len(paths)} photographs, 1 thread, median of {repeats}, images per CPU second")
     print(f"{'':<22}{'Pillow':>9}{'ours':>9}{'ratio':>8}")
     for name, pillow, mine in (
         ("decode", pillow_decode, ours_decode),
         ("file → model's input", pillow_batch, ours_batch),
     ):
-        theirs, own = in_turns(pillow, mine, options.repeats)
+        theirs, own = in_turns(pillow, mine, repeats)
         rate = len(paths) / statistics.median(theirs), len(paths) / statistics.median(own)
         print(f"{name:<22}{rate[0]:>9.0f}{rate[1]:>9.0f}{rate[1] / rate[0]:>8.2f}")
 

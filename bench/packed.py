@@ -11,7 +11,6 @@ writes the manifests. Skipped if there are no photographs.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import random
@@ -22,7 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-DEFAULT = Path(__file__).parents[2] / "shared" / "data" / "flickr8k" / "images_full"
+from models.photographs import photographs
+
 PER_SHARD = 100
 
 
@@ -70,14 +70,7 @@ def pack(photos: list[Path], folder: Path) -> dict[str, dict[str, object]]:
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description="Packed images against files.")
-    parser.add_argument("--images", type=Path, default=DEFAULT)
-    parser.add_argument("--repeats", type=int, default=9)
-    options = parser.parse_args()
-    photos = sorted(options.images.glob("*.jpg"))[:300]
-    if not photos:
-        print(f"skipped: no photographs in {options.images}")
-        return
+    photos, repeats = photographs("Packed images against files.", 9)
 
     from pipeline.cache import IMAGES, key_of_bytes, places_of, read_manifest
     from pipeline.datasets.kinds import prepare, source_type
@@ -114,10 +107,10 @@ def main() -> None:
                 prepare(kind, source, out)  # pyright: ignore[reportArgumentType]
 
             work[form] = {"read": read, "read + key": check, "pixels": decode, "prepare": whole}
-        print(f"{len(photos)} photographs, CPU time, median of {options.repeats}; ratio to files")
+        print(f"{len(photos)} photographs, CPU time, median of {repeats}; ratio to files")
         print(f"{'':<12}{'files':>12}" + "".join(f"{form:>10}" for form in list(work)[1:]))
         for step in work["files"]:
-            seconds = in_turns([work[form][step] for form in work], options.repeats)
+            seconds = in_turns([work[form][step] for form in work], repeats)
             files, *others = map(statistics.median, seconds)
             ratios = "".join(f"{each / files:>10.2f}" for each in others)
             print(f"{step:<12}{1e3 * files / len(photos):>9.3f} ms{ratios}")

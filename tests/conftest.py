@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+
+if TYPE_CHECKING:
+    from chromium import Chromium
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -32,6 +36,18 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the real data (../shared/data) is not on this machine")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    """A real browser; skips if there is none."""
+    from chromium import BINARY, Chromium
+
+    if BINARY is None:
+        pytest.skip("no Chromium on this machine")
+    found = Chromium(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
 
 
 @pytest.fixture

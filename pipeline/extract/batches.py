@@ -253,7 +253,7 @@ def decoded_batches(
 def _require_sockets() -> None:
     """Refuse a temporary folder that holds no sockets, over which batches are handed on.
 
-    A decode process without one drops its batches, and the command would wait for them for ever.
+    A decode process without one drops its batches, so the command would hang.
     The usual reason: the path of a socket has at most 107 bytes (103 on macOS).
     """
     folder = tempfile.gettempdir()

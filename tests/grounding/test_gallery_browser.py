@@ -6,25 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
-from chromium import BINARY, Chromium
+from chromium import Chromium
 from gallery_data import HOSTILE, Builder, small_grounding
 
 from pipeline.grounding.gallery.cards import read_contents
 from pipeline.grounding.gallery.page import write_gallery
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
-
 SHOWN = (
     "[...document.querySelectorAll('.card:not([hidden]) h2')].map(h => h.firstChild.data.trim())"
 )
 COUNT = "document.querySelector('output').value"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    browser = Chromium(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 def page_of(files, out: Path, title: str = "Phrases and objects") -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from captioned import write_captioned
-from chromium import BINARY, Chromium
 from invented_runs import write_invented
 
 from train.evaluate.embedding_space import Spectrum
@@ -95,28 +94,23 @@ def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
     assert '<section id="clusters">' not in page
 
 
-@pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
-def test_a_browser_shows_them_and_fetches_nothing(place, compare, tmp_path_factory):
+def test_a_browser_shows_them_and_fetches_nothing(place, compare, browser):
     compare("--geometry", "geometry")
-    browser = Chromium(tmp_path_factory.mktemp("profile"))
-    try:
-        browser.open(place / "page.html")
-        assert browser.messages == []
-        assert [url for url in browser.requests if not url.startswith("data:")] == [
-            (place / "page.html").resolve().as_uri()
-        ]
-        assert browser.run("window.hacked") is None
-        picture = "getComputedStyle(document.querySelector('.query .picture')).backgroundImage"
-        assert browser.run(picture).startswith('url("data:image/png')
-        shown = "[...document.querySelectorAll('#neighbours .sides > div')].filter(e => !e.hidden)"
-        assert browser.run(f"{shown}.length") == 4
-        browser.run(
-            "(e => { e.value = 'simcse'; e.dispatchEvent(new Event('input')); })"
-            "(document.querySelector('.filter input'))"
-        )
-        assert browser.run(f"{shown}.map(e => e.dataset.run)") == ["simcse", "simcse"]
-    finally:
-        browser.close()
+    browser.open(place / "page.html")
+    assert browser.messages == []
+    assert [url for url in browser.requests if not url.startswith("data:")] == [
+        (place / "page.html").resolve().as_uri()
+    ]
+    assert browser.run("window.hacked") is None
+    picture = "getComputedStyle(document.querySelector('.query .picture')).backgroundImage"
+    assert browser.run(picture).startswith('url("data:image/png')
+    shown = "[...document.querySelectorAll('#neighbours .sides > div')].filter(e => !e.hidden)"
+    assert browser.run(f"{shown}.length") == 4
+    browser.run(
+        "(e => { e.value = 'simcse'; e.dispatchEvent(new Event('input')); })"
+        "(document.querySelector('.filter input'))"
+    )
+    assert browser.run(f"{shown}.map(e => e.dataset.run)") == ["simcse", "simcse"]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from chromium import BINARY, Chromium
+from chromium import Chromium
 from invented_study import BASELINE, CONTROL, GAIN, STUDY, study
 
 from train.report.gains import Comparison
 from train.report.write import write_report
-
-pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
 
 SCORES = "document.querySelector('#scores table')"
 NAMES = (
@@ -21,13 +19,6 @@ NAMES = (
     ".map(th => th.innerText.split('\\n')[0].trim())"
 )
 HEADS = "[...{}.querySelectorAll('thead th')].find(th => th.innerText.trim().startsWith('{}'))"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    browser = Chromium(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")

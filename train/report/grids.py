@@ -99,6 +99,18 @@ def legend_of_curve(curve: Curve) -> list[str]:
     return [_SPREAD, *(f"Note: {printable(note)}." for note in curve.notes)]
 
 
+def mean_cell(
+    cell: Cell | None, form: str = ".2f", bold: bool = False, significant: bool = False
+) -> GridCell:
+    """Mean ± deviation; a dash without a cell, "not defined" without a mean."""
+    if cell is None:
+        return GridCell(("–",))
+    if cell.mean is None:
+        return GridCell(("not", "defined"), hint=cell.reason)
+    spread = () if cell.sd is None else (f"± {cell.sd:{form}}",)
+    return GridCell((format(cell.mean, form), *spread), bold, significant, cell.mean)
+
+
 def grid_of_scores(
     title: str,
     table: Table,
@@ -118,7 +130,7 @@ def grid_of_scores(
             cell = row.cells.get(task)
             best = cell is not None and cell.mean is not None and cell.mean == table.best(task)
             marked = row.measured and (row.name, task) in significant
-            cells.append(_mean_cell(cell, best and row.measured, marked))
+            cells.append(mean_cell(cell, bold=best and row.measured, significant=marked))
         rows.append(
             GridRow(
                 printable(row.name),
@@ -198,14 +210,19 @@ def _training_row(cost: TrainingCost, *place: tuple[str, ...]) -> GridRow:
         memory.append(f"({' / '.join(cost.memory_of)})")
     trained = " / ".join(f"{each / 1e6:,.2f} M" for each in cost.parameters) or "–"
     cells = (
-        _measured_cell(cost.minutes, ",.2f"),
-        _measured_cell(rate, ",.1f" if (rate.mean or 0) < 100 else ",.0f"),
+        mean_cell(_if_held(cost.minutes), ",.2f"),
+        mean_cell(_if_held(rate), ",.1f" if (rate.mean or 0) < 100 else ",.0f"),
         GridCell(tuple(memory), value=cost.peak_memory),
         GridCell((trained,), value=max(cost.parameters, default=None)),
-        _measured_cell(steps, ",.0f"),
+        mean_cell(_if_held(steps), ",.0f"),
         *map(GridCell, place),
     )
     return GridRow(printable(cost.run), cells, runs=(cost.run,))
+
+
+def _if_held(cell: Cell) -> Cell | None:
+    """None, which is a dash, for what the results do not hold."""
+    return None if cell.mean is None else cell
 
 
 def _place(cost: TrainingCost) -> tuple[str, ...]:
@@ -215,13 +232,6 @@ def _place(cost: TrainingCost) -> tuple[str, ...]:
     texts.append(counts and f"{counts} {'process' if counts == '1' else 'processes'}")
     found = [printable(text) for text in texts if text] or ["–"]
     return (*(f"{text}," for text in found[:-1]), found[-1])
-
-
-def _measured_cell(cell: Cell, form: str) -> GridCell:
-    if cell.mean is None:
-        return GridCell(("–",))
-    spread = () if cell.sd is None else (f"± {cell.sd:{form}}",)
-    return GridCell((format(cell.mean, form), *spread), value=cell.mean)
 
 
 def _differences(
@@ -236,7 +246,7 @@ def _differences(
         score = baseline.cells.get(task)
         if score is None or score.mean is None:
             continue
-        cells = [_mean_cell(score)]
+        cells = [mean_cell(score)]
         cells += [_difference_cell(by_cell.get((row.name, task))) for row in others]
         rows.append(GridRow(printable(task), tuple(cells)))
     named = (baseline, *others)
@@ -251,7 +261,7 @@ def _curve_row(texts: Sequence[str], run: str, seeds: Sequence[int], cell: Cell)
     label, *others = map(printable, texts)
     of_seeds = ", ".join(map(str, seeds))
     cells = [GridCell((text,)) for text in (*others, of_seeds)]
-    return GridRow(label, (*cells, _mean_cell(cell)), runs=(run,))
+    return GridRow(label, (*cells, mean_cell(cell)), runs=(run,))
 
 
 def _marks(row: Row, baseline: str) -> tuple[str, ...]:
@@ -261,15 +271,6 @@ def _marks(row: Row, baseline: str) -> tuple[str, ...]:
 
 def _label(row: Row, baseline: str) -> str:
     return GridRow(printable(row.name), (), marks=_marks(row, baseline)).text
-
-
-def _mean_cell(cell: Cell | None, bold: bool = False, significant: bool = False) -> GridCell:
-    if cell is None:
-        return GridCell(("–",))
-    if cell.mean is None:
-        return GridCell(("not", "defined"), hint=cell.reason)
-    parts = (f"{cell.mean:.2f}", *(() if cell.sd is None else (f"± {cell.sd:.2f}",)))
-    return GridCell(parts, bold, significant, cell.mean)
 
 
 def _difference_cell(found: Difference | None) -> GridCell:

@@ -14,7 +14,7 @@ from train.evaluate.transfer_data import EXPECTED_EXAMPLES
 from train.report.find_runs import check_comparable, find_run
 from train.report.papers import BEST_DEV, MINUTES, Column, PaperRow
 from train.report.results import NOT_TRAINED, RunResult
-from train.report.table import Row, flatten, make_table
+from train.report.table import Row, flatten, make_table, numbers_of
 
 _OF_THE_MACHINE = {
     "train.device",
@@ -175,11 +175,7 @@ def _measured(
 
 def _with_more_metrics(result: RunResult) -> RunResult:
     """The result with its settings, best dev score and minutes among its scores."""
-    more: dict[str, float | None] = {
-        name: float(value)
-        for name, value in flatten(result.parameters).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    more: dict[str, float | None] = {**numbers_of(result.parameters)}
     training = result.training
     if training is not None and training.best_dev is not None:
         more[BEST_DEV] = training.best_dev

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from train.report.grids import SIGN, Grid, GridCell, GridRow, printable
+from train.report.grid import SIGN, Grid, GridCell, GridRow, printable
+from train.report.grids import mean_cell
 from train.report.paper_results import ExpectedRun, MeasuredRun, ResultFolders
 from train.report.papers import MINUTES, Column, Entry, PaperRow
-from train.report.table import Cell, flatten
+from train.report.table import Cell, numbers_of
 
 SCHEMA = "sightline.paper/1"
 _ABSENT = GridCell(("–",))
@@ -204,31 +205,19 @@ def compare_entry(
         configured: dict[str, Cell] = {}
         run = MeasuredRun(why_not=row.reason)
         if entry.kind == "settings" and wanted is not None:
-            configured = _numbers(wanted)
+            configured = {
+                name: Cell(value, None) for name, value in numbers_of(wanted.parameters).items()
+            }
         elif not row.reason:
             run = folders.measured(row, entry.columns, wanted)
         rows.append(ComparedRow(row, run, entry.seeds_of(row), configured))
     return PaperTable(entry, tuple(rows))
 
 
-def _numbers(expected: ExpectedRun) -> dict[str, Cell]:
-    return {
-        name: Cell(float(value), None)
-        for name, value in flatten(expected.parameters).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
 def _cell(column: Column, cell: Cell | None) -> GridCell:
-    if cell is None:
-        return _ABSENT
-    if cell.mean is None:
-        return GridCell(("not", "defined"))
-    if column.is_setting:
-        return GridCell((f"{cell.mean:g}",))
-    form = f".{column.decimals}f"
-    deviation = () if cell.sd is None else (f"± {cell.sd:{form}}",)
-    return GridCell((f"{cell.mean:{form}}", *deviation))
+    if cell is not None and column.is_setting:
+        return mean_cell(replace(cell, sd=None), "g")
+    return mean_cell(cell, f".{column.decimals}f")
 
 
 def _difference(column: Column, found: Difference | None) -> GridCell:

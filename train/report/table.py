@@ -202,6 +202,15 @@ def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def numbers_of(parameters: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the flattened parameters that are numbers."""
+    return {
+        name: float(value)
+        for name, value in flatten(parameters).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
 def _measured(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
     members = sorted(members, key=lambda result: result.seed)
     seeds = tuple(result.seed for result in members)

@@ -152,7 +152,6 @@ class Plans:
         every = [self.params(name) for name in dict.fromkeys(n for n, _ in entry.trainings)]
         configured = sum(len(each.runs) * len(each.graph.seeds) for each in every)
         printed = self._minutes
-        printed = self._minutes
         minutes = {" ".join(key): printed[key] for key in entry.trainings if key in printed}
         return Cost(len(entry.trainings), trainings, steps, configured, minutes)
 
