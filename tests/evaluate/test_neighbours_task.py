@@ -15,6 +15,7 @@ from pipeline.grounding.gallery.thumbnails import thumbnails
 from sightline.errors import SightlineError
 from train.evaluate.found_neighbours import ModelNeighbours, Photographs
 from train.evaluate.score_run import evaluate_model
+from train.feature_use import FeatureUse
 from train.report.compare import compare_results
 from train.report.comparison_page import page_of
 from train.report.neighbours_page import neighbours_in
@@ -175,6 +176,17 @@ def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
     assert "Left out, as they were asked something else: c." in section
     assert "Each run with seed 0 or 1, its lowest." in section
     assert shown.count('url("data:image/png') == len(set(re.findall(r"of-neighbours-\d+", section)))
+    assert "untrained" not in section
+    digests = {"weights_sha256": "a" * 64, "fingerprint": "f" * 64}
+    use = FeatureUse(
+        name="x/image/y", encoder="y", source="random:0", dim=1, rows=1, untrained=True, **digests
+    )
+    warned = page(
+        [result_of(one, "a"), result_of(one, "b").model_copy(update={"features": (use,)})]
+    )
+    section = warned.split('<section id="neighbours">')[1].split("</section>")[0]
+    assert "b: untrained weights." in section
+    assert "a: untrained weights." not in section
     assert "neighbours" not in page([RunResult(run="a", objective="x", seed=0, scores={"A": 1.0})])
 
 

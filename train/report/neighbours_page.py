@@ -73,9 +73,11 @@ def neighbours_in(results: Sequence[RunResult], photographer: Photographer) -> I
     sections, style = [], ""
     for task in tasks:
         seeds: dict[str, tuple[int, ModelNeighbours]] = {}
+        marks: dict[str, tuple[str, ...]] = {}
         for result in sorted(results, key=lambda each: each.seed):
             if task in result.neighbours:
                 seeds.setdefault(result.run, (result.seed, result.neighbours[task]))
+                marks.setdefault(result.run, result.marks)
         in_order = dict.fromkeys(result.run for result in results if result.run in seeds)
         found = {run: seeds[run][1] for run in in_order}
         first = next(iter(found.values()))
@@ -89,6 +91,8 @@ def neighbours_in(results: Sequence[RunResult], photographer: Photographer) -> I
             else:
                 missing = root if manifest.is_file() else manifest
                 notes.append(f"Photographs are not shown: {missing} is not on this machine.")
+        for run in asked:
+            notes += [f"{run}: {mark}." for mark in marks[run]]
         if others := [run for run in found if run not in asked]:
             notes.append(f"Left out, as they were asked something else: {', '.join(others)}.")
         used = sorted({seeds[run][0] for run in asked})

@@ -151,6 +151,20 @@ class RunResult(_Strict):
         """What is to be said about imported feature sets."""
         return tuple(dict.fromkeys(each.doubt for each in self.features if each.doubt))
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader must know before comparing it with another."""
+        return marks_of(bool(self.untrained), self.doubts, self.code_accepted)
+
+
+def marks_of(untrained: bool, doubts: Iterable[str], code_accepted: bool) -> tuple[str, ...]:
+    """What a reader must know about a run: untrained weights, doubts of features, edited code."""
+    return (
+        *(["untrained weights"] if untrained else []),
+        *(f"features {doubt}" for doubt in doubts),
+        *(["code edited since, accepted"] if code_accepted else []),
+    )
+
 
 def save_result(result: RunResult, path: str | Path) -> Path:
     """Write `result` to the file `path` (or to result.json in the folder `path`), atomically.

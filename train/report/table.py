@@ -9,7 +9,7 @@ from typing import Any
 
 from sightline.errors import SightlineError
 from train.report.published import PublishedRow
-from train.report.results import RunResult
+from train.report.results import RunResult, marks_of
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,8 @@ class Row:
     @property
     def marks(self) -> tuple[str, ...]:
         """What a reader must know before comparing this row with another."""
-        marks = []
-        if self.untrained:
-            marks.append("untrained weights")
-        marks += [f"features {doubt}" for doubt in self.doubts]
-        if self.code_accepted:
-            marks.append("code edited since, accepted")
-        if self.published:
-            marks.append(f"published: {self.published}")
-        return tuple(marks)
+        marks = marks_of(bool(self.untrained), self.doubts, self.code_accepted)
+        return (*marks, f"published: {self.published}") if self.published else marks
 
     @property
     def label(self) -> str:
