@@ -111,7 +111,7 @@ def _included(results: Sequence[RunResult], geometry: Path | None) -> Included:
     from train.report.neighbours_page import neighbours_in
 
     require("matplotlib", "a page with charts")
-    from train.report.included import geometry_sections
+    from train.report.read_geometry import geometry_sections
 
     sections = () if geometry is None else tuple(geometry_sections(geometry))
     return Included(sections) + neighbours_in(results, thumbnails)
