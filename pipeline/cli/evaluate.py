@@ -13,6 +13,8 @@ from pipeline.cli.options import DEVICE, JSON, MODELS, POOLING, models_of, print
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from train.evaluate.evaluated_model import EvaluatedModel
     from train.report.results import RunResult
 
@@ -166,7 +168,7 @@ def _list_tasks(settings: Mapping[str, str], as_json: bool) -> None:
             "needs": task.needs,
             "settings": {
                 f"--{key.replace('_', '-')}": field.description
-                + ("" if field.is_required() else f" (default: {field.default})")
+                + (f" (default: {field.default})" if _has_default(field) else "")
                 for key, field in task.Settings.model_fields.items()
                 if key != "data" and field.description
             },
@@ -182,6 +184,10 @@ def _list_tasks(settings: Mapping[str, str], as_json: bool) -> None:
             print(f"    {option}: {what}")
         for where, state in about["data"].items():
             print(f"    {where}: {state}")
+
+
+def _has_default(field: FieldInfo) -> bool:
+    return not field.is_required() and field.default is not None
 
 
 def _state(name: str, settings: Mapping[str, Any]) -> str:

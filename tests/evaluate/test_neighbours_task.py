@@ -91,6 +91,9 @@ def test_queries_are_those_of_a_file_and_then_a_sample(world, tmp_path):
     assert world.folder.task("neighbours", queries=file).evaluated_on["T2T R@1"] != first
     with pytest.raises(SightlineError, match="sample is 0 and there is no file of queries"):
         world.folder.task("neighbours", sample=0)
+    (warning,) = world.folder.task("neighbours", photographs=tmp_path / "no").warnings
+    assert f"{tmp_path / 'no'} is not a folder here" in warning
+    assert not world.folder.task("neighbours", photographs=tmp_path).warnings
     with pytest.raises(SightlineError, match="no caption is of the split 'dev', found 'test', 't"):
         world.folder.task("neighbours", split="dev")
 

@@ -81,6 +81,11 @@ class NeighboursTask(Task[NeighboursSettings]):
         self.images = read_images(settings.data / "images.parquet", settings.split)
         given = read_queries([], settings.queries)
         drawn = self.pool.sample(settings.sample, settings.seed)
+        if settings.photographs is not None and not settings.photographs.is_dir():
+            self.warnings = (
+                f"neighbours: photographs: {settings.photographs} is not a folder here; pages "
+                "made on this machine will have no photographs",
+            )
         self.queries = tuple(dict.fromkeys([*given, *drawn]))
         if not self.queries:
             raise SightlineError(
