@@ -86,9 +86,15 @@ def test_queries_are_those_of_a_file_and_then_a_sample(world, tmp_path):
     _, shown = scored(world, queries=file, sample=0)
     assert shown.queries == ("4 says 1", "not a caption")
     assert shown.images == (("04",), ())
-    first = world.folder.task("neighbours", queries=file).evaluated_on["T2T R@1"]
+    first = world.folder.task("neighbours", queries=file)
     file.write_text("4 says 1\n")
-    assert world.folder.task("neighbours", queries=file).evaluated_on["T2T R@1"] != first
+    second = world.folder.task("neighbours", queries=file)
+    assert second.records != first.records  # so results are made again
+    assert second.evaluated_on == first.evaluated_on  # and their scores may be compared
+    captions_only = world.folder.task("neighbours", queries=file, features=None)
+    assert captions_only.records != second.records
+    other = Folder(tmp_path / "other", {**world.folder.images, "00": ["another caption"]})
+    assert other.task("neighbours").evaluated_on != first.evaluated_on
     with pytest.raises(SightlineError, match="sample is 0 and there is no file of queries"):
         world.folder.task("neighbours", sample=0)
     (warning,) = world.folder.task("neighbours", photographs=tmp_path / "no").warnings

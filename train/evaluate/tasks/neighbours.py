@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,10 +95,8 @@ class NeighboursTask(Task[NeighboursSettings]):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        content = (self.pool.texts, self.pool.images, self.images.ids, self.queries)
-        digest = hashlib.sha256(json.dumps(content).encode())
-        digest.update(b"".join(self.images.keys))
-        return (Metric(METRIC, EvaluationSet.of(len(self.pool), digest.hexdigest())),)
+        measured_on = _sha256(self.pool.texts, self.pool.images)
+        return (Metric(METRIC, EvaluationSet.of(len(self.pool), measured_on)),)
 
     def sentences(self) -> Iterable[str]:
         return (*self.pool.texts, *self.queries)
@@ -141,4 +139,12 @@ class NeighboursTask(Task[NeighboursSettings]):
         return open_below(folder, "image", space.encoder, of_whom, name, space.fingerprint)
 
     def settings_of_result(self) -> dict[str, object]:
-        return self.settings.model_dump(mode="json", exclude={"features", "queries"})
+        """Settings, and digests of what the neighbours depend on and the score does not."""
+        given = self.settings.model_dump(mode="json", exclude={"features", "queries"})
+        keys = [key.hex() for key in self.images.keys]
+        images = None if self.settings.features is None else _sha256(self.images.ids, keys)
+        return {**given, "queries": _sha256(self.queries), "searched_images": images}
+
+
+def _sha256(*content: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
