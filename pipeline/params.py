@@ -202,12 +202,14 @@ class Report(_Strict):
         baseline: run that gains are measured against.
         gain: run whose gain over the baseline `control` should not reach.
         control: run with the signal deliberately removed, if there is one.
+        photographs: whether neighbours are shown with photographs, which the report then contains.
     """
 
     title: str
     baseline: str
     gain: str | None = None
     control: str | None = None
+    photographs: bool = False
 
 
 class Params(_Strict):

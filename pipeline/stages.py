@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.engine import Engine, run_work
 from pipeline.extract.runner import Invocation
 from pipeline.params import Dataset, Params, ParamsError
+from sightline.errors import SightlineError
 from sightline.output_file import write_file
 from sightline.parameter_errors import unknown
 from sightline.progress import PhaseProgress
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from pipeline.grounding.stats import GroundStats
+    from sightline.thumbnail import Thumbnail
     from train.evaluate.score import Evaluation
 
 EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
@@ -193,7 +195,8 @@ def evaluation_data(params: Params, task: str) -> str:
         raise ParamsError(f"params.yaml: evaluation.tasks: {unknown(task, known, 'task')}")
     evaluation = _evaluation(params, [task])
     found = {name: each.model_dump() for name, each in evaluation.evaluated_on.items()}
-    body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": found}
+    settings = evaluation.records[task].settings
+    body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": found, "settings": settings}
     out = graph.evaluation_file(task)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_file(out, (json.dumps(body, indent=1) + "\n").encode(), EVALUATION_DATA_SCHEMA.encode())
@@ -229,7 +232,6 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
 
 def report(params: Params, out: Path) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
-    from pipeline.grounding.gallery.thumbnails import thumbnails
     from train.report.gains import Comparison
     from train.report.neighbours_page import neighbours_in
     from train.report.results import load_results
@@ -249,10 +251,30 @@ def report(params: Params, out: Path) -> Path:
         about.title,
         baseline=baseline,
         comparisons=comparisons,
-        included=neighbours_in(results, thumbnails),
+        included=neighbours_in(
+            results, partial(_photographs, params) if about.photographs else None
+        ),
         inputs=files,
     )
     return out / "report.html"
+
+
+def _photographs(
+    params: Params, task: str, image_ids: Sequence[str], keys: Mapping[str, bytes]
+) -> Mapping[str, Thumbnail] | str:
+    """Photographs of the data set that an evaluation task reads, or why there are none."""
+    from pipeline.grounding.gallery.thumbnails import photographs
+
+    if task not in params.evaluation.tasks:
+        return f"params.yaml has no evaluation task {task!r} any more"
+    data = Path(params.evaluation.tasks[task].settings["data"])
+    if data != graph.dataset_folder(data.name):
+        return f"{data} is not below {graph.dataset_folder('')}"
+    try:
+        root = graph.image_root(params, data.name)
+    except SightlineError as error:
+        return str(error)
+    return photographs(data / "images.parquet", root, image_ids, keys)
 
 
 def settings_of(

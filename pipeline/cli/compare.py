@@ -44,6 +44,13 @@ def compare(
         Path | None,
         typer.Option(help="Folder of sightline geometry, to put into the page of --format html."),
     ] = None,
+    images_manifest: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="With --root: photographs of neighbours on the page."),
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Base folder of that manifest's paths.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write; default: print.")
     ] = None,
@@ -78,8 +85,11 @@ def compare(
     if curve is not None and published:
         raise typer.BadParameter("a curve has no published rows", param_hint="--published")
     page = format_ == "html" and curve is None
-    if geometry is not None and not page:
-        raise typer.BadParameter("only the page of a comparison has it", param_hint="--geometry")
+    for option, given in (("--geometry", geometry), ("--root", root)):
+        if given is not None and not page:
+            raise typer.BadParameter("only the page of a comparison has it", param_hint=option)
+    if (images_manifest is None) != (root is None):
+        raise typer.BadParameter("give both or neither", param_hint="--images-manifest and --root")
     rows = select_published(published, published_rows())
     found, reference = find_runs(runs, graph.results_folder(), baseline)
     if curve is None:
@@ -89,9 +99,9 @@ def compare(
     drawn = None if plot is None else draw(shown, plot.suffix)
     included = NOTHING
     if page and isinstance(shown, RunComparison):
-        included = _included(shown.results, geometry)
+        included = _included(shown.results, geometry, images_manifest, root)
     if out is not None:
-        inputs = [] if geometry is None else [geometry]
+        inputs = [path for path in (geometry, images_manifest, root) if path is not None]
         write_file(out, to_file(shown, format_, included), mark_of(shown), inputs)
     elif format_ == "terminal":
         print_comparison(shown, Console(width=None if sys.stdout.isatty() else 100))
@@ -103,9 +113,11 @@ def compare(
         write_file(plot, drawn, FIGURE_MARK)
 
 
-def _included(results: Sequence[RunResult], geometry: Path | None) -> Included:
+def _included(
+    results: Sequence[RunResult], geometry: Path | None, manifest: Path | None, root: Path | None
+) -> Included:
     """What stands on the page besides scores: the folder of `geometry`, and neighbours."""
-    from pipeline.grounding.gallery.thumbnails import thumbnails
+    from pipeline.grounding.gallery.thumbnails import photographs
     from sightline.extras import require
     from train.report.html import Included
     from train.report.neighbours_page import neighbours_in
@@ -114,4 +126,8 @@ def _included(results: Sequence[RunResult], geometry: Path | None) -> Included:
     from train.report.read_geometry import geometry_sections
 
     sections = () if geometry is None else tuple(geometry_sections(geometry))
-    return Included(sections) + neighbours_in(results, thumbnails)
+    if manifest is None or root is None:
+        return Included(sections) + neighbours_in(results)
+    return Included(sections) + neighbours_in(
+        results, lambda _, image_ids, keys: photographs(manifest, root, image_ids, keys)
+    )

@@ -127,7 +127,7 @@ def neighbours(
     if out is not None:
         shown = None
         if root is not None and images_manifest is not None:
-            shown = thumbnails(images_manifest, root, shown_images(sides), side)
+            shown = thumbnails(images_manifest, root, shown_images(sides), side=side)
         page = page_of(sides, title, shown)
         write_file(out, page, MARK, inputs)
         print(f"{out}: written, {len(page) / 1e6:.1f} MB", file=sys.stderr)

@@ -99,6 +99,8 @@ def texts_in(path: Path) -> list[str]:
     Raises:
         SightlineError: no such file, no column ``text``, a null in it, not UTF-8, or no text.
     """
+    if not path.is_file() and path.suffix == ".parquet":
+        raise SightlineError(f"{path}: no such manifest; `sightline prepare` writes it")
     if not path.is_file():
         raise SightlineError(f"{path}: no such file; expected texts, one per line, or a manifest")
     if path.suffix == ".parquet":

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from captioned import write_captioned
-from planted_world import Folder, World, cosines, make_world
+from PIL import Image
+from planted_world import Folder, Model, World, cosines, make_world
 
-from pipeline.grounding.gallery.thumbnails import thumbnails
+from pipeline.cache import IMAGES, key_of_bytes, read_manifest, write_manifest
+from pipeline.grounding.gallery.thumbnails import photographs
 from sightline.errors import SightlineError
-from train.evaluate.found_neighbours import ModelNeighbours, Photographs
+from train.evaluate.found_neighbours import ModelNeighbours
 from train.evaluate.score_run import evaluate_model
 from train.feature_use import FeatureUse
 from train.report.compare import compare_results
@@ -79,29 +83,84 @@ def test_images_are_those_of_the_heads_and_only_if_asked_for(world):
     assert captions_only.pictures is None
 
 
-def test_queries_are_those_of_a_file_and_then_a_sample(world, tmp_path):
-    file = tmp_path / "queries.txt"
-    file.write_text("4 says 1\nnot a caption\n")
+def test_queries_are_the_given_sentences_and_then_a_sample(world, tmp_path):
+    given = ["4 says 1", "not a caption"]
     world.model.embeddings["not a caption"] = np.ones(4, dtype=np.float32)
-    _, shown = scored(world, queries=file, sample=0)
-    assert shown.queries == ("4 says 1", "not a caption")
+    _, shown = scored(world, sentences=given, sample=0)
+    assert shown.queries == tuple(given)
     assert shown.images == (("04",), ())
-    first = world.folder.task("neighbours", queries=file)
-    file.write_text("4 says 1\n")
-    second = world.folder.task("neighbours", queries=file)
+    task = partial(world.folder.task, "neighbours")
+    first, second = task(sentences=given), task(sentences="4 says 1")
     assert second.records != first.records  # so results are made again
     assert second.evaluated_on == first.evaluated_on  # and their scores may be compared
-    captions_only = world.folder.task("neighbours", queries=file, features=None)
-    assert captions_only.records != second.records
+    assert task(sentences="4 says 1", features=None).records != second.records
     other = Folder(tmp_path / "other", {**world.folder.images, "00": ["another caption"]})
     assert other.task("neighbours").evaluated_on != first.evaluated_on
-    with pytest.raises(SightlineError, match="sample is 0 and there is no file of queries"):
-        world.folder.task("neighbours", sample=0)
-    (warning,) = world.folder.task("neighbours", photographs=tmp_path / "no").warnings
-    assert f"{tmp_path / 'no'} is not a folder here" in warning
-    assert not world.folder.task("neighbours", photographs=tmp_path).warnings
+    other = Folder(tmp_path / "image", world.folder.images, same_bytes={"00": "changed"})
+    assert other.task("neighbours").records != task().records
+    assert other.task("neighbours").evaluated_on == task().evaluated_on
+    with pytest.raises(SightlineError, match="sample is 0 and there are no sentences"):
+        task(sample=0)
     with pytest.raises(SightlineError, match="no caption is of the split 'dev', found 'test', 't"):
-        world.folder.task("neighbours", split="dev")
+        task(split="dev")
+
+
+def recall_of(folder: Folder, rows: dict[str, list[float]]) -> float | None:
+    model = Model({text: np.array(row) for text, row in rows.items()})
+    found: Any = folder.task("neighbours", features=None).score(model)  # pyright: ignore[reportArgumentType]
+    return found.scores["T2T R@1"]
+
+
+def test_a_shared_caption_is_of_each_of_its_images_and_a_lone_one_is_not_counted(tmp_path):
+    images = {"a": ["one", "both"], "b": ["two", "both"], "c": ["alone"]}
+    rows = {"one": [1, 0], "both": [1, 2], "two": [0, 1], "alone": [-1, 0]}
+    # nearest: one → both, both → two (of its second image), two → both; alone has no other caption
+    assert recall_of(Folder(tmp_path / "all", images), rows) == 100
+    rows["alone"] = [1, 0.01]  # now the nearest to "one"
+    assert recall_of(Folder(tmp_path / "two", images), rows) == pytest.approx(200 / 3)
+
+
+def test_a_tie_is_a_miss(tmp_path):
+    images = {"a": ["a0", "a1"], "b": ["b0", "b1"]}
+    folder = Folder(tmp_path, images)
+    assert recall_of(folder, {text: [1, 1] for text in ("a0", "a1", "b0", "b1")}) == 0
+    rows = {"a0": [1, 0], "a1": [1, 0], "b0": [0, 1], "b1": [1, 0]}
+    assert recall_of(folder, rows) == 0  # b1 is as near to a0 as a1, and a0 as near to b1
+    assert recall_of(folder, rows | {"b1": [0.1, 1]}) == 100
+
+
+def test_images_that_failed_or_look_alike_are_mentioned(tmp_path):
+    world = make_world(tmp_path, failed=("03", "11"))
+    found, shown = scored(world, sample=2, k=50)
+    (note,) = found.notes["neighbours"]
+    assert "leave out 2 of 23 images" in note
+    assert shown.pictures is not None
+    assert {len(each) for each in shown.pictures.neighbours} == {21}
+    nothing = make_world(tmp_path / "nothing", failed=tuple(f"{i:02d}" for i in range(23)))
+    found, shown = scored(nothing)
+    assert shown.pictures is not None
+    assert "all 23 images failed" in str(shown.pictures.reason)
+    assert found.scores["T2T R@1"] is not None
+    twins = Folder(tmp_path / "twins", {"a": ["1", "2"], "b": ["3"]}, same_bytes={"b": "a"})
+    (warning,) = twins.task("neighbours").warnings
+    assert "1 images have the same bytes as another image" in warning
+
+
+def test_images_are_those_of_the_captions_whatever_their_own_split(world, tmp_path):
+    file = world.folder.root / "data/images.parquet"
+    table = read_manifest(file, IMAGES)
+    unsplit = table.set_column(
+        table.schema.get_field_index("split"), "split", pa.array([""] * len(table))
+    )
+    write_manifest(file, unsplit.cast(IMAGES), IMAGES)
+    _, shown = scored(world, sample=1, k=50)
+    assert shown.pictures is not None
+    assert len(shown.pictures.neighbours[0]) == 23
+    write_manifest(file, table.slice(1), IMAGES)
+    with pytest.raises(
+        SightlineError, match="1 images of the captions are not in it, such as '00'"
+    ):
+        scored(world)
 
 
 def test_what_cannot_be_scored_says_why(world, tmp_path):
@@ -110,6 +169,10 @@ def test_what_cannot_be_scored_says_why(world, tmp_path):
     assert found.scores == {"T2T R@1": None}
     assert found.reasons == {"T2T R@1": "no image has two different captions in this split"}
     assert found.neighbours["neighbours"].captions.neighbours
+    world.model.embeddings["nothing"] = np.zeros(4)
+    found, shown = scored(world, sentences="nothing")
+    assert found.scores["T2T R@1"] is not None  # whatever is asked
+    assert "query 0 is zero or not finite" in str(shown.captions.reason)
     world.model.embeddings["4 says 1"] *= np.nan
     found, shown = scored(world, sample=50)
     assert "zero or not finite" in found.reasons["T2T R@1"]
@@ -126,13 +189,16 @@ def result_of(found: ModelNeighbours, run: str, seed: int = 0) -> RunResult:
 
 
 def test_a_result_keeps_what_was_found(world, tmp_path):
-    evaluation = world.folder.task("neighbours", sample=2, photographs=tmp_path)
+    evaluation = world.folder.task("neighbours", sample=2)
     world.model.folder = None  # pyright: ignore[reportAttributeAccessIssue]
     world.model.pooling = None  # pyright: ignore[reportAttributeAccessIssue]
     world.model.at_last_step = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
     result = evaluate_model(world.model, evaluation)  # pyright: ignore[reportArgumentType]
     save_result(result, tmp_path / "a.json")
     assert load_result(tmp_path / "a.json") == result
+    kept = result.neighbours["neighbours"].keys
+    assert kept
+    assert all(bytes.fromhex(key) == Folder.key(image) for image, key in kept.items())
     body = (tmp_path / "a.json").read_text()
     damaged = re.sub(r'"queries": \[\s*"[^"]*",', '"queries": [', body)
     assert damaged != body
@@ -147,12 +213,10 @@ def photographed(tmp_path: Path) -> Path:
 
 
 def found_in(folder: Path, **changes: Any) -> ModelNeighbours:
-    from planted_world import Model
-
     from train.evaluate.caption_pool import read_pool
-    from train.evaluate.find_neighbours import find_captions
+    from train.evaluate.find_neighbours import find_captions, read_images
 
-    pool = read_pool(folder / "captions.parquet")
+    pool, images = read_pool(folder / "captions.parquet"), read_images(folder / "images.parquet")
     random = np.random.default_rng(len(changes))
     model = Model({text: random.standard_normal(4) for text in pool.texts})
     query = "a big red dog sits"
@@ -163,28 +227,35 @@ def found_in(folder: Path, **changes: Any) -> ModelNeighbours:
         "pool": "7 captions",
         "k": 2,
         "captions": captions,
-        "photographs": Photographs(folder / "images.parquet", folder / "images"),
+        "keys": {i: key.hex() for i, key in zip(images.ids, images.keys, strict=True)},
     }
     return ModelNeighbours(**{**values, **changes})
 
 
-def page(results: list[RunResult]) -> str:
+def page(results: list[RunResult], folder: Path | None = None) -> str:
+    """With the photographs of ``folder``."""
+
+    def made(task: str, image_ids: Any, keys: Any) -> Any:
+        assert folder is not None
+        return photographs(folder / "images.parquet", folder / "images", image_ids, keys)
+
     comparison = compare_results(results, None, (), ())
-    return page_of(comparison, "t", "g", neighbours_in(results, thumbnails))
+    return page_of(comparison, "t", "g", neighbours_in(results, made if folder else None))
 
 
 def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
     one, two = found_in(photographed), found_in(photographed)
     other = found_in(photographed, queries=("another",))
     results = [result_of(two, "b", 1), result_of(one, "b", 0), result_of(two, "a", 1)]
-    shown = page([*results, result_of(other, "c", 1)])
+    shown = page([*results, result_of(other, "c", 1)], photographed)
     assert shown.count('<section id="neighbours">') == 1
     section = shown.split('<section id="neighbours">')[1].split("</section>")[0]
     assert section.count('<div data-run="b">') == section.count('<div data-run="a">') == 1
     assert 'data-run="c"' not in section.split("Nearest captions")[1]
     assert "Left out, as they were asked something else: c." in section
     assert "Each run with seed 0 or 1, its lowest." in section
-    assert shown.count('url("data:image/png') == len(set(re.findall(r"of-neighbours-\d+", section)))
+    classes = set(re.findall(r"of-[0-9a-f]{16}", section))
+    assert shown.count('url("data:image/png') == len(classes) > 1
     assert "untrained" not in section
     digests = {"weights_sha256": "a" * 64, "fingerprint": "f" * 64}
     use = FeatureUse(
@@ -201,8 +272,34 @@ def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
 
 def test_photographs_that_are_not_here_are_left_out(photographed):
     results = [result_of(found_in(photographed), "a")]
-    assert 'url("data:' in page(results)
+    assert 'url("data:' in page(results, photographed)
+    assert 'url("data:' not in page(results)
     (photographed / "images").rename(photographed / "elsewhere")
-    shown = page(results)
+    shown = page(results, photographed)
     assert 'url("data:' not in shown
-    assert f"Photographs are not shown: {photographed / 'images'} is not on this machine." in shown
+    assert f"Photographs are not shown: {photographed / 'images'}: not found from here." in shown
+
+
+def test_a_photograph_that_is_another_one_now_is_not_shown(photographed):
+    """The manifest and the file belong to each other, but not to the result."""
+    results = [result_of(found_in(photographed), "a")]
+    before = page(results, photographed).count('url("data:')
+    Image.new("RGB", (60, 40), "black").save(photographed / "images/a.png")
+    table = read_manifest(photographed / "images.parquet", IMAGES)
+    key, every = key_of_bytes((photographed / "images/a.png").read_bytes()), table.to_pylist()
+    rows = [each | ({"key": key} if each["image_id"] == "a.png" else {}) for each in every]
+    changed = pa.Table.from_pylist(rows, IMAGES)
+    write_manifest(photographed / "images.parquet", changed, IMAGES)
+    shown = page(results, photographed)
+    assert shown.count('url("data:') == before - 1
+    assert "bytes there now differ from those" in shown
+
+
+def test_tasks_with_similar_names_have_their_own_sections_and_pictures(photographed):
+    found = found_in(photographed)
+    both = result_of(found, "a").model_copy(update={"neighbours": {"x_y": found, "x-y": found}})
+    shown = page([both], photographed)
+    addresses = re.findall(r'<section id="(neighbours-[^"]*)">', shown)
+    assert len(set(addresses)) == 2
+    alone = page([result_of(found, "a")], photographed)
+    assert shown.count('url("data:') == alone.count('url("data:') > 1

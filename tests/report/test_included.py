@@ -12,7 +12,8 @@ from captioned import write_captioned
 from invented_runs import write_invented
 
 from train.evaluate.embedding_space import Spectrum
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour, Photographs
+from train.evaluate.find_neighbours import read_images
+from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
 from train.evaluate.geometry import Geometry
 from train.evaluate.map_sentences import MapSentences
 from train.evaluate.similarity import Correlation, GradedPairs
@@ -49,6 +50,7 @@ def place(tmp_path, monkeypatch) -> Path:
     write_geometry(study, "t", Path("geometry"))
     folder = write_captioned(Path("set"))
     (folder / "images/b.png").unlink()
+    images = read_images(folder / "images.parquet")
     near = Neighbour(NASTY, ("c1",), ("a.png",), 0.75, True)
     picture = Found(((Neighbour("", (), ("b.png",), 0.5, False),),))
     for run, pictures in (("simcse", Found(reason="it has no heads")), ("mcse", picture)):
@@ -59,7 +61,7 @@ def place(tmp_path, monkeypatch) -> Path:
             1,
             Found(((near,),)),
             pictures,
-            Photographs(folder / "images.parquet", folder / "images"),
+            keys={i: k.hex() for i, k in zip(images.ids, images.keys, strict=True)},
         )
         file = Path("results", run, "seed-0.json")
         result = load_result(file).model_copy(update={"neighbours": {"neighbours": found}})
@@ -68,6 +70,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 WORDS = ("simcse", "mcse", "--format", "html", "--out", "page.html")
+PHOTOGRAPHS = ("--images-manifest", "set/images.parquet", "--root", "set/images")
 
 
 @pytest.fixture
@@ -76,7 +79,7 @@ def compare(said):
 
 
 def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
-    words = ("--geometry", "geometry")
+    words = ("--geometry", "geometry", *PHOTOGRAPHS)
     assert compare(*words) == (0, "", "")
     page = Path("page.html").read_text()
     for section in ("scores", "subsets", "embeddings", "embedding-space", "clusters", "neighbours"):
@@ -88,14 +91,15 @@ def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
     assert NASTY not in page
     assert compare(*words) == (0, "", "")
     assert Path("page.html").read_text() == page
-    assert compare() == (0, "", "")  # without geometry
+    assert compare() == (0, "", "")  # without geometry and photographs
     page = Path("page.html").read_text()
+    assert 'url("data:' not in page
     assert page.count('<section id="neighbours">') == 1
     assert '<section id="clusters">' not in page
 
 
 def test_a_browser_shows_them_and_fetches_nothing(place, compare, browser):
-    compare("--geometry", "geometry")
+    compare("--geometry", "geometry", *PHOTOGRAPHS)
     browser.open(place / "page.html")
     assert browser.messages == []
     assert [url for url in browser.requests if not url.startswith("data:")] == [
@@ -132,9 +136,13 @@ def test_a_file_of_something_else_is_one_error(place, compare, file, change, mes
 
 
 def test_only_a_page_has_them(place, said):
-    code, _, err = said("compare", "simcse", "mcse", "--geometry", "geometry")
+    for words in (("--geometry", "geometry"), PHOTOGRAPHS):
+        code, _, err = said("compare", "simcse", "mcse", *words)
+        assert code == 2
+        assert "only the page of a comparison has it" in " ".join(err.replace("│", " ").split())
+    code, _, err = said("compare", *WORDS, "--root", "set/images")
     assert code == 2
-    assert "only the page of a comparison has it" in " ".join(err.replace("│", " ").split())
+    assert "give both or neither" in err
 
 
 def test_a_curve_has_a_page_too(place, said):

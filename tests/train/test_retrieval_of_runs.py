@@ -20,7 +20,7 @@ from step_oracle import Case
 from pipeline import stages
 from pipeline.cli import main
 from pipeline.configure import configuration
-from pipeline.params import Params, validate_params
+from pipeline.params import EvaluationTask, Params, validate_params
 from train.evaluate.evaluated_model import EvaluatedModel
 from train.evaluate.retrieval import evaluate_retrieval
 from train.evaluate.score import Evaluation
@@ -185,6 +185,43 @@ def params_of(**retrieval: Any) -> Params:
     tasks = {"similarity": {"data": "data/datasets/scenes/dev.tsv"}, "retrieval": task}
     given["evaluation"]["tasks"] = tasks
     return validate_params(given, "params.yaml")
+
+
+def test_a_result_keeps_its_neighbours_and_the_report_shows_them(project, monkeypatch):
+    monkeypatch.chdir(project)
+    given = {"data": "data/datasets/scenes", "features": "data/features/scenes", "split": "train"}
+    params = params_of()
+    similarity = params.evaluation.tasks["similarity"]
+
+    def with_tasks(**tasks: Any) -> Params:
+        evaluation = params.evaluation.model_copy(update={"tasks": tasks})
+        return params.model_copy(update={"evaluation": evaluation})
+
+    both = {
+        "neighbours": EvaluationTask.model_validate({**given, "k": 2}),
+        "similarity": similarity,
+    }
+    stages.evaluation_data(with_tasks(**both), "neighbours")
+    file = Path("data/evaluation/neighbours.json")
+    before = file.read_bytes()
+    list(stages.evaluate(with_tasks(neighbours=both["neighbours"])))
+    first = load_result("results/mcse-clip/seed-0.json").neighbours["neighbours"]
+    assert first.captions.neighbours
+    lines = list(stages.evaluate(with_tasks(**both)))  # only similarity is new
+    assert not any("already scored" in line for line in lines)
+    assert load_result("results/mcse-clip/seed-0.json").neighbours["neighbours"] == first
+    assert all("already scored" in line for line in stages.evaluate(with_tasks(**both)))
+    page = stages.report(with_tasks(**both), Path("neighbours-report")).read_text()
+    assert page.count('<section id="neighbours">') == 1
+    assert first.queries[0] in page
+    assert "Photographs are not shown" in page  # the tiny world has none
+    asked = EvaluationTask.model_validate({**given, "k": 2, "sentences": ["a red circle"]})
+    changed = with_tasks(neighbours=asked, similarity=similarity)
+    stages.evaluation_data(changed, "neighbours")
+    assert file.read_bytes() != before  # so DVC runs `evaluate` again
+    list(stages.evaluate(changed))
+    second = load_result("results/mcse-clip/seed-0.json").neighbours["neighbours"]
+    assert second.queries[0] == "a red circle"
 
 
 def test_the_stages_put_retrieval_and_its_references_into_the_report(project, monkeypatch):

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pipeline.cache import IMAGES, read_manifest
+from sightline.errors import SightlineError
 from train.evaluate.caption_pool import CaptionPool
 from train.evaluate.found_neighbours import Found, Neighbour
-from train.evaluate.neighbours import Neighbours, nearest
+from train.evaluate.neighbours import Neighbours, cosines, nearest
 
 if TYPE_CHECKING:
     from pipeline.cache import FeatureSet
@@ -38,11 +41,32 @@ def read_images(manifest: Path, split: str | None = None) -> ImagePool:
         split: those of one split only; None for all.
 
     Raises:
-        SightlineError: no such manifest, or one that is malformed.
+        SightlineError: no such manifest or a malformed one, or no image of the split.
     """
     table = read_manifest(manifest, IMAGES)
     columns = (table[name].to_pylist() for name in ("image_id", "key", "split"))
-    rows = [(i, key) for i, key, own in zip(*columns, strict=True) if split in (None, own)]
+    every = list(zip(*columns, strict=True))
+    rows = [(i, key) for i, key, own in every if split in (None, own)]
+    if not rows:
+        splits = ", ".join(sorted({repr(own) for *_, own in every})) or "no images"
+        raise SightlineError(f"{manifest}: no image is of the split {split!r}, found {splits}")
+    return ImagePool(tuple(i for i, _ in rows), tuple(key for _, key in rows))
+
+
+def images_of(captions: CaptionPool, manifest: Path) -> ImagePool:
+    """The images that captions describe, in the order of their manifest.
+
+    Raises:
+        SightlineError: no such manifest, a malformed one, or one that lacks an image.
+    """
+    every = read_images(manifest)
+    described = dict.fromkeys(image for images in captions.images for image in images)
+    if absent := described.keys() - set(every.ids):
+        raise SightlineError(
+            f"{manifest}: {len(absent):,} images of the captions are not in it, such as "
+            f"{min(absent)!r}; the two manifests must come from one `sightline prepare`"
+        )
+    rows = [row for row in zip(every.ids, every.keys, strict=True) if row[0] in described]
     return ImagePool(tuple(i for i, _ in rows), tuple(key for _, key in rows))
 
 
@@ -78,6 +102,7 @@ def find_images(
 
     Raises:
         NoDirectionError: an embedding is zero or not finite.
+        NoImagesError: all images failed when they were extracted.
         SightlineError: the features are missing, or are others than the run learned from.
     """
     from train.evaluate.evaluated_model import NoHeadsError, project
@@ -97,22 +122,24 @@ def recall_of_captions(model: EvaluatedModel, pool: CaptionPool) -> float | None
     """Share ×100 of captions whose nearest other caption is of an image of theirs (T2T R@1).
 
     Text-to-text retrieval as in Crisscrossed Captions (Parekh et al., EACL 2021), over distinct
-    texts. Captions of images that have no other caption are not queries; None if that leaves none.
+    texts. A caption of another image with the same cosine comes first: a tie is a miss. Captions
+    of images that have no other caption are not queries; None if that leaves none.
 
     Raises:
         NoDirectionError: an embedding is zero or not finite.
     """
-    rows = model.encode(pool.texts)
-    found = nearest(rows, rows, 1, {row: row for row in range(len(pool))})
-    texts_of: dict[str, int] = {}
-    for images in pool.images:
+    texts_of: dict[str, list[int]] = {}
+    for row, images in enumerate(pool.images):
         for image in images:
-            texts_of[image] = texts_of.get(image, 0) + 1
-    hits = [
-        not set(images).isdisjoint(pool.images[int(first[0])])
-        for images, first in zip(pool.images, found.rows, strict=True)
-        if any(texts_of[image] > 1 for image in images)
-    ]
+            texts_of.setdefault(image, []).append(row)
+    embedded = model.encode(pool.texts)
+    hits = []
+    for row, found in enumerate(cosines(embedded, embedded)):
+        own = {text for image in pool.images[row] for text in texts_of[image]} - {row}
+        if own:
+            best = found[list(own)].max()
+            found[[row, *own]] = -np.inf
+            hits.append(bool(best > found.max()))
     return 100 * sum(hits) / len(hits) if hits else None
 
 
@@ -125,7 +152,7 @@ def found_captions(
         own: of each query, the images that it is a caption of.
     """
     answers = []
-    for query, (rows, cosines) in enumerate(zip(neighbours.rows, neighbours.cosines, strict=True)):
+    for query, (rows, values) in enumerate(zip(neighbours.rows, neighbours.cosines, strict=True)):
         mine = set(own[query])
         answers.append(
             tuple(
@@ -136,7 +163,7 @@ def found_captions(
                     float(cosine),
                     not mine.isdisjoint(pool.images[row]),
                 )
-                for row, cosine in zip(rows, cosines, strict=True)
+                for row, cosine in zip(rows, values, strict=True)
             )
         )
     return Found(tuple(answers), warning=_warning(neighbours))
@@ -147,8 +174,8 @@ def found_images(
 ) -> Found:
     """Rows of ``image_ids`` as images; ``own`` as for `found_captions`."""
     answers = []
-    for images, rows, cosines in zip(own, neighbours.rows, neighbours.cosines, strict=True):
-        nearest = zip((image_ids[int(row)] for row in rows), cosines, strict=True)
+    for images, rows, values in zip(own, neighbours.rows, neighbours.cosines, strict=True):
+        nearest = zip((image_ids[int(row)] for row in rows), values, strict=True)
         answers.append(
             tuple(
                 Neighbour("", (), (image,), float(cosine), image in images)

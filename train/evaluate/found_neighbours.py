@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,6 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Photographs:
-    """Where the photographs of a data set are.
-
-    Attributes:
-        manifest: its images.parquet.
-        root: base folder of the manifest's paths.
-    """
-
-    manifest: Path
-    root: Path
-
-
-@dataclass(frozen=True)
 class ModelNeighbours:
     """What one model finds, with what it was asked.
 
@@ -66,7 +54,7 @@ class ModelNeighbours:
         k: neighbours asked for.
         captions: nearest captions.
         pictures: nearest images; None if none were asked for.
-        photographs: where pages find the images; None for pages without them.
+        keys: id → SHA-256 (hex) of the images that are named, by which pages know a photograph.
     """
 
     queries: tuple[str, ...]
@@ -75,7 +63,7 @@ class ModelNeighbours:
     k: int
     captions: Found
     pictures: Found | None = None
-    photographs: Photographs | None = None
+    keys: dict[str, Sha256] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = [len(self.images)]

@@ -76,6 +76,10 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
     )
 
 
+class NoImagesError(SightlineError):
+    """None of the images has features."""
+
+
 def open_features(space: ImageSpace, model: EvaluatedModel, place: Path) -> FeatureSet:
     """Features that the head of images understands.
 
@@ -104,11 +108,12 @@ def rows_of_images(features: FeatureSet, keys: Sequence[bytes]) -> tuple[np.ndar
         float [m, f] and the m positions in ``keys``, int64.
 
     Raises:
-        SightlineError: the set lacks an image that did not fail, or has none of them.
+        NoImagesError: all of them failed.
+        SightlineError: the set lacks an image that did not fail.
     """
     kept = np.array([i for i, key in enumerate(keys) if key not in features.failed], dtype=np.int64)
     if not len(kept):
-        raise SightlineError(
+        raise NoImagesError(
             f"{features.path}: all {len(keys)} images failed when they were extracted; see its "
             "failures, and extract them again"
         )

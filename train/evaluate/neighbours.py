@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,30 @@ def nearest(
         SightlineError: no candidate, or different widths.
         NoDirectionError: an embedding is zero or not finite.
     """
+    left_out = left_out or {}
+    rows: list[np.ndarray] = []
+    found: list[np.ndarray] = []
+    constant = len(candidates) > 1
+    for query, row in enumerate(cosines(queries, candidates)):
+        constant = constant and bool(np.ptp(row) == 0)
+        order = _largest(row, k + 1)
+        order = order[order != left_out.get(query, -1)][:k]
+        rows.append(order)
+        found.append(row[order])
+    return Neighbours(tuple(rows), tuple(found), constant)
+
+
+def cosines(queries: np.ndarray, candidates: np.ndarray) -> Iterator[np.ndarray]:
+    """Of each query, its cosine with every candidate: float64 [n], rounded to `DECIMALS`.
+
+    Args:
+        queries: float [q, d]; any norm.
+        candidates: float [n, d]; any norm.
+
+    Raises:
+        SightlineError: no candidate, or different widths.
+        NoDirectionError: an embedding is zero or not finite.
+    """
     if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1]:
         raise SightlineError(
             f"neighbours need queries [q, d] and candidates [n, d] in one space; found "
@@ -60,12 +84,8 @@ def nearest(
         )
     if not len(candidates):
         raise SightlineError("there is nothing to find neighbours among; give some candidates")
-    left_out = left_out or {}
     norms = {name: _norms(x, name) for name, x in (("query", queries), ("candidate", candidates))}
     points = queries.astype(np.float64) / norms["query"]
-    rows: list[np.ndarray] = []
-    cosines: list[np.ndarray] = []
-    constant = len(candidates) > 1
     step = max(1, _HELD // len(candidates))
     for start in range(0, len(points), step):
         found = np.empty((len(points[start : start + step]), len(candidates)))
@@ -73,14 +93,7 @@ def nearest(
             some = slice(low, low + _CHUNK)
             block = candidates[some].astype(np.float64) / norms["candidate"][some]
             found[:, some] = points[start : start + step] @ block.T
-        found = np.round(found, DECIMALS)
-        constant = constant and bool((np.ptp(found, axis=1) == 0).all())
-        for query, row in enumerate(found, start=start):
-            order = _largest(row, k + 1)
-            order = order[order != left_out.get(query, -1)][:k]
-            rows.append(order)
-            cosines.append(row[order])
-    return Neighbours(tuple(rows), tuple(cosines), constant)
+        yield from np.round(found, DECIMALS)
 
 
 def _largest(row: np.ndarray, k: int) -> np.ndarray:

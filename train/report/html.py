@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +54,11 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: grids, then notes on them, figures, and anything else as `body`."""
+    """A part of a page: grids, then notes on them, figures, and anything else as `body`.
+
+    Attributes:
+        title: every section of a page has another.
+    """
 
     title: str
     grids: tuple[Grid, ...] = ()
@@ -64,7 +69,10 @@ class Section:
     @property
     def slug(self) -> str:
         """Its address within the page."""
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+        plain = re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+        if re.fullmatch(r"[A-Za-z0-9 ]+", self.title):
+            return plain
+        return f"{plain}-{hashlib.sha256(self.title.encode()).hexdigest()[:6]}"
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,10 @@ def _cell(each: Neighbour) -> Text:
 
 
 def shown_images(sides: Sides) -> list[str]:
-    """Ids of the images that a page shows, each once, in the order of their appearance."""
+    """Ids of the images that a page shows, each once, in the order of their appearance.
+
+    Of a caption that several images share, it is the first.
+    """
     shown: dict[str, None] = {}
     for number, images in enumerate(sides.images):
         shown.update(dict.fromkeys(images[:1]))

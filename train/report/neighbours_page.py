@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,8 +24,8 @@ MARK = f'<meta name="generator" content="{_GENERATOR}">'.encode()
 
 
 Thumbnails = Mapping[str, Thumbnail]
-Photographer = Callable[[Path, Path, Sequence[str]], Thumbnails]
-"""Pictures of some images, by id, from an images manifest and the base folder of its paths."""
+Photographer = Callable[[str, Sequence[str], Mapping[str, bytes]], Thumbnails | str]
+"""(evaluation task, ids of images, id → SHA-256) → their pictures, or why there are none."""
 
 
 def page_of(sides: Sides, title: str, thumbnails: Thumbnails | None = None) -> bytes:
@@ -52,22 +53,29 @@ def section_of(
     style = ""
     for image in shown_images(sides) if thumbnails is not None else ():
         assert thumbnails is not None
-        classes[image] = f"{section.slug}-{len(classes)}"
         uri = thumbnails[image].uri
+        # the same in every section of a page
+        classes[image] = hashlib.sha256(uri.encode()).hexdigest()[:16]
         if uri:
             assert re.fullmatch(r"data:image/\w+;base64,[\w+/=]*", uri), image
-            style += f'.picture.of-{classes[image]} {{ background-image: url("{uri}") }}\n'
+            rule = f'.picture.of-{classes[image]} {{ background-image: url("{uri}") }}\n'
+            style += "" if rule in style else rule
     environment = html_templates(Path(__file__).parent)
     template = environment.get_template("neighbours.html.j2")
     body = template.render(sides=sides, own=OWN, classes=classes, thumbnails=thumbnails or {})
     return replace(section, body=Markup(body)), style
 
 
-def neighbours_in(results: Sequence[RunResult], photographer: Photographer) -> Included:
+def neighbours_in(
+    results: Sequence[RunResult], photographer: Photographer | None = None
+) -> Included:
     """What evaluation tasks found nearest under each run, a section for each task.
 
     A run stands there with its lowest seed. Runs that were asked something else than the first one
-    are left out, and a note names them. Photographs that are not on this machine are too.
+    are left out, and a note names them.
+
+    Args:
+        photographer: makes the pictures; None for a page without them.
     """
     tasks = dict.fromkeys(task for result in results for task in result.neighbours)
     sections, style = [], ""
@@ -84,13 +92,17 @@ def neighbours_in(results: Sequence[RunResult], photographer: Photographer) -> I
         asked = {run: each for run, each in found.items() if each.question == first.question}
         sides = Sides.of(asked)
         thumbnails, notes = None, list(sides.notes)
-        if first.photographs is not None:
-            manifest, root = first.photographs.manifest, first.photographs.root
-            if manifest.is_file() and root.is_dir():
-                thumbnails = photographer(manifest, root, shown_images(sides))
+        if photographer is not None:
+            keys = {
+                image: bytes.fromhex(key)
+                for each in reversed(asked.values())
+                for image, key in each.keys.items()
+            }
+            made = photographer(task, shown_images(sides), keys)
+            if isinstance(made, str):
+                notes.append(f"Photographs are not shown: {made}.")
             else:
-                missing = root if manifest.is_file() else manifest
-                notes.append(f"Photographs are not shown: {missing} is not on this machine.")
+                thumbnails = made
         for run in asked:
             notes += [f"{run}: {mark}." for mark in marks[run]]
         if others := [run for run in found if run not in asked]:
@@ -100,7 +112,7 @@ def neighbours_in(results: Sequence[RunResult], photographer: Photographer) -> I
         title = "Neighbours" if task == "neighbours" else f"Neighbours: {task}"
         section, pictures = section_of(sides, title, thumbnails, notes)
         sections.append(section)
-        style += pictures
+        style += "".join(rule for rule in pictures.splitlines(True) if rule not in style)
     return Included(tuple(sections), style)
 
 

@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.cache import IMAGES, places_of, read_manifest
+from sightline.errors import SightlineError
+from sightline.extras import require
 from sightline.thumbnail import Thumbnail
 
 
 def thumbnails(
-    manifest: Path, root: Path, image_ids: Sequence[str], side: int = 160
+    manifest: Path,
+    root: Path,
+    image_ids: Sequence[str],
+    keys: Mapping[str, bytes] | None = None,
+    side: int = 160,
 ) -> dict[str, Thumbnail]:
     """Image id → its picture, or what is wrong with it.
 
     Args:
         manifest: an images manifest.
         root: base folder of its paths.
+        keys: id → SHA-256 of the bytes that an image must have; None: as in the manifest.
         side: maximum longer side, in pixels.
 
     Raises:
-        CacheError: no such manifest, or one that is malformed.
+        SightlineError: no such manifest or a malformed one, or torchvision is not installed.
     """
-    # PyTorch, which a page without photographs does not need
+    require("torchvision", "a page with photographs")
     from pipeline.extract.decode import ImageError, load_image
     from pipeline.grounding.gallery.pictures import photograph
 
     table = read_manifest(manifest, IMAGES)
     row_of = {image: row for row, image in enumerate(table["image_id"].to_pylist())}
-    places, keys = places_of(manifest, table), table["key"]
+    places = places_of(manifest, table)
+    if keys is None:
+        keys = {
+            image: table["key"][row_of[image]].as_py() for image in image_ids if image in row_of
+        }
     found = {}
     for image in image_ids:
-        if image not in row_of:
+        if image not in row_of or image not in keys:
             found[image] = Thumbnail(problem=f"{image}: not in {manifest.name}")
             continue
-        row = row_of[image]
+        place = places[row_of[image]]
         try:
-            pixels = load_image(places[row].below(root), keys[row].as_py())
+            pixels = load_image(place.below(root), keys[image])
             found[image] = Thumbnail(photograph(pixels.permute(1, 2, 0).numpy(), side))
         except ImageError as error:
-            found[image] = Thumbnail(problem=f"{places[row]}: {error.reason}")
+            found[image] = Thumbnail(problem=f"{place}: {error.reason}")
     return found
+
+
+def photographs(
+    manifest: Path, root: Path, image_ids: Sequence[str], keys: Mapping[str, bytes]
+) -> dict[str, Thumbnail] | str:
+    """`thumbnails` for a page that can do without them: why there are none, if so."""
+    for path in (manifest, root):
+        if not path.exists():
+            return f"{path}: not found from here"
+    try:
+        return thumbnails(manifest, root, image_ids, keys)
+    except SightlineError as error:
+        return str(error)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from sightline.errors import SightlineError
 from train.evaluate.caption_pool import read_pool, read_queries
@@ -17,13 +17,14 @@ from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.find_neighbours import (
     find_captions,
     find_images,
-    read_images,
+    images_of,
     recall_of_captions,
 )
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Photographs
+from train.evaluate.found_neighbours import Found, ModelNeighbours
 from train.evaluate.neighbours import NoDirectionError
 from train.evaluate.retrieval_data import open_below
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.report.neighbours import Sides, shown_images
 
 if TYPE_CHECKING:
     from pipeline.cache import FeatureSet
@@ -34,32 +35,34 @@ METRIC = "T2T R@1"
 """Text to text: from a caption to another one of its image."""
 
 
+def _one_or_several(given: object) -> object:
+    return (given,) if isinstance(given, str) else given
+
+
 class NeighboursSettings(TaskSettings):
     """
     Attributes:
         features: contains `image/ENCODER`, feature sets over the data set; None: no images.
         split: as the captions have it.
-        queries: file with a sentence on each line.
+        sentences: to start from, before those that are drawn.
         sample: how many captions are drawn as queries.
         seed: of the drawing.
         k: neighbours of each query.
         encoder: which image features, for runs with heads for several.
-        photographs: base folder of the images' paths, for pages; None: pages without photographs.
     """
 
     features: Path | None = Field(
         default=None, description="folder with its feature sets; with it also the nearest images"
     )
     split: str = Field(default="test", description="split of the captions and images")
-    queries: Path | None = Field(default=None, description="file with a sentence on each line")
+    sentences: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = Field(
+        default=(), description="sentence to start from; in params.yaml a list of them"
+    )
     sample: int = Field(default=6, ge=0, description="captions to start from too, drawn at random")
     seed: int = Field(default=0, ge=0, description="of the drawing")
     k: int = Field(default=5, ge=1, description="neighbours of each sentence")
     encoder: str | None = Field(
         default=None, description="image encoder, if a run has heads for several"
-    )
-    photographs: Path | None = Field(
-        default=None, description="base folder of its photographs, which pages then show"
     )
 
 
@@ -78,19 +81,20 @@ class NeighboursTask(Task[NeighboursSettings]):
     def __init__(self, settings: NeighboursSettings) -> None:
         self.settings = settings
         self.pool = read_pool(settings.data / "captions.parquet", settings.split)
-        self.images = read_images(settings.data / "images.parquet", settings.split)
-        given = read_queries([], settings.queries)
+        self.images = images_of(self.pool, settings.data / "images.parquet")
+        given = read_queries(settings.sentences, None)
         drawn = self.pool.sample(settings.sample, settings.seed)
-        if settings.photographs is not None and not settings.photographs.is_dir():
-            self.warnings = (
-                f"neighbours: photographs: {settings.photographs} is not a folder here; pages "
-                "made on this machine will have no photographs",
-            )
         self.queries = tuple(dict.fromkeys([*given, *drawn]))
         if not self.queries:
             raise SightlineError(
-                "neighbours: nothing to start from: sample is 0 and there is no file of queries; "
-                "set one of them"
+                "neighbours: nothing to start from: sample is 0 and there are no sentences; set "
+                "one of them"
+            )
+        keys = self.images.keys
+        if twins := len(keys) - len(set(keys)):
+            self.warnings = (
+                f"{settings.data}, split {settings.split!r}: {twins:,} images have the same bytes "
+                "as another image; neighbours cannot tell them apart",
             )
 
     @property
@@ -102,48 +106,62 @@ class NeighboursTask(Task[NeighboursSettings]):
         return (*self.pool.texts, *self.queries)
 
     def score(self, model: EvaluatedModel) -> TaskScores:
-        given, reason = self.settings, None
+        given, recall = self.settings, None
         own = tuple(self.pool.images_of(each) for each in self.queries)
-        recall = pictures = None
+        why = "no image has two different captions in this split"
         try:
-            captions = find_captions(model, self.queries, self.pool, given.k)
             recall = recall_of_captions(model, self.pool)
         except NoDirectionError as error:
-            captions, reason = Found(reason=str(error)), str(error)
-        if given.features is not None:
-            try:
-                features = partial(self._features, model.name, given.features)
-                pictures = find_images(
-                    model, self.queries, own, self.images, features, given.k, given.encoder
-                )
-            except NoDirectionError as error:
-                pictures = Found(reason=str(error))
-        found = ModelNeighbours(
-            self.queries,
-            own,
-            f"{len(self.pool):,} distinct captions of {given.data.name}, split {given.split!r}",
-            given.k,
-            captions,
-            pictures,
-            None
-            if given.photographs is None
-            else Photographs(given.data / "images.parquet", given.photographs),
-        )
-        why = reason or "no image has two different captions in this split"
-        return TaskScores(
-            {METRIC: recall}, reasons={} if recall is not None else {METRIC: why}, neighbours=found
-        )
+            why = str(error)
+        try:
+            captions = find_captions(model, self.queries, self.pool, given.k)
+        except NoDirectionError as error:
+            captions = Found(reason=str(error))
+        pictures, notes = self._pictures(model, own) if given.features else (None, ())
+        within = f"{len(self.pool):,} distinct captions of {given.data.name}, split {given.split!r}"
+        found = ModelNeighbours(self.queries, own, within, given.k, captions, pictures)
+        reasons = {} if recall is not None else {METRIC: why}
+        named = replace(found, keys=self._keys(found))
+        return TaskScores({METRIC: recall}, reasons=reasons, notes=notes, neighbours=named)
 
-    def _features(self, of_whom: str, folder: Path, space: ImageSpace) -> FeatureSet:
-        name = self.settings.data.name
-        return open_below(folder, "image", space.encoder, of_whom, name, space.fingerprint)
+    def _pictures(
+        self, model: EvaluatedModel, own: Sequence[tuple[str, ...]]
+    ) -> tuple[Found, tuple[str, ...]]:
+        """The nearest images, and what to know about them."""
+        from train.evaluate.image_space import NoImagesError
+
+        given, notes = self.settings, []
+
+        def opened(space: ImageSpace) -> FeatureSet:
+            assert given.features is not None
+            dataset, fingerprint = given.data.name, space.fingerprint
+            features = open_below(
+                given.features, "image", space.encoder, model.name, dataset, fingerprint
+            )
+            if lost := sum(key in features.failed for key in self.images.keys):
+                notes.append(
+                    f"neighbours leave out {lost:,} of {len(self.images.keys):,} images of "
+                    f"{given.data}: {features.path} has only an error for them"
+                )
+            return features
+
+        try:
+            found = find_images(
+                model, self.queries, own, self.images, opened, given.k, given.encoder
+            )
+        except (NoDirectionError, NoImagesError) as error:
+            found = Found(reason=str(error))
+        return found, tuple(notes)
+
+    def _keys(self, found: ModelNeighbours) -> dict[str, str]:
+        key_of = dict(zip(self.images.ids, self.images.keys, strict=True))
+        return {image: key_of[image].hex() for image in shown_images(Sides.of({"": found}))}
 
     def settings_of_result(self) -> dict[str, object]:
-        """Settings, and digests of what the neighbours depend on and the score does not."""
-        given = self.settings.model_dump(mode="json", exclude={"features", "queries"})
-        keys = [key.hex() for key in self.images.keys]
-        images = None if self.settings.features is None else _sha256(self.images.ids, keys)
-        return {**given, "queries": _sha256(self.queries), "searched_images": images}
+        """Settings, and a digest of the images, which the neighbours depend on."""
+        given = self.settings.model_dump(mode="json", exclude={"data", "features"})
+        images = _sha256(self.images.ids, [key.hex() for key in self.images.keys])
+        return {**given, "images": images, "nearest_images": self.settings.features is not None}
 
 
 def _sha256(*content: Sequence[object]) -> str:
