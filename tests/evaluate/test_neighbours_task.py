@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,14 @@ def test_photographs_that_are_not_here_are_left_out(photographed):
     shown = page(results, photographed)
     assert 'url("data:' not in shown
     assert f"Photographs are not shown: {photographed / 'images'}: not found from here." in shown
+
+
+def test_without_torchvision_there_are_no_photographs_and_one_note(photographed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    shown = page([result_of(found_in(photographed), "a")], photographed)
+    assert 'url("data:' not in shown
+    assert "Photographs are not shown: torchvision is not installed" in shown
+    assert shown.count("sightline[extract]") == 1
 
 
 def test_a_photograph_that_is_another_one_now_is_not_shown(photographed):
