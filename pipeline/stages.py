@@ -204,15 +204,24 @@ def evaluation_data(params: Params, task: str) -> str:
 
 
 def evaluate(params: Params) -> Iterator[str]:
-    """Score every run with every seed that has no current result; yields a line for each."""
+    """Score every run with every seed that has no current result; yields a line for each.
+
+    Raises:
+        SightlineError: after all others, what failed; a later call scores only that.
+    """
     from train.evaluate.score_run import evaluate_run
 
     evaluation = _evaluation(params, params.evaluation.tasks)
     yield from (f"warning: {warning}" for warning in evaluation.warnings)
+    failures = []
     for run in params.runs:
         for seed in params.graph.seeds:
             folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
-            result, scored = evaluate_run(folder, evaluation, out, params.train.device)
+            try:
+                result, scored = evaluate_run(folder, evaluation, out, params.train.device)
+            except SightlineError as error:
+                failures.append(f"{run}, seed {seed}: {error}")
+                continue
             shown = [
                 f"{metric} {value:.2f}" if value is not None else f"{metric} not defined"
                 for metric, value in result.scores.items()
@@ -220,6 +229,8 @@ def evaluate(params: Params) -> Iterator[str]:
             marks = " · features from untrained weights" if result.untrained else ""
             kept = "" if scored else " (already scored)"
             yield f"{run}, seed {seed}: {', '.join(shown)}{marks}{kept}"
+    if failures:
+        raise SightlineError("\n".join(failures))
 
 
 def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:

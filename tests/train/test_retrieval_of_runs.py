@@ -21,6 +21,7 @@ from pipeline import stages
 from pipeline.cli import main
 from pipeline.configure import configuration
 from pipeline.params import EvaluationTask, Params, validate_params
+from sightline.errors import SightlineError
 from train.evaluate.evaluated_model import EvaluatedModel
 from train.evaluate.retrieval import evaluate_retrieval
 from train.evaluate.score import Evaluation
@@ -222,6 +223,28 @@ def test_a_result_keeps_its_neighbours_and_the_report_shows_them(project, monkey
     list(stages.evaluate(changed))
     second = load_result("results/mcse-clip/seed-0.json").neighbours["neighbours"]
     assert second.queries[0] == "a red circle"
+
+
+def test_a_task_that_fails_leaves_the_others_and_the_other_runs(project, monkeypatch):
+    monkeypatch.chdir(project)
+    shutil.rmtree("results", ignore_errors=True)
+    params = params_of()
+    Path("data/features/scenes/image").rename("elsewhere")
+    lines: list[str] = []
+    with pytest.raises(SightlineError) as caught:
+        lines += stages.evaluate(params)
+    message = str(caught.value)
+    for run in ("simcse", "mcse-clip", "mcse-shuffled"):
+        assert f"{run}, seed 0: retrieval failed: " in message  # its references need them, too
+        result = load_result(f"results/{run}/seed-0.json")
+        assert list(result.tasks) == ["similarity"]
+        assert result.scores["similarity"] is not None
+    Path("elsewhere").rename("data/features/scenes/image")
+    lines = list(stages.evaluate(params))
+    assert not any("already scored" in line for line in lines)
+    result = load_result("results/mcse-clip/seed-0.json")
+    assert list(result.tasks) == ["similarity", "retrieval"]
+    assert result.scores["T2I R@1"] is not None
 
 
 def test_the_stages_put_retrieval_and_its_references_into_the_report(project, monkeypatch):

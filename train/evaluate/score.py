@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,10 @@ class Evaluation:
             rest = {key: value for key, value in settings.items() if key != "task"}
             tasks[name] = make_task(settings.get("task", name), rest, f"{where}{name}")
         return cls(tasks)
+
+    def without(self, names: Collection[str]) -> Evaluation:
+        """The other tasks."""
+        return Evaluation({name: task for name, task in self.tasks.items() if name not in names})
 
     @property
     def evaluated_on(self) -> dict[str, EvaluationSet]:

@@ -48,7 +48,8 @@ def evaluate_run(
 ) -> tuple[RunResult, list[str]]:
     """Score the model that a run exported and write its result.
 
-    Tasks that the result in ``out`` already has, of the same run, data and settings, are kept.
+    Tasks that the result in ``out`` already has, of the same run, data and settings, are kept. If a
+    task fails, the result is written without it, so the next call scores only that.
 
     Args:
         folder: the run, as `train.train_run.train_run` left it.
@@ -58,9 +59,10 @@ def evaluate_run(
         The result, and the names of the tasks that were scored now.
 
     Raises:
-        SightlineError: the run is not finished.
+        SightlineError: the run is not finished, or tasks failed (names them).
     """
     summary = RunSummary.read(folder)
+    failed: dict[str, SightlineError] = {}
     old = _previous(out, _sha256(folder))
     kept = _current(old, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
@@ -71,7 +73,8 @@ def evaluate_run(
     found = last = Scores()
     if missing:
         model = EvaluatedModel.load(str(folder), device=device)
-        found, last = _scores(model, evaluation, missing)
+        found, last = _scores(model, evaluation, missing, failed)
+    evaluation = evaluation.without(failed)
     if old is not None:
         found = Scores(
             {**old.scores, **found.scores},
@@ -83,7 +86,10 @@ def evaluate_run(
         )
         last = Scores({**old.last_scores, **last.scores})
     result = _result_of_run(summary.run, folder, summary, evaluation, found, last)
-    save_result(result, out)
+    if evaluation.tasks:
+        save_result(result, out)
+    if failed:
+        raise SightlineError("\n".join(f"{task} failed: {why}" for task, why in failed.items()))
     return result, missing
 
 
