@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pipeline.cli.options import DEVICE, JSON, MODELS, MOST_SEED, POOLING, models_of, print_json
 from sightline.errors import SightlineError
-
-if TYPE_CHECKING:
-    from train.evaluate.found_neighbours import ModelNeighbours
 
 
 def neighbours(

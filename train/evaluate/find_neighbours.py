@@ -14,6 +14,7 @@ from sightline.errors import SightlineError
 from train.evaluate.caption_pool import CaptionPool
 from train.evaluate.found_neighbours import Found, Neighbour
 from train.evaluate.neighbours import Neighbours, cosines, nearest
+from train.evaluate.retrieval_data import require_images
 
 if TYPE_CHECKING:
     from pipeline.cache import FeatureSet
@@ -61,11 +62,7 @@ def images_of(captions: CaptionPool, manifest: Path) -> ImagePool:
     """
     every = read_images(manifest)
     described = dict.fromkeys(image for images in captions.images for image in images)
-    if absent := described.keys() - set(every.ids):
-        raise SightlineError(
-            f"{manifest}: {len(absent):,} images of the captions are not in it, such as "
-            f"{min(absent)!r}; the two manifests must come from one `sightline prepare`"
-        )
+    require_images(manifest, sorted(described.keys() - set(every.ids)))
     rows = [row for row in zip(every.ids, every.keys, strict=True) if row[0] in described]
     return ImagePool(tuple(i for i, _ in rows), tuple(key for _, key in rows))
 

@@ -73,6 +73,15 @@ class ModelNeighbours:
             raise ValueError(f"not of {len(self.queries)} queries")
 
     @property
+    def named_images(self) -> list[str]:
+        """Every image that it names, each once."""
+        named = dict.fromkeys(image for images in self.images for image in images)
+        for found in filter(None, (self.captions, self.pictures)):
+            for answers in found.neighbours:
+                named.update(dict.fromkeys(image for each in answers for image in each.images))
+        return list(named)
+
+    @property
     def question(self) -> tuple[object, ...]:
         """What models must share to stand side by side."""
         return self.queries, self.images, self.pool, self.k, self.pictures is None

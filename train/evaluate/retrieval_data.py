@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,11 +83,7 @@ def load_retrieval(folder: Path, split: str, captions_per_image: int) -> Retriev
     chosen = captions.take(pa.array(rows))
     texts, owners = chosen.column("text").to_pylist(), chosen.column("image_id").to_pylist()
     row_of = {name: row for row, name in enumerate(images.column("image_id").to_pylist())}
-    if absent := [name for name in owners if name not in row_of]:
-        raise SightlineError(
-            f"{images_file}: {len(absent)} images of {captions_file} are not in it, such as "
-            f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
-        )
+    require_images(images_file, [name for name in dict.fromkeys(owners) if name not in row_of])
     seen: Counter[str] = Counter()
     kept: list[int] = []
     for row, owner in enumerate(owners):
@@ -129,6 +125,24 @@ def open_below(
             f"{error}\n  {of_whom} needs it: `sightline stage {kind}-features {dataset} {encoder}` "
             f"(or `sightline extract {kind}`) makes it."
         ) from error
+
+
+def note_of_failed(failed: int, of: int, data: Path, features: FeatureSet) -> str:
+    """Which images of the data set ``data`` are left out, and why."""
+    return f"{failed:,} of {of:,} images of {data}: {features.path} has only an error for them"
+
+
+def require_images(manifest: Path, absent: Sequence[str]) -> None:
+    """Refuse captions of images that their images manifest lacks.
+
+    Raises:
+        SightlineError: there are some.
+    """
+    if absent:
+        raise SightlineError(
+            f"{manifest}: {len(absent):,} images of the captions are not in it, such as "
+            f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
+        )
 
 
 def _warnings(

@@ -22,9 +22,8 @@ from train.evaluate.find_neighbours import (
 )
 from train.evaluate.found_neighbours import Found, ModelNeighbours
 from train.evaluate.neighbours import NoDirectionError
-from train.evaluate.retrieval_data import open_below
+from train.evaluate.retrieval_data import note_of_failed, open_below
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
-from train.report.neighbours import Sides, shown_images
 
 if TYPE_CHECKING:
     from pipeline.cache import FeatureSet
@@ -139,10 +138,8 @@ class NeighboursTask(Task[NeighboursSettings]):
                 given.features, "image", space.encoder, model.name, dataset, fingerprint
             )
             if lost := sum(key in features.failed for key in self.images.keys):
-                notes.append(
-                    f"neighbours leave out {lost:,} of {len(self.images.keys):,} images of "
-                    f"{given.data}: {features.path} has only an error for them"
-                )
+                note = note_of_failed(lost, len(self.images.keys), given.data, features)
+                notes.append(f"neighbours leave out {note}")
             return features
 
         try:
@@ -155,7 +152,7 @@ class NeighboursTask(Task[NeighboursSettings]):
 
     def _keys(self, found: ModelNeighbours) -> dict[str, str]:
         key_of = dict(zip(self.images.ids, self.images.keys, strict=True))
-        return {image: key_of[image].hex() for image in shown_images(Sides.of({"": found}))}
+        return {image: key_of[image].hex() for image in found.named_images}
 
     def settings_of_result(self) -> dict[str, object]:
         """Settings, and a digest of the images, which the neighbours depend on."""

@@ -16,7 +16,7 @@ from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.retrieval import KS, Retrieval, UndefinedRecall, chance, evaluate_retrieval
-from train.evaluate.retrieval_data import load_retrieval, open_below
+from train.evaluate.retrieval_data import load_retrieval, note_of_failed, open_below
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
 from train.feature_use import FeatureUse
 
@@ -145,10 +145,8 @@ class RetrievalTask(Task[RetrievalSettings]):
 
     def _left_out(self, features: FeatureSet, present: NDArray[np.bool_]) -> Iterable[str]:
         if not present.all():
-            yield (
-                f"retrieval leaves out {int((~present).sum()):,} of {len(present):,} images of "
-                f"{self.settings.data}: {features.path} has only an error for them"
-            )
+            failed, data = int((~present).sum()), self.settings.data
+            yield f"retrieval leaves out {note_of_failed(failed, len(present), data, features)}"
 
     def _recalls(
         self, images: NDArray, present: NDArray[np.bool_], captions: NDArray
