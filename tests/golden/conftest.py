@@ -1,0 +1,49 @@
+"""The golden world for all tests here, and the sets that the pipeline makes of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("encoders", "grounding")]
+
+from golden_world import (
+    ANNOTATED,
+    PHRASES_FILE,
+    World,
+    encoder_cases,
+    grounding_cases,
+    keep_phrases,
+)
+from pinned import PINNING
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The images and captions with their annotated objects, and the student."""
+    torch.set_num_threads(1)
+    made = World(tmp_path_factory.mktemp("golden") / "world")
+    annotated = made.ground(
+        ANNOTATED, grounding_cases(made.models, made.entities)[ANNOTATED], made.root / "cutouts"
+    )
+    if PINNING and not PHRASES_FILE.exists():
+        keep_phrases(annotated)
+    made.add_student()
+    return made
+
+
+@pytest.fixture(scope="session")
+def sets(world: World) -> Mapping[str, Path]:
+    """Name → folder of every feature set, grounding, token set and so on."""
+    pytest.importorskip("sam2", reason="the sam2 package is not installed")
+    world.add_models()
+    made = {"cut-outs": world.root / "cutouts"}
+    for name, settings in grounding_cases(world.models, world.entities).items():
+        made[name] = world.ground(name, settings)
+    for name, (kind, encoder, options) in encoder_cases(world.models).items():
+        made[name] = world.extract(name, kind, encoder, **options).path
+    return {**made, "tokens": world.tokens, "phrase tokens": world.phrase_tokens}
