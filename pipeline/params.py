@@ -67,6 +67,8 @@ class Graph(_Strict):
         object_encoders: names under `encoders.image` to run over the objects of `pairs`.
         grounded: data sets whose captions are grounded.
         seeds: every run is trained once per seed.
+        threads: CPU threads of every stage, on which the last bits of what it computes depend;
+            None: all cores, or a job's share of them. No stage depends on it.
     """
 
     pairs: str
@@ -77,6 +79,7 @@ class Graph(_Strict):
     teachers: list[str] = []
     grounded: list[str] = []
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(min_length=1)]
+    threads: int | None = Field(default=None, ge=1)
 
 
 class Encoders(_Strict):

@@ -20,6 +20,7 @@ from sightline.errors import SightlineError
 from sightline.output_file import write_file
 from sightline.parameter_errors import unknown
 from sightline.progress import PhaseProgress
+from sightline.threads import compute_with
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pipeline.grounding.stats import GroundStats
     from sightline.thumbnail import Thumbnail
     from train.evaluate.score import Evaluation
+    from train.report.results import RunResult
 
 EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
 
@@ -206,31 +208,89 @@ def evaluation_data(params: Params, task: str) -> str:
 def evaluate(params: Params) -> Iterator[str]:
     """Score every run with every seed that has no current result; yields a line for each.
 
+    Runs are scored side by side: one on each GPU, or as many as there are cores and memory for.
+
     Raises:
         SightlineError: after all others, what failed; a later call scores only that.
     """
-    from train.evaluate.score_run import evaluate_run
+    from train.evaluate.score_run import current_result
 
     evaluation = _evaluation(params, params.evaluation.tasks)
     yield from (f"warning: {warning}" for warning in evaluation.warnings)
-    failures = []
-    for run in params.runs:
-        for seed in params.graph.seeds:
+    runs = [(run, seed) for run in params.runs for seed in params.graph.seeds]
+    lines: dict[tuple[str, int], str] = {}
+    failures: dict[tuple[str, int], str] = {}
+    for run, seed in runs:
+        try:
+            result = current_result(
+                graph.run_folder(run, seed), evaluation, graph.result_file(run, seed)
+            )
+        except SightlineError as error:
+            failures[run, seed] = str(error)
+            continue
+        if result is not None:
+            lines[run, seed] = _scores_of(result, [])
+    left = [run for run in runs if run not in lines and run not in failures]
+    scored = _score(params, evaluation, left) if left else iter(())
+    for run in runs:  # in this order, whichever ends first
+        while run not in lines and run not in failures:
+            other, line, failure = next(scored)
+            (failures if failure else lines)[other] = failure or line
+        if run in lines:
+            yield f"{run[0]}, seed {run[1]}: {lines[run]}"
+    for _ in scored:
+        pass  # the processes end
+    if failures:
+        raise SightlineError(
+            "\n".join(
+                f"{run}, seed {seed}: {failures[run, seed]}" for run, seed in sorted(failures)
+            )
+        )
+
+
+def _score(
+    params: Params, evaluation: Evaluation, runs: Sequence[tuple[str, int]]
+) -> Iterator[tuple[tuple[str, int], str, str]]:
+    """Run and seed of each of ``runs``, with its scores or else why it failed, as they end."""
+    import transformers.modeling_utils  # noqa: F401  (once, for all processes)
+
+    from sightline.jobs import gpu_of, jobs_here, visible_gpus
+    from sightline.side_by_side import Call, Send, side_by_side
+    from train.evaluate.score_run import evaluate_run
+
+    gpus, threads = visible_gpus(), params.graph.threads or 1
+    jobs = min(len(runs), jobs_here(gpus, threads))
+
+    def score(some: Sequence[tuple[str, int]], send: Send) -> None:
+        compute_with(threads)
+        for run, seed in some:
             folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
             try:
-                result, scored = evaluate_run(folder, evaluation, out, params.train.device)
+                result, tasks = evaluate_run(folder, evaluation, out, params.train.device)
             except SightlineError as error:
-                failures.append(f"{run}, seed {seed}: {error}")
-                continue
-            shown = [
-                f"{metric} {value:.2f}" if value is not None else f"{metric} not defined"
-                for metric, value in result.scores.items()
-            ]
-            marks = " · features from untrained weights" if result.untrained else ""
-            kept = "" if scored else " (already scored)"
-            yield f"{run}, seed {seed}: {', '.join(shown)}{marks}{kept}"
-    if failures:
-        raise SightlineError("\n".join(failures))
+                send(((run, seed), "", str(error)))
+            else:
+                send(((run, seed), _scores_of(result, tasks), ""))
+
+    calls = [
+        Call(
+            f"scoring {len(runs[job::jobs])} runs",
+            partial(score, runs[job::jobs]),
+            gpu_of(gpus, job),
+        )
+        for job in range(jobs)
+    ]
+    return (value for _, value in side_by_side(calls))
+
+
+def _scores_of(result: RunResult, scored: Sequence[str]) -> str:
+    """A result in one line; ``scored`` are the tasks that were scored now."""
+    shown = [
+        f"{metric} {value:.2f}" if value is not None else f"{metric} not defined"
+        for metric, value in result.scores.items()
+    ]
+    marks = " · features from untrained weights" if result.untrained else ""
+    return ", ".join(shown) + marks + ("" if scored else " (already scored)")
 
 
 def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:

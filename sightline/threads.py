@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+OMP = "OMP_NUM_THREADS"
+"""Variable with the number, which PyTorch reads when it is imported."""
+
+
+def compute_with(threads: int | None) -> None:
+    """Use this many threads in this process, and in those that it starts; None: as it is."""
+    if threads is None:
+        return
+    import sys
+
+    from threadpoolctl import threadpool_limits
+
+    os.environ[OMP] = str(threads)
+    threadpool_limits(threads)  # of what is loaded already, such as NumPy's BLAS
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
 
 
 def threads_here() -> int:

@@ -281,8 +281,12 @@ def _invocation(retry: Retry | None, threads: int | None, worker: str | None) ->
 
 
 def load_here(path: Path) -> Params:
-    """The parameters, after checking that this is the root of a DVC repository."""
+    """The parameters, after checking that this is the root of a DVC repository.
+
+    From here on this process computes with the threads that they ask for.
+    """
     from pipeline.params import ParamsError, load_params
+    from sightline.threads import compute_with
 
     params = load_params(path)
     if not Path(".dvc").is_dir():
@@ -291,4 +295,5 @@ def load_here(path: Path) -> Params:
             "of Sightline, or create one with `git init && dvc init`; commands with explicit "
             "paths work anywhere (`sightline --help`)."
         )
+    compute_with(params.graph.threads)
     return params

@@ -61,15 +61,13 @@ def evaluate_run(
     Raises:
         SightlineError: the run is not finished, or tasks failed (names them).
     """
+    if (current := current_result(folder, evaluation, out)) is not None:
+        return current, []
     summary = RunSummary.read(folder)
     failed: dict[str, SightlineError] = {}
     old = _previous(out, _sha256(folder))
     kept = _current(old, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
-    if old is not None and not missing and list(old.tasks) == list(evaluation.tasks):
-        of_run = (old.training, old.trained_on)  # of older versions, these may say less
-        if of_run == (_training(summary), summary.data):
-            return old, []
     found = last = Scores()
     if missing:
         model = EvaluatedModel.load(str(folder), device=device)
@@ -91,6 +89,21 @@ def evaluate_run(
     if failed:
         raise SightlineError("\n".join(f"{task} failed: {why}" for task, why in failed.items()))
     return result, missing
+
+
+def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult | None:
+    """The result in ``out`` if `evaluate_run` has nothing to do.
+
+    Raises:
+        SightlineError: the run is not finished.
+    """
+    summary = RunSummary.read(folder)
+    old = _previous(out, _sha256(folder))
+    if old is None or list(old.tasks) != list(evaluation.tasks):
+        return None
+    of_run = (old.training, old.trained_on)  # of older versions, these may say less
+    same = of_run == (_training(summary), summary.data)
+    return old if same and len(_current(old, evaluation)) == len(evaluation.tasks) else None
 
 
 def _scores(

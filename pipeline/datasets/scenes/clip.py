@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.datasets.scenes.targets import batches, normalised
-from pipeline.datasets.source import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +43,7 @@ def train_clip(
     *,
     steps: int,
     seed: int,
-    progress: Progress | None = None,
+    done: Callable[[int], None] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Weights of open_clip's ``CLIP`` with `clip_config`, trained contrastively (Radford 2021).
 
@@ -79,8 +78,8 @@ def train_clip(
         schedule.step()
         with torch.no_grad():
             model.logit_scale.clamp_(max=float(np.log(100)))
-        if progress is not None:
-            progress("training CLIP", step + 1, steps, "steps")
+        if done is not None:
+            done(step + 1)
     return {name: value.contiguous() for name, value in model.state_dict().items()}
 
 

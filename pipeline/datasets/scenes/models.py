@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ from pipeline.datasets.scenes.similarity import GradedPair
 from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.datasets.source import Progress
 from sightline.extras import require
-from sightline.threads import using_threads
+from sightline.side_by_side import Call, Send, side_by_side
+from sightline.threads import compute_with
 
-THREADS = 2  # as many as the demo's machine has; a fixed number keeps the weights' bytes
+THREADS = 1  # of each model that is trained; a fixed number keeps the weights' bytes
 
 
 def write_models(
@@ -32,52 +34,95 @@ def write_models(
     """Train the frozen encoders on the training split, and write them and the student.
 
     Writes ``encoders/{resnet,clip}.{json,safetensors,provenance.json}``, ``encoders/teacher/``
-    and ``student/`` below ``folder``.
+    and ``student/`` below ``folder``. The encoders are trained side by side.
 
     Raises:
         SightlineError: torchvision or open_clip are not installed.
     """
     for library in ("open_clip", "torchvision"):
+        # imported once, for all processes
         require(library, "the data set scenes, which trains its own encoders,")
+    encoders = folder / "encoders"
+    encoders.mkdir()
+    seed = source.seed
+    calls = {
+        "training the ResNet": partial(
+            _write_resnet, encoders, pixels, scenes, source.resnet_steps, seed
+        ),
+        "training the CLIP": partial(
+            _write_clip, encoders, pixels, captions, source.clip_steps, seed
+        ),
+        "training the teacher": partial(_write_berts, folder, source, pairs),
+    }
+    total = source.resnet_steps + source.clip_steps + source.teacher_steps
+    done: dict[int, int] = {}
+    for index, step in side_by_side([Call(name, call, {}) for name, call in calls.items()]):
+        done[index] = step
+        if progress is not None:
+            progress("training the encoders", sum(done.values()), total, "steps")
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors makes its files private
+
+
+def _write_resnet(
+    encoders: Path,
+    pixels: NDArray[np.uint8],
+    scenes: Sequence[Scene],
+    steps: int,
+    seed: int,
+    done: Send,
+) -> None:
+    compute_with(THREADS)
+    from safetensors.torch import save_file
+
+    from pipeline.datasets.scenes.resnet import train_resnet
+
+    edge = pixels.shape[1]
+    singles = single_things(scenes)
+    alone = np.stack([draw(scene, edge)[0] for scene in singles])
+    weights = train_resnet(
+        np.concatenate([pixels, alone]), [*scenes, *singles], steps=steps, seed=seed, done=done
+    )
+    save_file(weights, encoders / "resnet.safetensors")
+    _write_json(encoders / "resnet.json", {"resize": edge, "crop": edge})
+    _note(encoders / "resnet.provenance.json", "labels of", seed, steps)
+
+
+def _write_clip(
+    encoders: Path,
+    pixels: NDArray[np.uint8],
+    captions: Sequence[Sequence[str]],
+    steps: int,
+    seed: int,
+    done: Send,
+) -> None:
+    compute_with(THREADS)
     from safetensors.torch import save_file
 
     from pipeline.datasets.scenes.clip import clip_config, train_clip
-    from pipeline.datasets.scenes.resnet import train_resnet
+
+    save_file(
+        train_clip(pixels, captions, steps=steps, seed=seed, done=done),
+        encoders / "clip.safetensors",
+    )
+    _write_json(encoders / "clip.json", clip_config(pixels.shape[1]))
+    _note(encoders / "clip.provenance.json", "captions of", seed, steps)
+
+
+def _write_berts(
+    folder: Path, source: ScenesSource, pairs: Sequence[GradedPair], done: Send
+) -> None:
+    compute_with(THREADS)
     from pipeline.datasets.scenes.student import new_bert, save
     from pipeline.datasets.scenes.teacher import train_teacher
 
-    encoders = folder / "encoders"
-    encoders.mkdir()
-    seed, edge = source.seed, source.image_size
-    singles = single_things(scenes)
-    single_pixels = np.stack([draw(scene, edge)[0] for scene in singles])
-    with using_threads(THREADS):
-        resnet = train_resnet(
-            np.concatenate([pixels, single_pixels]),
-            [*scenes, *singles],
-            steps=source.resnet_steps,
-            seed=seed,
-            progress=progress,
-        )
-        save_file(resnet, encoders / "resnet.safetensors")
-        _write_json(encoders / "resnet.json", {"resize": edge, "crop": edge})
-        _note(encoders / "resnet.provenance.json", "labels of", seed, source.resnet_steps)
+    seed, steps = source.seed, source.teacher_steps
+    save(folder / "encoders/teacher", train_teacher(pairs, steps=steps, seed=seed, done=done))
+    _note(folder / "encoders/teacher/provenance.json", "similarity pairs of", seed, steps)
 
-        clip = train_clip(pixels, captions, steps=source.clip_steps, seed=seed, progress=progress)
-        save_file(clip, encoders / "clip.safetensors")
-        _write_json(encoders / "clip.json", clip_config(edge))
-        _note(encoders / "clip.provenance.json", "captions of", seed, source.clip_steps)
-
-        teacher = train_teacher(pairs, steps=source.teacher_steps, seed=seed, progress=progress)
-        save(encoders / "teacher", teacher)
-        where = encoders / "teacher" / "provenance.json"
-        _note(where, "similarity pairs of", seed, source.teacher_steps)
-
-        student = new_bert(layers=source.student_layers, hidden=source.student_hidden, seed=seed)
-        save(folder / "student", student)
-        _note(folder / "student" / "provenance.json", "", seed, 0)
-    for path in folder.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors makes its files private
+    student = new_bert(layers=source.student_layers, hidden=source.student_hidden, seed=seed)
+    save(folder / "student", student)
+    _note(folder / "student/provenance.json", "", seed, 0)
 
 
 def single_things(scenes: Sequence[Scene]) -> list[Scene]:

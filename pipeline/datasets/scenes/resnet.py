@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,6 @@ from pipeline.datasets.scenes.targets import (
     labels,
     normalised,
 )
-from pipeline.datasets.source import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +33,7 @@ def train_resnet(
     *,
     steps: int,
     seed: int,
-    progress: Progress | None = None,
+    done: Callable[[int], None] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Weights of a torchvision ``resnet18`` with 1000 outputs, trained on images of scenes.
 
@@ -71,8 +70,8 @@ def train_resnet(
         loss.backward()
         optimizer.step()
         schedule.step()
-        if progress is not None:
-            progress("training ResNet", step + 1, steps, "steps")
+        if done is not None:
+            done(step + 1)
     return {name: value.contiguous() for name, value in model.state_dict().items()}
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.datasets.scenes.similarity import HIGHEST, GradedPair
 from pipeline.datasets.scenes.student import new_bert, new_tokenizer
 from pipeline.datasets.scenes.targets import batches
-from pipeline.datasets.source import Progress
 
 if TYPE_CHECKING:
     from transformers import BertModel
@@ -20,7 +19,7 @@ _FORWARDED = 32  # sentences at once
 
 
 def train_teacher(
-    pairs: Sequence[GradedPair], *, steps: int, seed: int, progress: Progress | None = None
+    pairs: Sequence[GradedPair], *, steps: int, seed: int, done: Callable[[int], None] | None = None
 ) -> BertModel:
     """A BERT whose raw [CLS] vectors have the pairs' similarity as their cosine.
 
@@ -53,6 +52,6 @@ def train_teacher(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if progress is not None:
-            progress("training the teacher", step + 1, steps, "steps")
+        if done is not None:
+            done(step + 1)
     return model

@@ -1,0 +1,135 @@
+"""Processes beside each other: what they send, how they fail, and that none is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sightline import jobs
+from sightline.errors import SightlineError
+from sightline.hardware import Memory, Processor
+from sightline.side_by_side import Call, Send, side_by_side
+
+
+def test_values_come_as_they_are_sent_with_the_number_of_the_call():
+    def count(send: Send) -> None:
+        send(os.environ["PART"])
+        send(int(os.environ["PART"]) + 10)
+
+    calls = [Call("counting", count, {"PART": str(part)}) for part in range(3)]
+    found = list(side_by_side(calls))
+    assert sorted(found, key=str) == sorted(
+        [(part, value) for part in range(3) for value in (str(part), part + 10)], key=str
+    )
+
+
+def test_calls_run_at_the_same_time(tmp_path):
+    def meet(send: Send) -> None:
+        me, other = os.environ["MEET"].split()
+        (tmp_path / me).touch()
+        while not (tmp_path / other).exists():
+            time.sleep(0.01)
+
+    calls = [Call("meeting", meet, {"MEET": names}) for names in ("one other", "other one")]
+    assert list(side_by_side(calls)) == []
+
+
+def test_errors_are_raised_together_after_the_others_have_ended(tmp_path):
+    def refuse(send: Send) -> None:
+        raise SightlineError("this input is missing")
+
+    def die(send: Send) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(send: Send) -> None:
+        time.sleep(0.5)
+        (tmp_path / "done").touch()
+
+    calls = [Call(f.__name__, f, {}) for f in (refuse, die, work)]
+    with pytest.raises(SightlineError) as caught:
+        list(side_by_side(calls))
+    first, second = str(caught.value).splitlines()
+    assert first == "this input is missing"
+    assert second.startswith("die was killed by SIGKILL, perhaps for lack of memory")
+    assert (tmp_path / "done").exists()
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from sightline.side_by_side import Call, side_by_side
+from sightline.signals import stop_on_signals
+
+def work(send):
+    Path(os.environ["NAME"]).write_text(str(os.getpid()))
+    time.sleep(600)
+
+stop_on_signals()
+list(side_by_side([Call("work", work, {"NAME": name}) for name in ("a", "b")]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_processes_end_with_the_one_that_started_them(tmp_path, number):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", SCRIPT]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    files = [tmp_path / name for name in ("a", "b")]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    process.send_signal(number)
+    process.wait(timeout=60)
+    wait_for(lambda: not any(alive(int(file.read_text())) for file in files))
+
+
+def alive(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("usable", "quota", "free", "threads", "expected"),
+    [
+        (8, None, None, None, 8),
+        (8, 3.0, None, None, 3),
+        (8, None, 9 << 30, None, 4),  # two gigabytes each
+        (8, None, 1 << 30, None, 1),
+        (8, None, 99 << 30, 4, 2),
+        (2, None, 99 << 30, 4, 1),
+    ],
+)
+def test_without_gpus_there_are_as_many_jobs_as_cores_and_memory(
+    monkeypatch, usable, quota, free, threads, expected
+):
+    monkeypatch.delenv(jobs.JOBS, raising=False)
+    monkeypatch.setattr(jobs, "processor", lambda: Processor("", (), usable, quota))
+    monkeypatch.setattr(jobs, "memory", lambda: Memory(free, free, None))
+    assert jobs.jobs_here([], threads) == expected
+    assert jobs.jobs_here(["0", "5"], threads) == 2
+    monkeypatch.setenv(jobs.JOBS, "7")
+    assert jobs.jobs_here([], threads) == 7
+
+
+def test_gpus_are_those_that_may_be_seen(monkeypatch):
+    monkeypatch.delenv(jobs.VISIBLE, raising=False)
+    monkeypatch.setattr(jobs, "driver_gpus", lambda: ("550", ["H200", "H200"]))
+    assert jobs.visible_gpus() == ["0", "1"]
+    for given, expected in {"3, 1": ["3", "1"], "": [], "-1": [], "GPU-a": ["GPU-a"]}.items():
+        monkeypatch.setenv(jobs.VISIBLE, given)
+        assert jobs.visible_gpus() == expected
+    assert [jobs.gpu_of(["3", "1"], job)[jobs.VISIBLE] for job in range(3)] == ["3", "1", "3"]
+    assert jobs.gpu_of([], 0) == {}
