@@ -49,13 +49,13 @@ $(STUDY_FOLDER)/params.yaml: $(STUDY_FILES) | $(STUDY_FOLDER)/.dvc/config
 demo: demo/params.yaml ## Draw scenes, fill a cache, train on it, print how much grounding helped
 	@echo "The demo draws pictures, caches features of frozen models, trains seven systems and compares"
 	@echo "them, all in demo/: about 5 minutes on two CPU cores, seconds if nothing changed. If killed, it resumes."
-	@cd demo && dvc repro report
+	@cd demo && sightline repro report
 	@cat demo/report/report.txt
 	@echo "Plots, parameters and where every feature came from: demo/report/report.html"
 	@echo "Next: docs/real-data.md, for your own images or the papers' data."
 
 study: $(STUDY_FOLDER)/params.yaml ## Run the demo with three seeds and all controls, or STUDY=NAME (docs/studies.md)
-	@cd $(STUDY_FOLDER) && dvc repro report
+	@cd $(STUDY_FOLDER) && sightline repro report
 	@cat $(STUDY_FOLDER)/report/report.txt
 	@echo "Plots, parameters and where every feature came from: $(STUDY_FOLDER)/report/report.html"
 
@@ -88,9 +88,11 @@ lint: $(READY) ## Run ruff, pyright and import-linter
 
 # on a CPU they would take days
 GPU_BENCHES := bench/gpu.py bench/train_gpu.py
+# needs another checkout
+COMPARING := bench/same.py
 
 bench: $(READY) ## Run every benchmark for a CPU; each prints its ratios
-	@for b in $(filter-out $(GPU_BENCHES),$(wildcard bench/*.py)); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	@for b in $(filter-out $(GPU_BENCHES) $(COMPARING),$(wildcard bench/*.py)); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 # not in the environment of the lock: a GPU machine has a PyTorch of its own (docs/benchmarks.md)
 bench-gpu: ## Measure all that needs a GPU, in under 8 minutes, with PYTHON=python3

@@ -13,6 +13,7 @@ _EXTRA = {
     "PIL": "extract",
     "matplotlib": "report",
     "datasets": "datasets",
+    "dvc": "dvc",
     "ray": "ray",
 }
 

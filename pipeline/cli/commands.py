@@ -21,6 +21,7 @@ from pipeline.cli import (
     phrase_tokens,
     plan,
     prepare,
+    repro,
     runs,
     stage,
     text_tokens,
@@ -38,6 +39,7 @@ _ORDER = (
         "paper",
         "runs",
         "configure",
+        "repro",
         "plan",
         "stage",
         "cache",
@@ -76,6 +78,7 @@ app.command("gallery")(gallery.gallery)
 app.command("paper")(paper)
 app.command("configure")(configure.configure)
 app.add_typer(cache.app, name="cache")
+app.command("repro")(repro.repro)
 app.command("plan", context_settings={"ignore_unknown_options": True})(plan.plan)
 app.add_typer(stage.app, name="stage")
 app.command("doctor")(doctor.doctor)

@@ -18,14 +18,15 @@ from tiny_scenes import TINY
 
 from pipeline.cache import FeatureSet, verify
 
+NO_GPU = "You have no GPU, and a team-mate has a cache"
 REAL = (sys.executable, "-c", "from pipeline.cli import main; main()")
 
 
 def shown(heading: str) -> list[list[str]]:
-    """DVC's commands in a section of the page on sharing."""
+    """The commands in a section of the page on sharing, in an activated environment."""
     page = (ROOT / "docs/sharing.md").read_text()
     section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    lines = re.findall(r"^ {4}(?:\.venv/bin/)?(dvc .+)$", section, re.M)
+    lines = re.findall(r"^ {4}\.venv/bin/((?:dvc|sightline) .+)$", section, re.M)
     return [line.split() for line in lines]
 
 
@@ -48,7 +49,7 @@ def owner(tmp_path_factory) -> Clone:
 
 def test_a_team_mate_trains_with_one_feature_set_and_nothing_is_recomputed(owner):
     mate = owner.clone("mate")
-    pull, train = shown("You have no GPU, and a team-mate has a cache")
+    pull, train = shown(NO_GPU)
     mate.run(*pull)
     mate.run(*train)
     mate.run(*train[:-1], "train-mcse-clip@mcse-shuffled-0")  # it finds what the first has left
@@ -58,6 +59,19 @@ def test_a_team_mate_trains_with_one_feature_set_and_nothing_is_recomputed(owner
     assert not (mate.folder / RESNET).exists()
 
 
+def test_a_run_that_a_team_mate_pushed_is_fetched(owner):
+    keeper = owner.second("trainer")
+    (train,) = (words for words in shown(NO_GPU) if words[0] == "sightline")
+    keeper.run(*train)
+    keeper.run("git", "commit", "-qam", "A run")
+    keeper.run("dvc", "push", "-q", "train-mcse-clip")
+    mate = keeper.clone("without-a-run")
+    mate.run(*train)
+    assert (mate.folder / "runs/mcse-clip/seed-0/model.json").read_text() == '{"rows": 2000}'
+    assert mate.calls() == []
+    assert not (mate.folder / CLIP).exists()
+
+
 @pytest.mark.slow
 def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
     params = demo_params()
@@ -65,10 +79,11 @@ def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
     params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
     owner = repository(tmp_path / "owner", path_with(tmp_path / "bin", *REAL), params)
     compute_and_push(owner, tmp_path / "remote")
-    only_training = f'[ "$2" = train ] || [ "$2" = code ] || exit 1; exec {shlex.join(REAL)} "$@"'
+    allowed = '[ "$1" = repro ] || [ "$2" = train ] || [ "$2" = code ] || exit 1'
+    only_training = f'{allowed}; exec {shlex.join(REAL)} "$@"'
     path = path_with(tmp_path / "no-gpu", "sh", "-c", only_training, "sightline")
     mate = owner.clone("mate", path)
-    for command in shown("You have no GPU, and a team-mate has a cache"):
+    for command in shown(NO_GPU):
         mate.run(*command)
     assert (mate.folder / "runs/mcse-clip/seed-0/model/model.safetensors").exists()
     assert not (mate.folder / RESNET).exists()

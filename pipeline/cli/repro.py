@@ -1,0 +1,110 @@
+"""`sightline repro`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sightline.threads import OMP
+
+if TYPE_CHECKING:
+    from pipeline.params import Params
+    from pipeline.repro import Jobs
+
+
+def repro(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TARGET]...", help="As for `dvc repro`; none: the whole graph."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            help="Stages that run at once.",
+            show_default="one per GPU; without, one per core, if each has 2 GB of memory",
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="GPUs to use, such as 0,1,2,3.", show_default="all"),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Run every stage, changed or not.")
+    ] = False,
+    pull: Annotated[
+        bool, typer.Option("--pull", help="Fetch what the DVC remote has instead of computing it.")
+    ] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing",
+            help="Skip stages whose data are not here, if they have not changed otherwise; with "
+            "--pull, the targets' own data are fetched.",
+        ),
+    ] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry", help="Print what `dvc repro` would run, and run nothing.")
+    ] = False,
+) -> None:
+    """Run the stages that changed, those that are ready side by side; otherwise as `dvc repro`.
+
+    Example: sightline repro train-mcse-clip --jobs 2
+    """
+    from pipeline.cli.stage import load_here
+    from pipeline.params import FILE_NAME
+    from sightline.extras import require
+
+    params = load_here(Path(FILE_NAME))
+    require("dvc", "`sightline repro`")
+    from pipeline import repro as graph
+
+    options = graph.Options(force=force, pull=pull, allow_missing=allow_missing)
+    if dry:
+        graph.dry_run(targets or [], options)
+    else:
+        graph.repro(targets or [], _jobs(params, jobs, devices), options)
+
+
+def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
+    """The jobs of this machine; ``threads`` and ``devices`` in params.yaml come first."""
+    from pipeline.repro import Jobs
+    from sightline import jobs
+
+    gpus = jobs.visible_gpus()
+    if devices is not None:
+        gpus = _chosen(devices, gpus)
+    threads, engine = params.graph.threads, params.engine
+    count = given or jobs.jobs_here(gpus, threads)
+    share = threads or int(os.environ.get(OMP) or max(1, jobs.cores() // count))
+    whole = {jobs.JOBS: str(count)}
+    if gpus:
+        whole[jobs.VISIBLE] = ",".join(gpus)
+    dividing = {"evaluate"}
+    if engine.devices or engine.name == "ray":
+        dividing |= {"ground", "image-features", "object-features", "text-features", "teachers"}
+
+    def divides(command: str) -> bool:
+        words = command.split()
+        return words[:2] == ["sightline", "stage"] and words[2] in dividing
+
+    slots = [{OMP: str(share), **jobs.gpu_of(gpus, index)} for index in range(count)]
+    return Jobs(slots, whole, divides)
+
+
+def _chosen(devices: str, gpus: list[str]) -> list[str]:
+    """Those of ``gpus`` that ``--devices`` counts up; misuse (exit code 2) for anything else."""
+    names = [name.strip() for name in devices.split(",")]
+    if not all(name.isdecimal() and int(name) < len(gpus) for name in names):
+        raise typer.BadParameter(
+            f"found {devices!r}, expected GPUs of this machine, which has {len(gpus)}, such as 0,1",
+            param_hint="--devices",
+        )
+    if len(set(names)) < len(names):
+        raise typer.BadParameter(f"{devices}: names a GPU twice", param_hint="--devices")
+    return [gpus[int(name)] for name in names]
