@@ -94,7 +94,7 @@ def repro(targets: Sequence[str], jobs: Jobs, options: Options | None = None) ->
     """Bring ``targets`` and what they need up to date, in the current folder's DVC project.
 
     Args:
-        targets: as for `dvc repro`; none: the whole graph.
+        targets: as for `dvc repro`, also patterns of names; none: the whole graph.
 
     Raises:
         SightlineError: DVC refuses the graph or a target; or stages failed, after all that do not
@@ -112,7 +112,8 @@ def dry_run(targets: Sequence[str], options: Options) -> None:
         SaidElsewhere: DVC refuses, and says why.
     """
     flags = options.flags("force", "pull", "allow_missing")
-    if subprocess.call([*DVC, "repro", "--dry", *flags, *targets]):
+    glob = ["--glob"] if _patterns(targets) else []
+    if subprocess.call([*DVC, "repro", "--dry", *flags, *glob, *targets]):
         raise SaidElsewhere("dvc repro --dry")
 
 
@@ -156,7 +157,7 @@ class _Project:
         from dvc.dvcfile import PROJECT_FILE
         from dvc.repo.reproduce import collect_stages, get_active_graph, plan_repro
 
-        wanted = collect_stages(self._repo, targets or [PROJECT_FILE])
+        wanted = collect_stages(self._repo, targets or [PROJECT_FILE], glob=_patterns(targets))
         graph = get_active_graph(self._repo.index.graph)
         self.stages: dict[str, Stage] = {
             stage.addressing: stage for stage in plan_repro(graph, wanted)
@@ -246,6 +247,11 @@ class _Project:
         from dvc.stage import PipelineStage
 
         return [stage for stage in self.stages.values() if isinstance(stage, PipelineStage)]
+
+
+def _patterns(targets: Sequence[str]) -> bool:
+    """Whether some are patterns of names, as for `dvc repro --glob`."""
+    return any(character in target for target in targets for character in "*?[")
 
 
 def _entries(lock: Path) -> list[str]:

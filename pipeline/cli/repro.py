@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def repro(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TARGET]...", help="As for `dvc repro`; none: the whole graph."),
+        typer.Argument(
+            metavar="[TARGET]...", help="As for `dvc repro --glob`; none: all."
+        ),
     ] = None,
     jobs: Annotated[
         int | None,

@@ -86,7 +86,7 @@ def test_make_runs_a_study_in_a_folder_of_its_own() -> None:
         check=True,
     ).stdout
     assert "cd study-margin && sightline configure studies/margin\n" in shown
-    assert "cd study-margin && dvc repro report\n" in shown
+    assert "cd study-margin && sightline repro report\n" in shown
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert "/study-*/" in ignored
 

@@ -237,6 +237,8 @@ def test_targets_are_run_with_what_they_need(project):
     project.graph(a=writing("a"), b=writing("b", "a"), c=writing("c"))
     project.repro("b")
     assert project.text("calls").split() == ["a", "b"]
+    project.repro("[ac]")
+    assert project.text("calls").split() == ["a", "b", "c"]
 
 
 def test_force_runs_what_has_not_changed(project):
