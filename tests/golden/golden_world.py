@@ -302,6 +302,7 @@ def encoder_cases(models: Path) -> dict[str, tuple[str, dict, dict]]:
         "clip, text": ("text", clip, {}),
         "teacher": ("teacher", bert, {}),
         "teacher, mean": ("teacher", {**bert, "pooling": "mean", "max_length": 8}, {}),
+        "teacher, first and last": ("teacher", {**bert, "pooling": "first_last_mean"}, {}),
         "teacher, pooler": ("teacher", {**bert, "pooling": "pooler"}, {}),
     }
 
