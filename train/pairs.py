@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.cache import (
@@ -123,19 +121,18 @@ def read_pairs(captions_file: Path, images_file: Path, policy: CaptionPolicy, se
         SightlineError: no caption is in the training split, or an image is not in its manifest.
     """
     captions = read_manifest(captions_file, CAPTIONS)
-    split = captions.column("split")
-    rows = np.flatnonzero(_is_one_of(split, TRAINED_SPLITS))
-    if not len(rows):
-        found = ", ".join(repr(name) for name in split.unique().to_pylist()) or "no rows at all"
+    splits = captions.column("split").to_pylist()
+    rows = [row for row, split in enumerate(splits) if split in TRAINED_SPLITS]
+    if not rows:
+        found = ", ".join(map(repr, dict.fromkeys(splits))) or "no rows at all"
         raise SightlineError(
             f"{captions_file}: no caption to train on: splits are {found}, expected 'train' or ''"
         )
-    captions = captions.take(pa.array(rows))
-    texts = captions.column("text").to_pylist()
-    image_ids = captions.column("image_id").to_pylist()
+    columns = (captions.column(name).to_pylist() for name in ("text", "image_id", "caption_id"))
+    texts, image_ids, caption_ids = ([column[row] for row in rows] for column in columns)
     chosen = choose_captions(image_ids, texts, policy, seed)
     texts = [texts[i] for i in chosen]
-    caption_ids = captions.column("caption_id").take(pa.array(chosen)).to_pylist()
+    caption_ids = [caption_ids[i] for i in chosen]
 
     images = read_manifest(images_file, IMAGES)
     keys = key_column(images.column("key"))
@@ -170,7 +167,3 @@ def describe_source(source: PairSource) -> str:
     folder = Path(source.captions).parent
     same = folder == Path(source.images).parent
     return str(folder) if same else f"{source.captions}, {source.images}"
-
-
-def _is_one_of(column: pa.ChunkedArray, values: Sequence[str]) -> NDArray[np.bool_]:
-    return np.isin(column.to_numpy().astype(str), values) if len(column) else np.zeros(0, bool)

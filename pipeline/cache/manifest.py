@@ -147,7 +147,7 @@ def check_values(path: Path, table: pa.Table) -> None:
         least = 0 if field.name in _NOT_NEGATIVE else None
         if any(
             (field.name not in _NULLABLE and _has_nulls(chunk))
-            or (least is not None and pc.any(pc.less(chunk, least)).as_py())
+            or (least is not None and (pc.min(chunk).as_py() or least) < least)
             for chunk in column.chunks
         ):
             row, name, found = next(

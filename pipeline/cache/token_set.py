@@ -65,13 +65,13 @@ class TokenSet:
             lists = lists.chunk(0) if lists.num_chunks else pa.array([], TOKENS.field(1).type)
         if lists.null_count or lists.values.null_count:
             raise CacheError(f"{file}: rows without token ids; rerun `sightline tokens`")
-        ids = lists.values.to_numpy(zero_copy_only=True)
+        ids = np.from_dlpack(lists.values).astype(np.int32, copy=False)
         if len(ids) and (ids.min() < 0 or ids.max() >= header.vocabulary_size):
             raise CacheError(
                 f"{file}: token ids {ids.min()} to {ids.max()} are outside the vocabulary of "
                 f"{header.vocabulary_size}; rerun `sightline tokens`"
             )
-        return cls(file, header, keys, ids, lists.offsets.to_numpy().astype(np.int64))
+        return cls(file, header, keys, ids, np.from_dlpack(lists.offsets).astype(np.int64))
 
     @property
     def max_length(self) -> int:

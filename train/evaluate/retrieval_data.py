@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.cache import (
@@ -80,8 +79,8 @@ def load_retrieval(folder: Path, split: str, captions_per_image: int) -> Retriev
             f"{captions_file}: no caption in the split {split!r}; found {found}: choose another "
             "`split`, or prepare the data set with one"
         )
-    chosen = captions.take(pa.array(rows))
-    texts, owners = chosen.column("text").to_pylist(), chosen.column("image_id").to_pylist()
+    columns = (captions.column(name).to_pylist() for name in ("text", "image_id"))
+    texts, owners = ([column[row] for row in rows] for column in columns)
     row_of = {name: row for row, name in enumerate(images.column("image_id").to_pylist())}
     require_images(images_file, [name for name in dict.fromkeys(owners) if name not in row_of])
     seen: Counter[str] = Counter()
