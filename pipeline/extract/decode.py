@@ -6,14 +6,18 @@ import io
 import os
 import stat
 import warnings
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
-from torch import Tensor
 
 from pipeline.cache import Place, key_of_bytes
 from pipeline.extract.png import SIGNATURE, png_fault
 from sightline.errors import SightlineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_PIXELS = 89_478_485
 """The largest image that is decoded, in pixels: Pillow's own limit, 256 MiB of RGB."""
@@ -71,6 +75,13 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
         ImageError: ``empty``, ``undecodable``, ``truncated`` (a truncated file never yields half
             an image) or ``too_many_pixels``.
     """
+    import torch
+
+    return torch.from_numpy(_decoded(data, max_pixels))
+
+
+def _decoded(data: bytes, max_pixels: int, torchvision: bool = True) -> NDArray[np.uint8]:
+    """As `decode_image`; without ``torchvision``, Pillow decodes everything."""
     if not data:
         raise ImageError("empty", "the file has 0 bytes")
     with warnings.catch_warnings():
@@ -83,16 +94,16 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
                 "too_many_pixels", f"{width} × {height} pixels; at most {max_pixels:,} are decoded"
             )
         try:
-            pixels = _pixels(data, image)
+            pixels = _pixels(data, image, torchvision)
         except (ImageError, MemoryError):
             raise
         except Exception as error:  # decoders may raise anything on damaged files
             raise _failure(error) from error
     if pixels.shape[0] == 4:
         pixels = _on_white(pixels)
-    if pixels.dtype == torch.uint16:
+    if pixels.dtype == np.uint16:
         pixels = _eight_bits(pixels)
-    return pixels if pixels.shape[0] == 3 else pixels.expand(3, -1, -1)
+    return pixels if pixels.shape[0] == 3 else np.repeat(pixels, 3, axis=0)
 
 
 def load_image(place: Place, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
@@ -106,6 +117,22 @@ def load_image(place: Place, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor
         ImageError: as `decode_image`; ``missing`` if the file cannot be read, ``outside`` if the
             file ends before the place does, ``changed`` if the digest differs.
     """
+    return decode_image(_checked(place, key), max_pixels)
+
+
+def load_picture(place: Place, key: bytes) -> NDArray[np.uint8]:
+    """An image of a manifest for a page, decoded by Pillow alone: uint8 [H, W, 3].
+
+    It does without PyTorch, and its values may differ from those of `load_image` by a level or two.
+
+    Raises:
+        ImageError: as `load_image`.
+    """
+    return _decoded(_checked(place, key), MAX_PIXELS, torchvision=False).transpose(1, 2, 0)
+
+
+def _checked(place: Place, key: bytes) -> bytes:
+    """The bytes of an image, which have the digest ``key``."""
     try:
         data = read_place(place)
     except FileNotFoundError as error:
@@ -120,7 +147,7 @@ def load_image(place: Place, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor
             f"the {len(data):,} bytes there now differ from those the manifest was made from; "
             "prepare the data set again",
         )
-    return decode_image(data, max_pixels)
+    return data
 
 
 def read_place(place: Place) -> bytes:
@@ -149,11 +176,11 @@ def read_place(place: Place) -> bytes:
         return file.read(place.length)
 
 
-def _pixels(data: bytes, image: Image.Image) -> Tensor:
+def _pixels(data: bytes, image: Image.Image, torchvision: bool) -> NDArray[Any]:
     """uint8 or uint16 [1, 3 or 4, H, W] from the appropriate decoder."""
-    if _torchvision_reads(data, image):
+    if _torchvision_reads(data, image) and torchvision:
         try:
-            return _by_torchvision(data, image)
+            return _by_torchvision(data, image).numpy()
         except RuntimeError as error:
             failure = _failure(error)
             # Pillow accepts some truncated files, so what torchvision rejects stays rejected.
@@ -199,6 +226,7 @@ def _png_depth(data: bytes) -> int:
 
 def _by_torchvision(data: bytes, image: Image.Image) -> Tensor:
     """uint8 or uint16 [3 or 4, H, W] of a JPEG or PNG."""
+    import torch
     from torchvision.io import ImageReadMode
     from torchvision.io import decode_image as torchvision_decode
 
@@ -216,37 +244,34 @@ def _by_torchvision(data: bytes, image: Image.Image) -> Tensor:
     return torch.cat([wide, opaque * 65535]).to(torch.uint16)
 
 
-def _by_pillow(image: Image.Image) -> Tensor:
+def _by_pillow(image: Image.Image) -> NDArray[Any]:
     """uint8 or uint16 [1, 3 or 4, H, W] of any other format, first frame, upright."""
-    import numpy as np
-
     image.load()
     upright = ImageOps.exif_transpose(image)
     sixteen = upright.mode in _SIXTEEN_BITS or (upright.mode == "I" and image.format == "PPM")
     if sixteen:
-        values = np.array(upright).astype(np.uint16)
-        return torch.from_numpy(values).unsqueeze(0)
+        return np.array(upright).astype(np.uint16)[None]
     if upright.mode in ("I", "F"):
         raise ImageError(
             "undecodable", f"32-bit values (mode {upright.mode}) have no defined range to scale"
         )
     converted = upright.convert("RGBA" if upright.has_transparency_data else "RGB")
-    return torch.from_numpy(np.array(converted)).permute(2, 0, 1).contiguous()
+    return np.array(converted).transpose(2, 0, 1).copy()
 
 
-def _eight_bits(pixels: Tensor) -> Tensor:
+def _eight_bits(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     """uint16 → uint8, 0–65535 to 0–255, rounded to the nearest."""
-    return ((pixels.to(torch.int32) + 128) // 257).to(torch.uint8)
+    return ((pixels.astype(np.int32) + 128) // 257).astype(np.uint8)
 
 
-def _on_white(pixels: Tensor) -> Tensor:
+def _on_white(pixels: NDArray[Any]) -> NDArray[Any]:
     """uint8 or uint16 [4, H, W] → [3, H, W]: alpha · colour + (1 − alpha) · white, rounded."""
-    white = torch.iinfo(pixels.dtype).max
+    white = np.iinfo(pixels.dtype).max
     # 65535² needs more than 31 bits.
-    wide = pixels.to(torch.int64 if white > 255 else torch.int32)
+    wide = pixels.astype(np.int64 if white > 255 else np.int32)
     colour, alpha = wide[:3], wide[3:]
     blended = (colour * alpha + white * (white - alpha) + white // 2) // white
-    return blended.to(pixels.dtype)
+    return blended.astype(pixels.dtype)
 
 
 def _failure(error: Exception) -> ImageError:

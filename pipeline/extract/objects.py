@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pipeline.cache import CacheError, Place
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.extract.cutouts import CutoutPreprocessing
 from pipeline.extract.decode import MAX_PIXELS, RAW_PIXELS, ImageError, load_image
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CutoutEntry(NamedTuple):
@@ -47,6 +48,8 @@ def cut_out(image: Tensor, mask: NDArray[np.bool_], *, keep_background: bool = F
     Raises:
         ImageError: ``mask_empty``.
     """
+    import torch
+
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     if not len(rows):
         raise ImageError("mask_empty", "the mask has no pixels")

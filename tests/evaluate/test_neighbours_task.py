@@ -281,11 +281,11 @@ def test_photographs_that_are_not_here_are_left_out(photographed):
     assert f"Photographs are not shown: {photographed / 'images'}: not found from here." in shown
 
 
-def test_without_torchvision_there_are_no_photographs_and_one_note(photographed, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchvision", None)
+def test_without_pillow_there_are_no_photographs_and_one_note(photographed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
     shown = page([result_of(found_in(photographed), "a")], photographed)
     assert 'url("data:' not in shown
-    assert "Photographs are not shown: torchvision is not installed" in shown
+    assert "Photographs are not shown: PIL is not installed" in shown
     assert shown.count("sightline[extract]") == 1
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from scipy.stats import ttest_ind_from_stats
-
 from train.report.table import Cell
 
 ALPHA = 0.05
@@ -25,6 +23,8 @@ def t_test(one: Cell, other: Cell) -> tuple[float | None, str]:
     if one.sd == other.sd == 0:
         # The t statistic would be 0/0 or infinite.
         return None, "neither varies over its seeds, so there is no spread to test against"
+    from scipy.stats import ttest_ind_from_stats  # takes a second
+
     result: Any = ttest_ind_from_stats(
         one.mean, one.sd, len(one.seeds), other.mean, other.sd, len(other.seeds)
     )

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from pipeline.cache.rle import decode_mask
-from pipeline.extract.decode import ImageError, load_image
+from pipeline.extract.decode import ImageError, load_picture
 from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
@@ -135,7 +135,7 @@ def write_gallery(
 
 def _view(card: ImageCard, root: Path, side: int) -> View:
     try:
-        pixels = load_image(card.place.below(root), card.key).permute(1, 2, 0).numpy()
+        pixels = load_picture(card.place.below(root), card.key)
         height, width = pixels.shape[:2]
         problem = ""
     except ImageError as error:

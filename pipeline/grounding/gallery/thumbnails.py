@@ -27,10 +27,10 @@ def thumbnails(
         side: maximum longer side, in pixels.
 
     Raises:
-        SightlineError: no such manifest or a malformed one, or torchvision is not installed.
+        SightlineError: no such manifest or a malformed one, or Pillow is not installed.
     """
-    require("torchvision", "a page with photographs")
-    from pipeline.extract.decode import ImageError, load_image
+    require("PIL", "a page with photographs")
+    from pipeline.extract.decode import ImageError, load_picture
     from pipeline.grounding.gallery.pictures import photograph
 
     table = read_manifest(manifest, IMAGES)
@@ -47,8 +47,8 @@ def thumbnails(
             continue
         place = places[row_of[image]]
         try:
-            pixels = load_image(place.below(root), keys[image])
-            found[image] = Thumbnail(photograph(pixels.permute(1, 2, 0).numpy(), side))
+            pixels = load_picture(place.below(root), keys[image])
+            found[image] = Thumbnail(photograph(pixels, side))
         except ImageError as error:
             found[image] = Thumbnail(problem=f"{place}: {error.reason}")
     return found
