@@ -103,7 +103,7 @@ class Plain:
     """The loop as users write it, with the same random weights."""
 
     def __init__(self, name: str, device: torch.device, precision: str) -> None:
-        self.device, self.dtype = device, AUTOCAST.get(precision, torch.float32)
+        self.device, self.dtype = device, getattr(torch, AUTOCAST.get(precision, "float32"))
         with seeded(0):
             if name == "resnet50":
                 import torchvision

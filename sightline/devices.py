@@ -6,13 +6,15 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-
-import torch
+from typing import TYPE_CHECKING
 
 from sightline.errors import SightlineError
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Precision below fp32 → dtype of autocast."""
+if TYPE_CHECKING:
+    import torch
+
+AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
+"""Precision below fp32 → PyTorch's name for the dtype of autocast."""
 PRECISIONS = ("fp32", *AUTOCAST)
 
 
@@ -24,6 +26,8 @@ def pick_device(name: str) -> torch.device:
     Raises:
         SightlineError: the device is not available, or the name is unknown.
     """
+    import torch
+
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
@@ -74,11 +78,15 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def device_name(device: torch.device) -> str:
     """The model name of a CUDA device; otherwise ``cpu`` or ``mps``."""
+    import torch
+
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Peak memory of this process in bytes, on the ``host`` and on a CUDA ``device``."""
+    import torch
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = {"host": peak if sys.platform == "darwin" else peak * 1024}  # Linux counts in KiB
     if device.type == "cuda":
@@ -94,10 +102,14 @@ def computing(device: torch.device, precision: str) -> Iterator[None]:
     ``bf16`` and ``fp16`` use autocast. On CUDA, cuDNN must choose deterministic algorithms without
     benchmarking, so that a batch always gives the same result. The flags are restored afterwards.
     """
+    import torch
+
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         if precision in AUTOCAST:
-            stack.enter_context(torch.autocast(device.type, dtype=AUTOCAST[precision]))
+            stack.enter_context(
+                torch.autocast(device.type, dtype=getattr(torch, AUTOCAST[precision]))
+            )
         if device.type == "cuda":
             flags = torch.backends.cudnn.flags(
                 enabled=True, benchmark=False, deterministic=True, allow_tf32=False

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
-from transformers import AutoModel, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sightline.errors import SightlineError
 from sightline.pooling_names import Pooling
 from sightline.pretrained import Pretrained
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # A tokenizer without a limit reports 1e30; no position table is longer than this.
 _NO_LIMIT = 1_000_000
@@ -118,6 +120,8 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
     Raises:
         SightlineError: `source` cannot be loaded safely and in full (`Pretrained`).
     """
+    from transformers import AutoModel
+
     there = Pretrained(str(source), subfolder=recipe.subfolder)
     return there.model(AutoModel, there.config())
 

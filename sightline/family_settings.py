@@ -49,6 +49,13 @@ class FamilySettings(BaseModel):
             # reported here: outside, the keys of the family are unknown
             raise _mistakes([located(dict(each), chosen) for each in error.errors()]) from error
 
+    def require_files(self) -> None:
+        """Check that the files it names are there, before what would read them is imported.
+
+        Raises:
+            SightlineError: one is missing.
+        """
+
     @classmethod
     def of_family(cls, family: object) -> type[Self]:
         """The class of one family.

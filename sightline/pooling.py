@@ -6,13 +6,13 @@ The four names are those of the field. SimCSE calls `cls` "cls_before_pooler".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, get_args
 
 from sightline.errors import SightlineError
 from sightline.pooling_names import Pooling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
@@ -105,4 +105,4 @@ def _masked_mean(tokens: Tensor, attention_mask: Tensor) -> Tensor:
     """Mean of tokens [B, L, d] over the positions that the mask keeps: [B, d]."""
     mask = attention_mask.unsqueeze(-1).to(tokens.dtype)
     # A row without any token gives zeros rather than NaN, as sentence-transformers does.
-    return torch.sum(tokens * mask, dim=1) / mask.sum(dim=1).clamp(min=1e-9)
+    return (tokens * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1e-9)

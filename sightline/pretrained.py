@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -18,7 +17,6 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
-from transformers import AutoConfig, AutoTokenizer
 
 from sightline.errors import SightlineError
 from sightline.hub import first_lines, reaching, use_cache_where_silent
@@ -73,15 +71,23 @@ class Pretrained:
         """Its name in records: the folder's own name, never its path, or the hub name."""
         return self.folder.resolve().name if self.folder else self.name
 
-    def config(self, kind: Any = AutoConfig) -> Any:
-        """config.json, as a configuration of transformers; ``kind`` is the class to read it as."""
+    def config(self, kind: Any = None) -> Any:
+        """config.json, as a configuration of transformers.
+
+        Args:
+            kind: the class to read it as; None: as its ``model_type`` says.
+        """
         if self.folder and not (self.folder / "config.json").is_file():
             raise SightlineError(f"{self.folder}: not a model: no config.json here; {_EXPECTED}")
         with self.reading("configuration"):
+            if kind is None:
+                from transformers import AutoConfig as kind
             return kind.from_pretrained(self.name, **self._where())
 
     def tokenizer(self) -> Any:
         """The tokenizer; one without a vocabulary is refused."""
+        from transformers import AutoTokenizer  # it needs torch
+
         with self.reading("tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(self.name, **self._where())
         return self._with_words(tokenizer)
@@ -111,6 +117,8 @@ class Pretrained:
                 tensors and refuses a pickle that would do more; and a teacher is identified by
                 the digest of its tensors, a student by its safetensors files.
         """
+        import torch
+
         patterns = ["*.safetensors", *(["pytorch_model*.bin"] if unpickle else [])]
         if self.folder and not any(any(self.folder.glob(pattern)) for pattern in patterns):
             raise SightlineError(

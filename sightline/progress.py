@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
+Say = Callable[[str], None]
+
 _SECONDS_BETWEEN_LINES = 10.0
 _SETTLED = 2.0
 """Seconds after which a rate without the first piece of work is worth saying."""
@@ -53,6 +55,11 @@ class FirstLine:
             f"{_rate(per_second, self._unit)}, {timedelta(seconds=round(whole))} expected"
             f"{self._without}"
         )
+
+
+def to_stderr(line: str) -> None:
+    """Print one line of progress."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -121,18 +128,16 @@ def _lines(
         count += more
         now = time.monotonic()
         if first is not None and (line := first(count)):
-            print(line, file=sys.stderr, flush=True)
+            to_stderr(line)
             last = now
         if now - last < _SECONDS_BETWEEN_LINES:
             return
         last = now
         per_second = count / (now - start)
         left = (total - done - count) / max(per_second, 1e-9)
-        print(
+        to_stderr(
             f"{title}: {done + count:,} of {total:,} {unit}, "
-            f"{_rate(per_second, unit)}, {timedelta(seconds=round(left))} left",
-            file=sys.stderr,
-            flush=True,
+            f"{_rate(per_second, unit)}, {timedelta(seconds=round(left))} left"
         )
 
     yield advance

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sightline.devices import to_device
 from train.schedule import Stream
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -125,5 +128,7 @@ class Batch:
 
     def generator(self) -> torch.Generator:
         """A CPU generator fixed by (seed, k): the same draw again after a resume."""
+        import torch
+
         digest = hashlib.sha256(f"{self.seed}:{self.k}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -12,12 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sightline.devices import device_name, runs_ahead
-from sightline.progress import FirstLine
+from sightline.progress import FirstLine, Say, to_stderr
 from train.log_names import DEV
 from train.loop import Callback, LoopState
 from train.model import GroundedModel
-
-Say = Callable[[str], None]
 
 
 class ProgressReport(Callback):
@@ -106,8 +102,3 @@ class ProgressReport(Callback):
             return "?"
         seconds = (time.monotonic() - self._started) / done * (state.steps - state.step)
         return timedelta(seconds=round(seconds))
-
-
-def to_stderr(line: str) -> None:
-    """Print one line of progress."""
-    print(line, file=sys.stderr, flush=True)

@@ -6,15 +6,17 @@ import json
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
 from sightline.errors import SightlineError
 from sightline.files import write_bytes
 from sightline.output import Output
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PROGRESS_FILE = "sightline.json"
 _MARK = "sightline.txt"
@@ -165,6 +167,8 @@ class Best:
 
     def keep(self, state: dict[str, Tensor], step: int, score: float) -> None:
         """Make ``state`` the best weights."""
+        from safetensors.torch import save
+
         cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         metadata = {"step": str(step), "score": repr(score)}
         write_bytes(self.path, save(cpu, metadata))

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from pipeline.cache import (
     SENTENCES,
@@ -35,6 +33,8 @@ from train.run_spec import RunSpec, TextSource
 from train.schedule import Schedule, Stream
 
 if TYPE_CHECKING:
+    import torch
+
     from train.objectives.objective import FeatureNeed, Objective
 
 
@@ -69,8 +69,8 @@ class _Rows:
         return replace(self, tokens=self.tokens.moved(device), features=features, objects=objects)
 
 
-class TrainingData(Dataset[Batch]):
-    """Map-style data set: item k is micro-batch k of the run.
+class TrainingData:
+    """Item k is micro-batch k of the run.
 
     Attributes:
         schedule: which rows are in micro-batch k.

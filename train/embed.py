@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sightline.devices import AUTOCAST, pick_device
 from sightline.encoder_folder import (
@@ -23,6 +21,10 @@ from sightline.errors import SightlineError
 from sightline.pooling import check_pooling, needs_hidden_states, pool_output
 from sightline.pooling_names import Pooling
 from train.run_spec import Precision
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Embedder:
@@ -148,6 +150,8 @@ class Embedder:
 
     def _embed(self, batch: list[list[int]]) -> Tensor:
         """Embeddings [B, d] of one batch of token ids."""
+        import torch
+
         lengths = torch.tensor([len(ids) for ids in batch])
         longest = int(lengths.max())
         mask = torch.arange(longest) < lengths[:, None]  # [B, L]
@@ -157,7 +161,7 @@ class Embedder:
         mask = mask.to(device, torch.int64)
         with torch.autocast(
             device.type,
-            dtype=AUTOCAST.get(self.precision, torch.bfloat16),
+            dtype=getattr(torch, AUTOCAST.get(self.precision, "bfloat16")),
             enabled=self.precision != "fp32",
         ):
             output = self.model(
@@ -173,6 +177,8 @@ class Embedder:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
+        import torch
+
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:

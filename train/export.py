@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sightline.encoder_folder import own_max_length
 from sightline.errors import SightlineError
 from sightline.pooling_names import Pooling
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 EXPORTED_POOLINGS: tuple[Pooling, ...] = ("cls", "mean")
 """What the Pooling module of sentence-transformers supports."""
@@ -54,6 +54,8 @@ def export_model(
     Raises:
         SightlineError: a pooling other than `cls` and `mean`.
     """
+    from sightline.encoder_folder import own_max_length
+
     check_exportable(pooling)
     max_length = own_max_length(tokenizer, encoder.config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,15 +104,16 @@ def _settings(width: int, pooling: Pooling, max_length: int) -> dict[str, Any]:
 
 def export_heads(path: Path, heads: nn.ModuleDict) -> None:
     """Write the trained heads (names as in the objective: `grounding.0.weight` …)."""
+    from safetensors.torch import save_file
+
     save_file(_on_the_host(heads), path)
 
 
 def export_last(path: Path, encoder: nn.Module) -> None:
     """Write the weights of the last step, to be scored beside the best ones."""
-    state = {
-        name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()
-    }
-    save_file(state, path)
+    from safetensors.torch import save_file
+
+    save_file(_on_the_host(encoder), path)
 
 
 def load_last(path: Path, encoder: nn.Module) -> None:
@@ -119,6 +122,8 @@ def load_last(path: Path, encoder: nn.Module) -> None:
     Raises:
         SightlineError: the file is damaged, or does not belong to this encoder.
     """
+    from safetensors.torch import load_file
+
     try:
         missing, strange = encoder.load_state_dict(load_file(path), strict=False)
     except (SafetensorError, OSError, RuntimeError) as error:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pipeline.cache import FeatureSet, TokenSet
 from sightline.devices import to_device
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _CHUNK = 1 << 15
 """Rows that are moved at once."""
@@ -36,8 +39,10 @@ class FeatureLookup:
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of ``rows``: float32 [len(rows), D]."""
+        import torch
+
         at = self.rows[rows]
-        if isinstance(self.table, Tensor):
+        if not isinstance(self.table, FeatureSet):
             return self.table[_index(at, self.table.device)].float()
         return torch.from_numpy(self.table.gather(at).astype(np.float32, copy=False))
 
@@ -48,13 +53,15 @@ class FeatureLookup:
     @property
     def nbytes(self) -> int:
         """What the distinct rows take on a device."""
-        if isinstance(self.table, Tensor):
+        if not isinstance(self.table, FeatureSet):
             return self.table.nbytes
         return len(np.unique(self.rows)) * self.table.dim * self.table.dtype.itemsize
 
     def moved(self, device: torch.device) -> FeatureLookup:
         """The same features on ``device``, each distinct row once."""
-        if isinstance(self.table, Tensor):
+        import torch
+
+        if not isinstance(self.table, FeatureSet):
             return replace(self, table=self.table.to(device))
         distinct, places = np.unique(self.rows, return_inverse=True)
         dtype = torch.from_numpy(np.empty(0, self.table.dtype)).dtype
@@ -88,6 +95,8 @@ class TokenLookup:
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
         """Token ids of ``rows``, padded to the longest: int64 [len(rows), L]."""
+        import torch
+
         if self.table is None:
             return torch.from_numpy(pad(self.tokens, self.rows[rows]).astype(np.int64))
         longest = int(self.lengths[rows].max())
@@ -100,6 +109,8 @@ class TokenLookup:
 
     def moved(self, device: torch.device) -> TokenLookup:
         """The same ids on ``device``, padded to the longest of all rows."""
+        import torch
+
         shape = len(self.rows), int(self.lengths.max())
         table = torch.full(shape, self.tokens.pad_token_id, dtype=torch.int32, device=device)
         for start in range(0, len(self.rows), _CHUNK):
@@ -118,4 +129,6 @@ def pad(tokens: TokenSet, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np
 
 
 def _index(rows: NDArray[np.int64], device: torch.device) -> Tensor:
+    import torch
+
     return to_device(torch.tensor(rows), device)  # a copy: rows may be read-only

@@ -14,7 +14,7 @@ from train.run_spec import PairSource, RunSpec, StudentConfig, TextSource, Train
 
 if TYPE_CHECKING:
     from pipeline.cache import FeatureSet
-    from train.callbacks import Say
+    from sightline.progress import Say
     from train.objectives import Objective
     from train.run_summary import RunSummary
 

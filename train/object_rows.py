@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pipeline.cache import FeatureSet, PhraseTokens, RaggedPhrases, TokenSet, ranges
 from sightline.errors import SightlineError
 from train.batch import Phrases
 from train.lookup import FeatureLookup
 from train.pairs import Pairs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class ObjectRows:
 
     def take(self, pairs: NDArray[np.int64]) -> tuple[Phrases, dict[str, Tensor]]:
         """Phrases of ``pairs``, and slot → features of their objects: float32 [P, D]."""
+        import torch
+
         begin = self.offsets[pairs]
         counts = self.offsets[pairs + 1] - begin
         index = ranges(begin, counts)

@@ -23,7 +23,7 @@ from sightline.planning import (
     in_bytes,
     in_time,
 )
-from train.callbacks import Say
+from sightline.progress import Say
 from train.checkpoints import Progress
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs

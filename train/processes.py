@@ -16,20 +16,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import TypeVar
-
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed import (
-    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-    Store,  # pyright: ignore[reportPrivateImportUsage]
-    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
-)
+from typing import TYPE_CHECKING, TypeVar
 
 from sightline.devices import pick_device
 from sightline.errors import SaidElsewhere, SightlineError
-from train.gradient_cache import split
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 ARRIVAL_LIMIT = 300.0
 """Seconds in which all processes of a run must have started."""
@@ -116,6 +111,8 @@ class Processes:
         if launched is None:
             yield self
             return
+        import torch.distributed as dist
+
         if dist.is_initialized():
             raise SightlineError(
                 "this process already has a torch.distributed group; a training run creates its "
@@ -150,6 +147,8 @@ class Processes:
         """
         if self._launched is None:
             return pick_device(name)
+        import torch
+
         if name == "mps":
             raise SightlineError(
                 "several processes train on CPUs or on CUDA devices, not on mps; use --device cpu, "
@@ -168,6 +167,8 @@ class Processes:
 
     def shares(self, rows: int) -> list[range]:
         """Which of the ``rows`` of a batch each process encodes."""
+        from train.gradient_cache import split
+
         return split(range(rows), self.count)
 
     # ---- messages between the processes ----------------------------------------------------------
@@ -176,6 +177,9 @@ class Processes:
         """The texts of all processes, by rank."""
         if self.count == 1:
             return [text]
+        import torch
+        import torch.distributed as dist
+
         own = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8)
         size = len(text.encode())
         with self._waiting():
@@ -221,6 +225,9 @@ class Processes:
         """The largest number that any process has."""
         if self.count == 1:
             return number
+        import torch
+        import torch.distributed as dist
+
         found = torch.tensor([number])
         with self._waiting():
             dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -236,6 +243,9 @@ class Processes:
         """
         if self.count == 1:
             return own
+        import torch
+        import torch.distributed as dist
+
         two, rows, width = own.shape
         padded = own.new_zeros(two, max(sizes), width)
         padded[:, :rows] = own
@@ -251,6 +261,9 @@ class Processes:
         """
         if self.count == 1:
             return
+        import torch
+        import torch.distributed as dist
+
         parameters = list(module.parameters())
         if not parameters:
             return
@@ -272,6 +285,9 @@ class Processes:
         """Overwrite ``tensors`` with those of process 0."""
         if self.count == 1:
             return
+        import torch
+        import torch.distributed as dist
+
         with self._waiting(), torch.no_grad():
             for tensor in tensors:
                 whole = tensor.contiguous()
@@ -287,7 +303,11 @@ class Processes:
         A broken group of NCCL may wait for the lost process here; its connections end with this
         process.
         """
-        if self.count > 1 and dist.is_initialized() and not (self._lost and self._cuda):
+        if self.count == 1 or (self._lost and self._cuda):
+            return
+        import torch.distributed as dist
+
+        if dist.is_initialized():
             time.sleep(_GIVE_BACK)
             with suppress(RuntimeError):
                 dist.destroy_process_group()
@@ -295,6 +315,10 @@ class Processes:
     def _make_group(self) -> None:
         assert self._launched is not None
         assert self._store is not None
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
         backend = "gloo"
         if self._cuda:
             # waiting for a lost process raises an error instead of ending this process
@@ -312,6 +336,8 @@ class Processes:
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Wraps an exchange: PyTorch has no specific error for a lost peer of gloo."""
+        import torch
+
         try:
             yield
         except torch.OutOfMemoryError:
@@ -339,6 +365,8 @@ def _meet(launched: _Launched, limit: float) -> Store:
         SightlineError: some did not start within ``limit`` seconds.
         SaidElsewhere: another process has already reported that.
     """
+    from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
     hosts = launched.rank == 0 and not launched.has_store
     where = f"{launched.address}:{launched.port}"
     try:
@@ -384,6 +412,8 @@ def _meet(launched: _Launched, limit: float) -> Store:
 @cache
 def _store_at(address: str, port: int, hosts: bool, limit: float) -> Store:
     """The store of all processes, which stays open: others may still be reading from its host."""
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
     return TCPStore(
         address,
         port,

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cache.keys import key_of_file
 from sightline.digest import digest
 from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError
-from train.callbacks import Say
+from sightline.progress import Say
 from train.checkpoints import Best
 from train.code_digest import code_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs
 from train.evaluate.sts import load_dev_set
 from train.export import check_exportable
-from train.gradient_cache import chunks_of
-from train.loop import read_state
-from train.model import GroundedModel, check_tokenizer, load_student
 from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
-from train.precision_probe import probed
 from train.probe_record import PrecisionProbe
 from train.processes import Processes
 from train.run_folder import RunFolder
 from train.run_spec import AUTO, Precision, RunSpec
 from train.run_summary import RunSummary
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from train.model import GroundedModel
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RunInputs:
 
     spec: RunSpec
     objective: Objective
-    device: torch.device
+    processes: Processes
     data: TrainingData
     dev: GradedPairs | None
     content: Mapping[str, Any]
@@ -79,13 +79,22 @@ class RunInputs:
             )
         objective = make_objective(spec.objective, spec.parameters)
         check_exportable(spec.student.pooling)
-        device = processes.device(spec.train.device)
-        if spec.train.precision == "fp16" and device.type == "cpu":
-            raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_dev_set(spec.dev)
         code = code_of(modules_of(spec.objective, spec.parameters))
-        return cls(spec, objective, device, data, dev, content_of(spec, data, dev), code)
+        return cls(spec, objective, processes, data, dev, content_of(spec, data, dev), code)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where this process trains; a finished run needs none.
+
+        Raises:
+            SightlineError: it is not available, or has not the precision.
+        """
+        found = self.processes.device(self.spec.train.device)
+        if self.spec.train.precision == "fp16" and found.type == "cpu":
+            raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
+        return found
 
 
 def with_precision(
@@ -96,6 +105,8 @@ def with_precision(
     def chosen() -> str:
         probe = earlier_probe(inputs, folder)
         if probe is None:
+            from train.precision_probe import probed
+
             rows = rows_at_once(inputs.spec, processes)
             probe = probed(inputs.spec, inputs.data, inputs.device, rows)
         return probe.model_dump_json()
@@ -130,6 +141,8 @@ def _probes_of(folder: RunFolder) -> Iterator[PrecisionProbe]:
 
 def rows_at_once(spec: RunSpec, processes: Processes) -> int:
     """Rows that the encoder gets in a call, in every full batch."""
+    from train.gradient_cache import chunks_of
+
     share = processes.shares(spec.train.batch_size)[processes.rank]
     return len(chunks_of(share, spec.train.chunk)[0])
 
@@ -142,6 +155,8 @@ def build_model(
     Raises:
         SightlineError: the student cannot be loaded, or the token ids are not its tokenizer's.
     """
+    from train.model import GroundedModel, check_tokenizer, load_student
+
     student, train, data = inputs.spec.student, inputs.spec.train, inputs.data
     assert train.precision != AUTO
     encoder, tokenizer = load_student(student)
@@ -224,6 +239,8 @@ def checkpoint_to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> str
 
 
 def _require_best(resume: Path, best: Best) -> None:
+    from train.loop import read_state
+
     if read_state(resume).best is not None and best.load() is None:
         raise SightlineError(
             f"{best.path}: missing or damaged, and {resume.name} was made after it; delete "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from sightline.devices import device_name
 from sightline.digest import digest
@@ -13,12 +12,9 @@ from sightline.errors import BusyError, SaidElsewhere, SightlineError
 from sightline.hardware import cpu_warning, processor
 from sightline.hub_datasets import hub_datasets
 from sightline.planning import Planned, asked
-from sightline.silenced_libraries import quiet
-from train.callbacks import ProgressReport, Say, to_stderr
-from train.card import model_card
+from sightline.progress import Say, to_stderr
 from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.data import first_paired
-from train.embed import Embedder
 from train.export import (
     HEADS_FILE,
     LAST_FILE,
@@ -28,9 +24,6 @@ from train.export import (
     export_model,
 )
 from train.feature_use import FeatureUse
-from train.loop import Callback, Loop, LoopState, micro_batches
-from train.model import GroundedModel
-from train.plan_run import plan_run
 from train.processes import ARRIVAL_LIMIT, LostProcess, Processes
 from train.run_folder import RunFolder
 from train.run_inputs import (
@@ -42,8 +35,11 @@ from train.run_inputs import (
 )
 from train.run_spec import AUTO, RunSpec
 from train.run_summary import RunSummary
-from train.selection import dev_score
-from train.stop import StopAtStep
+
+if TYPE_CHECKING:
+    from train.loop import Callback, Loop, LoopState
+    from train.model import GroundedModel
+    from train.stop import StopAtStep
 
 
 def train_run(
@@ -76,26 +72,31 @@ def train_run(
         LostProcess: another process of the run ended; the last step is kept.
         SaidElsewhere: in the other processes, whatever one of them raises.
     """
-    stop = StopAtStep()
-    try:
-        with Processes.joined(spec.train.device, ARRIVAL_LIMIT) as processes:
-            inputs = processes.together(lambda: RunInputs.open(spec, processes))
-            _require_one_run(processes, digest([inputs.digest, inputs.code]))
-            folder = RunFolder(spec.out, paths_of(spec), 0.0 if processes.main else _PATIENCE)
-            tell = (say or to_stderr) if processes.main else _nobody
-            if (planning := asked()) is not None:
-                plan_run(inputs, folder, processes, planning)
-                raise Planned
-            if spec.train.precision == AUTO:
-                inputs = with_precision(inputs, folder, processes, tell)
-            with ExitStack() as stack:
-                made = processes.together(lambda: _claimed(stack, folder, processes))
-                text = processes.from_main(lambda: _finished(folder, inputs, tell))
-                if not text:
-                    text = _run(inputs, folder, made, processes, stop, say, callbacks or [])
-                return RunSummary.model_validate_json(text)
-    finally:
-        stop.restore()
+    with ExitStack() as last, Processes.joined(spec.train.device, ARRIVAL_LIMIT) as processes:
+        inputs = processes.together(lambda: RunInputs.open(spec, processes))
+        _require_one_run(processes, digest([inputs.digest, inputs.code]))
+        folder = RunFolder(spec.out, paths_of(spec), 0.0 if processes.main else _PATIENCE)
+        tell = (say or to_stderr) if processes.main else _nobody
+        if (planning := asked()) is not None:
+            from train.plan_run import plan_run
+
+            plan_run(inputs, folder, processes, planning)
+            raise Planned
+        if spec.train.precision == AUTO:
+            inputs = with_precision(inputs, folder, processes, tell)
+        # a finished run needs no device, and not the seconds in which PyTorch is imported
+        if processes.count > 1 or not folder.finished(inputs.digest, inputs.code):
+            processes.together(lambda: inputs.device)
+        with ExitStack() as stack:
+            made = processes.together(lambda: _claimed(stack, folder, processes))
+            text = processes.from_main(lambda: _finished(folder, inputs, tell))
+            if not text:
+                from train.stop import StopAtStep
+
+                stop = StopAtStep()
+                last.callback(stop.restore)
+                text = _run(inputs, folder, made, processes, stop, say, callbacks or [])
+            return RunSummary.model_validate_json(text)
 
 
 _PATIENCE = 2.0
@@ -150,6 +151,15 @@ def _run(
         made: process 0's folder for work in progress.
         stop: holds signals back from code that they would interrupt.
     """
+    import torch
+
+    from sightline.silenced_libraries import quiet
+    from train.callbacks import ProgressReport
+    from train.card import model_card
+    from train.embed import Embedder
+    from train.loop import Loop
+    from train.selection import dev_score
+
     tell = (say or to_stderr) if processes.main else _nobody
     spec, data, dev = inputs.spec, inputs.data, inputs.dev
     found = processes.from_main(lambda: checkpoint_to_resume(inputs, folder, tell))
@@ -215,6 +225,8 @@ def _run(
 
 
 def _warn(inputs: RunInputs, tell: Say) -> str:
+    from train.loop import micro_batches
+
     spec, data = inputs.spec, inputs.data
     if warning := cpu_warning(inputs.device.type):
         tell(f"{spec.run}: warning: {warning}")

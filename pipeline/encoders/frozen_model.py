@@ -47,7 +47,7 @@ class FrozenModel:
         cast_buffers: bool = True,
     ) -> None:
         self.device = device
-        self.dtype = AUTOCAST.get(check_precision(precision), torch.float32)
+        self.dtype = getattr(torch, AUTOCAST.get(check_precision(precision), "float32"))
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
         self._compiled = compiled
         self._options = (_CHANNELS_LAST,) * channels_last + (_COMPILED,) * compiled

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
 
 from sightline.errors import SightlineError
 from sightline.pooling_names import Pooling
@@ -18,6 +16,9 @@ from train.embed import Embedder
 from train.export import HEADS_FILE, LAST_FILE, MODEL_FOLDER, load_last
 from train.objectives import Objective, make_objective
 from train.run_summary import FILE_NAME, RunSummary
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class EvaluatedModel:
             )
         if not self._has_heads:
             raise NoHeadsError("the heads of the last step are not kept, only those of the best")
+        from safetensors.torch import load_file
+
         file = folder / HEADS_FILE
         objective = make_objective(summary.objective, summary.parameters)
         needs = objective.features(objective.params)
@@ -144,6 +147,8 @@ class NoHeadsError(SightlineError):
 
 def project(head: nn.Module, rows: np.ndarray, batch: int = 4096) -> np.ndarray:
     """``head`` applied to float [n, d], in batches: float32 [n, d']."""
+    import torch
+
     with torch.inference_mode():
         parts = [
             head(torch.from_numpy(rows[start : start + batch].astype(np.float32))).numpy()

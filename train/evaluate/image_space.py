@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
 
 from pipeline.cache import FeatureSet
 from sightline.errors import SightlineError
 from train.evaluate.evaluated_model import EvaluatedModel, NoHeadsError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)

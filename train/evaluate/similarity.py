@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from sightline.errors import SightlineError
 from sightline.outside import decoded, lines_of
@@ -152,6 +151,8 @@ def correlate(cosines: np.ndarray, gold: np.ndarray) -> Correlation:
         reason = "every pair has the same gold score"
     if reason is not None:
         return Correlation(None, len(gold), reason)
+    from scipy.stats import spearmanr  # takes a second
+
     result: Any = spearmanr(cosines, gold)
     return Correlation(100.0 * float(result.statistic), len(gold))
 

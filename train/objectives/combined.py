@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor, nn
 
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.objectives.objective import FeatureNeed, Heads, Objective, ObjectiveParams, Views
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _OF_A_PART = "temperature"
 """The one common parameter that each part sets for itself."""
@@ -129,6 +131,8 @@ class Combined(Objective[CombinedParams]):
             part.check_widths(_widths_of(part, dims))
 
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
+        from torch import nn
+
         heads, owners = nn.ModuleDict(), {}
         for name, part in self.parts.items():
             needs = part.features(part.params)

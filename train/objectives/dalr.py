@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor, nn
 
 from sightline.devices import to_device
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.losses import (
-    consistency_loss,
-    cross_modal_alignment,
-    derangement,
-    kl_alignment,
-    list_mle,
-)
 from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.objective import FeatureNeed, Heads, Views
 from train.objectives.similarity import cosine_matrix
 from train.objectives.terms import image_term, text_term
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _NEEDS_IMAGES = ("image", "consistency", "cross_modal")
 _NEEDS_TEACHERS = ("cross_modal", "ranking", "intra_modal")
@@ -164,6 +159,8 @@ class DALR(GroundedObjective[DALRParams]):
 
     def _with_images(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         """The terms in the grounded space."""
+        from train.losses import consistency_loss, cross_modal_alignment, derangement
+
         params, weights, terms = self.params, self.weights, {}
         if not params.on(_NEEDS_IMAGES):
             return terms
@@ -190,6 +187,8 @@ class DALR(GroundedObjective[DALRParams]):
 
     def _of_texts(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         """The terms on the text head's views: h_i against h′_j."""
+        from train.losses import kl_alignment, list_mle
+
         params, weights, terms = self.params, self.weights, {}
         if "ranking" not in weights and "intra_modal" not in weights:
             return terms

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import Field, model_validator
-from torch import nn
 
 from train.objectives.objective import (
     PROJECTION_DIM,
@@ -16,6 +15,9 @@ from train.objectives.objective import (
     head,
     text_head,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class GroundedParams(ObjectiveParams):
@@ -64,6 +66,8 @@ class GroundedObjective(Objective[G]):
             projected: name of a head → width of the features that it projects.
             text: whether there is a text head.
         """
+        from torch import nn
+
         heads = nn.ModuleDict()
         if text:
             heads["text"] = text_head(hidden)

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
 
 from pipeline.cache.caption_choice import CaptionPolicy
 from pipeline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.losses import adaptive_margin_nce, info_nce, removed_share
 from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.objective import FeatureNeed, Heads, Views
 from train.objectives.similarity import cosine_matrix, product_matrix
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _SLOT = {"image": "image", "teacher_text": "text"}
 """Teacher term → the slot of the features that sentences are compared with."""
@@ -157,6 +157,8 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
         return self.make_heads(hidden, projected, text="text" in self.weights)
 
     def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+        from train.losses import adaptive_margin_nce
+
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
             text = heads["text"]
@@ -185,6 +187,8 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
         """The share of negatives that each threshold removes, 0 to 1."""
+        from train.losses import removed_share
+
         return {
             f"removed_{term}": removed_share(scores, self.params.threshold(term))
             for term, scores in self._compared(batch).items()
@@ -194,6 +198,10 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
         """One line for each threshold that removes nothing from any of the batches."""
         if not self.params.filtered:
             return []
+        import torch
+
+        from train.losses import removed_share
+
         removed: dict[str, float] = {}
         highest: dict[str, float] = {}
         count = 0
@@ -214,6 +222,8 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
         ]
 
     def _text(self, first: Tensor, second: Tensor) -> Tensor:
+        from train.losses import adaptive_margin_nce, info_nce
+
         params = self.params
         if params.text_margin == 0:
             return info_nce(first, second, params.temperature)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
-from torch import Tensor, nn
 
 from train.batch import Batch
 from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.objective import FeatureNeed, Heads, Views
 from train.objectives.terms import image_term, text_term
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class MCSEParams(GroundedParams):

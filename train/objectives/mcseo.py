@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from pipeline.cache.caption_choice import CaptionPolicy
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.losses import object_phrase_nce
 from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.objective import FeatureNeed, Heads, Views
 from train.objectives.terms import image_term, text_term
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class MCSEOParams(GroundedParams):
@@ -81,6 +82,8 @@ class MCSEO(GroundedObjective[MCSEOParams]):
         return "object" in self.weights
 
     def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+        from train.losses import object_phrase_nce
+
         params, terms = self.params, {}
         if "text" in self.weights:
             terms["text"] = text_term(views, heads["text"], params.temperature)
@@ -110,6 +113,8 @@ class MCSEO(GroundedObjective[MCSEOParams]):
         """Phrases per caption, and the share of captions that contribute to the object term."""
         if batch.phrases is None:
             return {}
+        import torch
+
         return {
             "phrases_per_caption": torch.tensor(len(batch.phrases) / len(batch)),
             "captions_with_objects": contrasted(batch).float().mean(),
@@ -132,5 +137,7 @@ class MCSEO(GroundedObjective[MCSEOParams]):
 
 def contrasted(batch: Batch) -> Tensor:
     """Which captions have two phrases or more: bool [N], on the host."""
+    import torch
+
     assert batch.phrases is not None
     return torch.from_numpy(batch.phrases.counts >= 2)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor, nn
 
 from pipeline.cache.caption_choice import CaptionPolicy
 from pipeline.cache.record import Kind
 from train.batch import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 PROJECTION_DIM = 256
 """Width of the space that sentences share with images and teachers (METHODS, table of heads)."""
@@ -211,11 +213,15 @@ _ZERO: Any = 0.0
 
 def head(inputs: int, outputs: int = PROJECTION_DIM) -> nn.Sequential:
     """Linear + Tanh, the "single-layer MLP with Tanh" of the papers: [N, inputs] → [N, outputs]."""
+    from torch import nn
+
     return nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh())
 
 
 def text_head(hidden: int, initializer_range: float = 0.02) -> nn.Sequential:
     """g_text, initialised as BERT initialises its own layers (SimCSE's released code does)."""
+    from torch import nn
+
     layers = head(hidden, hidden)
     nn.init.normal_(layers[0].weight, std=initializer_range)  # pyright: ignore[reportArgumentType]
     nn.init.zeros_(layers[0].bias)  # pyright: ignore[reportArgumentType]

@@ -7,8 +7,7 @@ it trains on exactly the batches of a grounded objective (MCSE's table 1, "wiki+
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from train.batch import Batch
 from train.objectives.objective import (
@@ -20,6 +19,9 @@ from train.objectives.objective import (
     text_head,
 )
 from train.objectives.terms import text_term
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class SimCSEParams(ObjectiveParams):
@@ -38,6 +40,8 @@ class SimCSE(Objective[SimCSEParams]):
         return {}
 
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
+        from torch import nn
+
         return nn.ModuleDict({"text": text_head(hidden)})
 
     @property
