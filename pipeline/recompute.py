@@ -162,9 +162,7 @@ def _drawn(
 
 def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Path) -> FeatureSet:
     """Encode the same inputs with the batch shape and threads of the record."""
-    from sightline.devices import pick_device
-
-    spec, where = features.record.spec, pick_device(device)
+    spec = features.record.spec
     foreign = spec.is_foreign
     settings = ExtractSettings(
         batch_size=_recorded(features, "batch_size") or 64,
@@ -173,11 +171,11 @@ def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Pa
         max_failed=1.0,
         dtype="float32" if foreign else spec.dtype,
         precision="fp32" if foreign else spec.precision.removesuffix(WEIGHTS_CAST),
-        device=str(where),
+        device=device,
     )
     out = scratch / "set"
     try:
-        drawn.encode(out, settings, where)
+        drawn.encode(out, settings)
     except SightlineError:
         if not (out / FILE_NAME).exists():  # else it is about failed rows, reported below
             raise

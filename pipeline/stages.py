@@ -23,8 +23,6 @@ from sightline.progress import PhaseProgress
 from sightline.threads import compute_with
 
 if TYPE_CHECKING:
-    import torch
-
     from pipeline.grounding.stats import GroundStats
     from sightline.thumbnail import Thumbnail
     from train.evaluate.score import Evaluation
@@ -70,8 +68,8 @@ def _features(
     params: Params, dataset: str, kind: Kind, encoder: str, how: Invocation
 ) -> SetSummary:
     inputs = graph.feature_inputs(params, dataset, kind, encoder)
-    settings, device = settings_of(params, how, [inputs.root] if inputs.root else [])
-    return inputs.encode(graph.features_folder(dataset, kind, encoder), settings, device)
+    settings = settings_of(params, how, [inputs.root] if inputs.root else [])
+    return inputs.encode(graph.features_folder(dataset, kind, encoder), settings)
 
 
 def ground(
@@ -350,19 +348,11 @@ def _photographs(
 
 def settings_of(
     params: Params, invocation: Invocation = ONCE, inputs: Sequence[Path] = ()
-) -> tuple[ExtractSettings, torch.device]:
-    """Settings of an extraction that reads ``inputs``, and the device it runs on.
-
-    Raises:
-        SightlineError: the device is not available.
-    """
-    from sightline.devices import pick_device
-
-    given = params.extract
-    device = pick_device(invocation.device or given.device)
-    settings = ExtractSettings(
-        **{**given.model_dump(exclude={"cutouts"}), **vars(invocation), "device": str(device)},
+) -> ExtractSettings:
+    """Settings of an extraction that reads ``inputs``."""
+    given, device = params.extract, invocation.device or params.extract.device
+    return ExtractSettings(
+        **{**given.model_dump(exclude={"cutouts"}), **vars(invocation), "device": device},
         copy_from=graph.FEATURES,
         inputs=tuple(inputs),
     )
-    return settings, device

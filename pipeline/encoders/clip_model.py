@@ -60,6 +60,7 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
         SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
             unavailable, or a model and weights that disagree about QuickGELU.
     """
+    config.require_files()
     open_clip: Any = require("open_clip", "this encoder")
     spec = config.weights_spec
     seed = spec.seed if spec.kind == "random" else 0
@@ -143,10 +144,6 @@ def _untrained(open_clip: Any, name: str) -> nn.Module:
 
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(model config, preprocessing config) of a JSON file: open_clip's flat or nested layout."""
-    if not path.is_file():
-        raise SightlineError(
-            f"{path}: no such file; expected the JSON of an open_clip model config"
-        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -58,6 +59,12 @@ def parse_weights(weights: str) -> WeightsSpec:
     raise ValueError(f"{weights!r} are not valid weights; write {WEIGHTS_FORMS}")
 
 
+def require_weights(path: Path) -> None:
+    """Refuse a weights file that is not there."""
+    if not path.is_file():
+        raise SightlineError(f"{path}: no such weights file; check the path after 'file:'")
+
+
 class EncoderConfig(FamilySettings):
     """One frozen encoder; a family is a subclass with its parameters.
 
@@ -92,6 +99,10 @@ class EncoderConfig(FamilySettings):
     def weights_spec(self) -> WeightsSpec:
         """`weights`, parsed."""
         return parse_weights(self.weights)
+
+    def require_files(self) -> None:
+        if self.weights_spec.kind == "file":
+            require_weights(Path(self.weights_spec.value))
 
     def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
         """The frozen image encoder that this describes, ready on `device`.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from pipeline.encoders.encoder_config import EncoderConfig
+from sightline.errors import SightlineError
 from sightline.pooling_names import Pooling
 
 if TYPE_CHECKING:
@@ -60,6 +62,13 @@ class OpenClipConfig(EncoderConfig):
     compile: bool = False
     channels_last: bool = False
 
+    def require_files(self) -> None:
+        if self.model.endswith(".json") and not Path(self.model).is_file():
+            raise SightlineError(
+                f"{self.model}: no such file; expected the JSON of an open_clip model config"
+            )
+        super().require_files()
+
     def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
         from pipeline.encoders import clip_image
 
@@ -87,6 +96,12 @@ class TransformersConfig(EncoderConfig):
     pooling: Pooling | None = None
     max_length: Annotated[int, Field(ge=2)] | None = None
     compile: bool = False
+
+    def require_files(self) -> None:
+        from sightline.pretrained import Pretrained
+
+        Pretrained(self.model, self.weights_spec.revision)
+        super().require_files()
 
     def build_text(self, device: torch.device, precision: str) -> TextEncoder:
         from pipeline.encoders import teacher

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pipeline.encoders.encoder_config import WeightsSpec
+from pipeline.encoders.encoder_config import WeightsSpec, require_weights
 from sightline.errors import SightlineError
 
 _SHOWN = 3
@@ -55,8 +55,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         SightlineError: no such file, unreadable, or containing more than tensors. Nothing is
             unpickled beyond what ``weights_only=True`` allows.
     """
-    if not path.is_file():
-        raise SightlineError(f"{path}: no such weights file; check the path after 'file:'")
+    require_weights(path)
     if path.suffix == ".safetensors":
         try:
             state: object = load_file(path)

@@ -42,17 +42,16 @@ def extract_features(
         SightlineError: the encoder cannot be built, the images are missing, too many rows failed,
             or as `pipeline.extract.encode_missing.extract_images`.
     """
-    from sightline.devices import check_precision, pick_device
+    from sightline.devices import check_precision
 
-    where = pick_device(device)
     inputs, read = _inputs(data, encoder, kind, phrases, rules or CutoutRules())
     how = replace(
         settings,
         precision=check_precision(settings.precision),
-        device=str(where),
+        device=device,
         inputs=(*settings.inputs, *read),
     )
-    inputs.encode(Path(out), how, where)
+    inputs.encode(Path(out), how)
     return FeatureSet.open(out)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cache import keys_of_texts
+from pipeline.cache.commit import refuse_other_kinds, set_output
 from pipeline.cache.record import Kind
 from pipeline.extract.encode_missing import (
     ExtractSettings,
@@ -19,8 +20,6 @@ from pipeline.extract.inputs import image_entries_of, objects_of_phrases, texts_
 from pipeline.extract.runner import Invocation
 
 if TYPE_CHECKING:
-    import torch
-
     from pipeline.encoders.encoder_config import EncoderConfig
     from pipeline.extract.account import SetSummary
     from pipeline.extract.cutouts import CutoutRules
@@ -51,12 +50,20 @@ class FeatureInputs:
         keys = keys_of_texts(list(self.entries))
         return {key.tobytes(): text for key, text in zip(keys, self.entries, strict=True)}
 
-    def encode(self, out: Path, settings: ExtractSettings, device: torch.device) -> SetSummary:
-        """Build the encoder and compute what the feature set ``out`` lacks.
+    def encode(self, out: Path, settings: ExtractSettings) -> SetSummary:
+        """Build the encoder on ``settings.device`` and compute what the feature set ``out`` lacks.
 
         Raises:
-            SightlineError: the encoder cannot be built; or as `extract_images`.
+            SightlineError: the device is not available, the encoder cannot be built; or as
+                `extract_images`.
         """
+        refuse_other_kinds(out, self.kind)
+        set_output(out, settings.inputs, str(settings.worker or "")).check_place()
+        self.config.require_files()
+        from sightline.devices import pick_device
+
+        device = pick_device(settings.device)
+        settings = replace(settings, device=str(device))
         if self.kind in ("text", "teacher"):
             texts = self.config.build_text(device, settings.precision)
             return extract_texts(self.entries, texts, out, settings, self.kind)
@@ -72,12 +79,10 @@ def encode(
     """Read the inputs and encode them as ``how`` says, on its device.
 
     Raises:
-        SightlineError: as `FeatureInputs.encode`, or an input or the device is missing.
+        SightlineError: as `FeatureInputs.encode`, or an input is missing.
     """
-    from sightline.devices import pick_device
-
-    device = pick_device(how.device or settings.device)
-    return inputs().encode(out, replace(settings, **{**vars(how), "device": str(device)}), device)
+    device = how.device or settings.device
+    return inputs().encode(out, replace(settings, **{**vars(how), "device": device}))
 
 
 def images_of(config: EncoderConfig, images: Path, root: Path | None) -> FeatureInputs:

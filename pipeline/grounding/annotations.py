@@ -6,10 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cache import (
     PHRASES,
@@ -40,6 +37,9 @@ from pipeline.grounding.protocols import (
 from sightline.errors import SightlineError
 from sightline.outside import read_data
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def open_annotations(path: Path) -> Grounder:
     """Annotations in ``path``: a phrases manifest (Parquet), or the folder of Flickr30k Entities.
@@ -47,10 +47,14 @@ def open_annotations(path: Path) -> Grounder:
     Raises:
         SightlineError: neither exists.
     """
-    if path.is_file():
-        return PhrasesFile(path)
-    if (path / "Sentences").is_dir() and (path / "Annotations").is_dir():
-        return Entities(path)
+    require_annotations(path)
+    return PhrasesFile(path) if path.is_file() else Entities(path)
+
+
+def require_annotations(path: Path) -> None:
+    """Refuse a path without annotations, as `open_annotations` does."""
+    if path.is_file() or all((path / name).is_dir() for name in ("Sentences", "Annotations")):
+        return
     raise SightlineError(
         f"{path}: no annotations here; expected a phrases manifest (Parquet), or a folder with "
         "Sentences/*.txt and Annotations/*.xml as in Flickr30k Entities"
@@ -79,6 +83,8 @@ class PhrasesFile:
         ]
 
     def _answer(self, image: Tensor, caption: Caption) -> Answer:
+        import torch
+
         rows = self._rows.get((caption.image_key, key_of_text(caption.text)), [])
         if not rows:
             return [], [Dropped("", "no_phrase", f"{self.path.name} has none for this caption")]
@@ -123,6 +129,8 @@ class PhrasesFile:
 
 @lru_cache(maxsize=16)  # captions of an image name the same objects
 def _decoded(height: int, width: int, counts: str) -> Tensor:
+    import torch
+
     return torch.from_numpy(decode_mask([height, width], counts).copy())
 
 
@@ -212,5 +220,7 @@ def _ground(
             return Dropped(phrase, "scene")
         detail = f"id {mention.entity} " + ("is not in the XML" if entity is None else "has none")
         return Dropped(phrase, "no_box", detail)
+    import torch
+
     boxes = torch.tensor(entity.boxes, dtype=torch.float32)
     return Grounded(phrase, *span, boxes, torch.ones(len(boxes)))

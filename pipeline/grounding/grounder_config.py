@@ -86,6 +86,11 @@ class _Model(GrounderSettings):
             raise ValueError("write pretrained, pretrained:REVISION or random:SEED")
         return weights
 
+    def require_files(self) -> None:
+        from sightline.pretrained import Pretrained
+
+        Pretrained(self.model, parse_weights(self.weights).revision)
+
 
 class Florence2Settings(_Model):
     """Florence-2.
@@ -132,6 +137,11 @@ class AnnotationSettings(GrounderSettings):
 
     family: Literal["annotations"]
     path: Path
+
+    def require_files(self) -> None:
+        from pipeline.grounding.annotations import require_annotations
+
+        require_annotations(self.path)
 
     def build(self, device: torch.device, precision: str) -> Grounder:
         from pipeline.grounding.annotations import open_annotations

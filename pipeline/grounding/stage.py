@@ -9,13 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.cache.commit import refuse_other_kinds, set_output
 from pipeline.datasets.prepared import PreparedDataset
 from pipeline.extract.account import SetSummary
 from pipeline.extract.runner import Invocation, RunSettings
-from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.captioned_images import units_of
-from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
-from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.errors import SightlineError
 from sightline.overlap import check_apart
@@ -59,8 +57,6 @@ def ground_dataset(
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
             another run is writing here.
     """
-    from sightline.devices import computing, pick_device
-
     inputs = (paths.images, paths.captions, paths.root)
     if paths.cutouts is not None:
         check_apart(paths.cutouts, inputs)
@@ -70,6 +66,15 @@ def ground_dataset(
                 "sets, so give two folders"
             )
     units = units_of(paths.images, paths.captions, paths.root, settings.captions)
+    refuse_other_kinds(paths.out, "grounding")
+    set_output(paths.out, inputs, str(how.worker or "")).check_place()
+    settings.grounder.require_files()
+    settings.segmenter.require_files()
+    from pipeline.grounding.block_grounder import GroundSettings
+    from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+    from pipeline.grounding.ground_missing import ground
+    from sightline.devices import computing, pick_device
+
     where = pick_device(how.device or "auto")
     grounder = settings.grounder.build(where, precision)
     segmenter = settings.segmenter.build(where, precision)
