@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 def repro(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[TARGET]...", help="As for `dvc repro --glob`; none: all."
-        ),
+        typer.Argument(metavar="[TARGET]...", help="As for `dvc repro --glob`; none: all."),
     ] = None,
     jobs: Annotated[
         int | None,

@@ -12,8 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
-from demo_params import demo_params_text
+from demo_params import demo_params, demo_params_text
+
+from pipeline.cli.repro import _jobs as jobs_here
+from pipeline.params import validate_params
+from pipeline.repro import Jobs
+from sightline import jobs
+from sightline.hardware import Memory, Processor
+from sightline.threads import OMP
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
@@ -385,3 +393,41 @@ def test_a_stage_runs_again_if_others_pushed_new_inputs_that_are_not_here(shared
     assert shared.text("small") == "newer\n"
     assert shared.text("calls") == "run\n"
     assert not shared.exists("big")()
+
+
+def jobs_of(monkeypatch, changes: dict, gpus: int = 0, **options) -> Jobs:
+    """The jobs of a machine with eight cores, and the demo's parameters with ``changes``."""
+    for name in ("OMP_NUM_THREADS", jobs.VISIBLE, jobs.JOBS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(jobs, "driver_gpus", lambda: ("550", ["H200"] * gpus))
+    monkeypatch.setattr(jobs, "processor", lambda: Processor("", (), 8, None))
+    monkeypatch.setattr(jobs, "memory", lambda: Memory(64 << 30, 64 << 30, None))
+    given = demo_params()
+    for section, values in changes.items():
+        given[section] = {**given.get(section, {}), **values}
+    return jobs_here(
+        validate_params(given, "params.yaml"), **{"given": None, "devices": None, **options}
+    )
+
+
+def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
+    free = {"graph": {"threads": None}}
+    assert jobs_of(monkeypatch, {}).slots == [{OMP: "1"}] * 8
+    assert jobs_of(monkeypatch, free, given=3).slots == [{OMP: "2"}] * 3
+    two = [{OMP: "4", jobs.VISIBLE: "0"}, {OMP: "4", jobs.VISIBLE: "1"}]
+    assert jobs_of(monkeypatch, free, gpus=2).slots == two
+    found = jobs_of(monkeypatch, free, gpus=4, devices="3,1")
+    assert [slot[jobs.VISIBLE] for slot in found.slots] == ["3", "1"]
+    assert found.whole == {jobs.JOBS: "2", jobs.VISIBLE: "3,1"}
+    with pytest.raises(typer.BadParameter, match="expected GPUs of this machine, which has 2"):
+        jobs_of(monkeypatch, free, gpus=2, devices="0,2")
+
+
+def test_stages_that_divide_the_machine_run_alone(monkeypatch):
+    alone = jobs_of(monkeypatch, {}).alone
+    assert alone("sightline stage evaluate")
+    assert not alone("sightline stage ground scenes")
+    divided = jobs_of(monkeypatch, {"engine": {"devices": [0, 1]}}).alone
+    assert divided("sightline stage ground scenes")
+    assert divided("sightline stage image-features scenes clip")
+    assert not divided("sightline stage train dalr 0")
