@@ -52,12 +52,6 @@ def tokenize_phrases(
     inputs = [phrases, captions, Path(student)]
     refuse_other_kinds(out, "phrase-tokens")
     set_output(out, inputs).check_place()
-    from sightline.encoder_folder import load_tokenizer, read_recipe
-
-    tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
-    if not tokenizer.is_fast:
-        raise SightlineError(f"{student}: its tokenizer has no character offsets; use a fast one")
-    digest = tokenizer_sha256(tokenizer)
     table = read_phrases(phrases)
     texts = _texts_of(table.column("caption_key").to_pylist(), captions, phrases)
     spans = list(zip(table["char_start"].to_pylist(), table["char_end"].to_pylist(), strict=True))
@@ -69,6 +63,12 @@ def tokenize_phrases(
                 f"{text[:60]!r}, which has {len(text)}; recreate the phrases of these captions"
             )
         rows_of.setdefault(text, []).append(row)
+    from sightline.encoder_folder import load_tokenizer, read_recipe
+
+    tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
+    if not tokenizer.is_fast:
+        raise SightlineError(f"{student}: its tokenizer has no character offsets; use a fast one")
+    digest = tokenizer_sha256(tokenizer)
     found = np.full((len(texts), 2), -1, dtype=np.int32)
     dropped: Counter[str] = Counter()
     distinct = list(rows_of)

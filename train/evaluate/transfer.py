@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import torch
 
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
-from train.evaluate.logistic_regression import DESCRIPTION, choose_by_logistic_regression
 from train.evaluate.similarity import Encode
-from train.evaluate.softmax_classifiers import Recipe, choose_by_senteval
 from train.evaluate.transfer_data import TransferData, TransferTask
 from train.evaluate.transfer_folds import Choice, selections, task_labels
+
+if TYPE_CHECKING:
+    from train.evaluate.softmax_classifiers import Recipe
 
 Classifier = Literal["senteval", "sklearn"]
 """`senteval` replays the classifier behind published figures; `sklearn` is the exact optimum."""
@@ -109,6 +109,11 @@ def evaluate_transfer(
     """
     if classifier not in get_args(Classifier):
         raise SightlineError(f"unknown classifier {classifier!r}; use senteval or sklearn")
+    import torch
+
+    from train.evaluate.logistic_regression import DESCRIPTION, choose_by_logistic_regression
+    from train.evaluate.softmax_classifiers import Recipe, choose_by_senteval
+
     recipe = recipe or Recipe()
     where = pick_device(device)
     planned = {name: selections(task, folds, recipe.seed) for name, task in data.tasks.items()}

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.model_selection import StratifiedKFold
 
 from sightline.errors import SightlineError
 from train.evaluate.transfer_data import TransferTask
@@ -94,6 +93,8 @@ def percent(share: float) -> float:
 
 
 def _folds(rows: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tuple[Fold, ...]:
+    from sklearn.model_selection import StratifiedKFold  # takes seconds
+
     splitter = StratifiedKFold(n_splits=count, shuffle=True, random_state=seed)
     return tuple(Fold(rows[train], rows[dev]) for train, dev in splitter.split(rows, labels[rows]))
 
