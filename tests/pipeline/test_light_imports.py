@@ -1,0 +1,148 @@
+"""What each stage and command may import before it has something to compute."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import sightline
+from demo_params import demo_params
+from tiny_scenes import TINY
+
+HEAVY = (
+    *("torch", "transformers", "torchvision", "open_clip", "sentence_transformers", "accelerate"),
+    *("scipy", "sklearn", "matplotlib", "datasets", "mteb", "dvc", "ray"),
+)
+MODULES = (
+    *("pipeline.stages", "pipeline.params", "pipeline.plan_graph", "pipeline.extract.runner"),
+    *("pipeline.extract.feature_inputs", "pipeline.extract.dataset_features"),
+    *("pipeline.grounding.stage", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
+    *("train.train_run", "train.new_run", "train.objectives.combined", "train.objectives.dalr"),
+    *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.score_run"),
+    *("train.evaluate.find_neighbours", "train.evaluate.tasks.retrieval"),
+    *("train.evaluate.tasks.neighbours", "train.evaluate.tasks.transfer", "train.report.compare"),
+    *("sightline.encoder_folder", "sightline.pretrained", "sightline.devices"),
+)
+"""Nothing heavy is imported with these."""
+
+DATA = "data/datasets/scenes"
+TOKENS = f"tokens --student {DATA}/student --out data/new --texts"
+EXTRACT = f"extract text --encoder {DATA}/encoders/clip.json --texts"
+TEACHER = "extract teacher --out data/new --encoder"
+FILE = f"--weights file:{DATA}/encoders/clip.safetensors --out data/new"
+PHRASES = f"phrase-tokens --student {DATA}/student --out data/new --captions"
+MISSING = {
+    "stage ground scenes": f"{DATA}/phrases.parquet",
+    "stage ground-stats scenes": "data/objects/scenes",
+    "stage image-features scenes resnet": f"{DATA}/encoders/resnet.safetensors",
+    "stage image-features scenes clip": f"{DATA}/images.parquet",
+    "stage object-features scenes clip": "data/objects/scenes",
+    "stage text-features scenes clip": f"{DATA}/encoders/clip.json",
+    "stage teachers scenes similarity": f"{DATA}/encoders/teacher",
+    "stage tokens": f"{DATA}/student",
+    "stage phrase-tokens scenes": "data/objects/scenes",
+    "stage train simcse 0": "data/tokens/scenes-bert",
+    "stage train mcse-clip 0": "data/features/scenes/image/clip/set.json",
+    "stage evaluation-data similarity": f"{DATA}/similarity/test.tsv",
+    "stage evaluate": "runs/simcse/seed-0/run.json",
+    "stage report": "results/simcse",
+    f"{EXTRACT} {DATA}/captions.parquet {FILE}": f"{DATA}/encoders/clip.safetensors",
+    f"{EXTRACT} {DATA}/sentences.parquet {FILE}": f"{DATA}/sentences.parquet",
+    f"{TEACHER} {DATA}/encoders/teacher --texts {DATA}/captions.parquet": f"{DATA}/encoders",
+    f"{TOKENS} {DATA}/captions.parquet": f"{DATA}/captions.parquet",
+    f"{PHRASES} {DATA}/captions.parquet --phrases data/objects/scenes": f"{DATA}/captions.parquet",
+    "compare results/simcse results/mcse-clip": "results/simcse",
+    "cache info data/features/scenes/image/clip": "data/features/scenes/image/clip",
+}
+"""Command → an input; it imports nothing heavy before it says that the input is missing."""
+
+DRAWING = {"matplotlib"}
+NOTHING_TO_DO = {
+    "stage code": set(),
+    "stage train simcse 0": set(),
+    "stage train mcse-clip 0": set(),
+    "stage evaluation-data similarity": set(),
+    "stage evaluation-data retrieval": set(),
+    "stage evaluate": set(),
+    "stage ground-stats scenes": set(),
+    "compare results/simcse results/mcse-clip": set(),
+    "cache info data/features/scenes/image/clip": set(),
+    "cache verify data": set(),
+    "runs accept": set(),
+    "doctor --help": set(),
+    "stage report": DRAWING,
+    "stage tokens": {*DRAWING, "torch", "transformers"},
+    "stage phrase-tokens scenes": {*DRAWING, "torch", "transformers"},
+}
+"""Command → what it may import; what the ones before it may is allowed too."""
+
+PROGRAM = """
+import importlib, json, os, sys
+from pipeline.cli import main
+
+def loaded():
+    return [name for name in heavy if name in sys.modules]
+
+def run(command, expected):
+    sys.argv = ["sightline", *command.split()]
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code or 0
+    if code != expected:
+        sys.exit(f"{command}: exit code {code}")
+    found[f"{command}: {expected}"] = loaded()
+
+heavy, modules, missing, nothing_to_do = json.loads(sys.argv[1])
+found = {}
+for name in modules:
+    importlib.import_module(name)
+    found[name] = loaded()
+for command, path in missing.items():
+    os.rename(path, "away")
+    run(command, 1)
+    os.rename("away", path)
+for command in nothing_to_do:
+    run(command, 0)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The finished graph of two runs."""
+    folder = tmp_path_factory.mktemp("graph")
+    (folder / ".dvc").mkdir()
+    params = demo_params()
+    params["datasets"]["scenes"] |= TINY
+    params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
+    params["systems"] = {name: params["systems"][name] for name in ("simcse", "mcse-clip")}
+    params["systems"]["mcse-clip"]["runs"].pop("mcse-shuffled")
+    params["report"]["control"] = None
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    stages = [
+        *("prepare scenes", "ground scenes", "image-features scenes clip", "tokens"),
+        *("text-features scenes clip", "phrase-tokens scenes", "train simcse 0"),
+        *("train mcse-clip 0", "evaluate", "report"),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for stage in stages:
+            assert sightline("stage", *stage.split()) == 0, stage
+    return folder
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed(finished):
+    given = json.dumps([HEAVY, MODULES, MISSING, list(NOTHING_TO_DO)])
+    words = [sys.executable, "-c", PROGRAM, given]
+    ended = subprocess.run(words, cwd=finished, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    for name in (*MODULES, *(f"{command}: 1" for command in MISSING)):
+        assert found[name] == [], name
+    for command, allowed in NOTHING_TO_DO.items():
+        assert set(found[f"{command}: 0"]) <= allowed, command
