@@ -127,7 +127,7 @@ def params_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Params:
 @pytest.mark.parametrize(("model", "data"), TRAINED, ids=str)
 def test_a_row_has_the_numbers_of_its_paper(model, data, monkeypatch):
     name, command = ROWS[model, data]
-    target = re.fullmatch(r"dvc repro --pull --glob 'train-([\w-]+)@([\w-]+)-\*'", command)
+    target = re.fullmatch(r"sightline repro --pull 'train-([\w-]+)@([\w-]+)-\*'", command)
     assert target is not None
     system, run = target.groups()
     params = params_of(name, monkeypatch)

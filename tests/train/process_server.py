@@ -160,7 +160,7 @@ def _features_in_double() -> None:
 
 def _break_at(request: Request) -> None:
     """End or signal this process when it reaches the point."""
-    from train import train_run as training
+    from train import selection
     from train.model import GroundedModel
     from train.processes import Processes
 
@@ -185,7 +185,7 @@ def _break_at(request: Request) -> None:
     watched(GroundedModel, "terms", "terms")
     watched(Processes, "gathered", "gather")
     watched(Processes, "add_gradients", "add")
-    watched(training, "dev_score", "dev")
+    watched(selection, "dev_score", "dev")
 
 
 # ---- the server ---------------------------------------------------------------------------------

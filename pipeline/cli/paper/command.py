@@ -112,7 +112,7 @@ def _takes(entry: Entry, plans: Plans, short: bool = False) -> list[str]:
         lines.append(f"configurations: {', '.join(names)}")
     trained = dict.fromkeys(name for name, _ in entry.trainings)
     if short and len(trained) > 1 and entry.kind != "settings":
-        lines.append("sightline configure NAME && dvc repro --pull, for each of them")
+        lines.append("sightline configure NAME && sightline repro --pull, for each of them")
         lines += plans.commands(entry)[2 * len(trained) :]
     else:
         lines += plans.commands(entry)

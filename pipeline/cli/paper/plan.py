@@ -121,7 +121,7 @@ class Plans:
         found: list[str] = []
         if entry.kind != "settings":
             for name in dict.fromkeys(name for name, _ in entry.trainings):
-                found += [f"sightline configure {name}", "dvc repro --pull"]
+                found += [f"sightline configure {name}", "sightline repro --pull"]
             found += dict.fromkeys(row.command for row in entry.rows if row.command)
         return [*found, *entry.commands]
 
@@ -130,7 +130,7 @@ class Plans:
         if not row.configuration:
             return row.command
         system = self.params(row.configuration).run(row.run).system
-        return f"dvc repro --pull --glob 'train-{system}@{row.run}-*'"
+        return f"sightline repro --pull 'train-{system}@{row.run}-*'"
 
     def cost(self, entry: Entry) -> Cost:
         """The trainings of an entry; settings and illustrations take none."""
