@@ -48,7 +48,7 @@ $(STUDY_FOLDER)/params.yaml: $(STUDY_FILES) | $(STUDY_FOLDER)/.dvc/config
 
 demo: demo/params.yaml ## Draw scenes, fill a cache, train on it, print how much grounding helped
 	@echo "The demo draws pictures, caches features of frozen models, trains seven systems and compares"
-	@echo "them, all in demo/: about 5 minutes on two CPU cores, seconds if nothing changed. If killed, it resumes."
+	@echo "them, all in demo/: about 4 minutes on two CPU cores, seconds if nothing changed. If killed, it resumes."
 	@cd demo && sightline repro report
 	@cat demo/report/report.txt
 	@echo "Plots, parameters and where every feature came from: demo/report/report.html"

@@ -324,7 +324,12 @@ class _Run:
             asked = [n for n in self._waiting if self._done.issuperset(project.needs[n])]
             for name in asked:
                 del self._waiting[name]
-                commands, instead = project.commands(name)
+                try:
+                    commands, instead = project.commands(name)
+                except SightlineError as error:  # such as: another DVC process runs this stage
+                    self._failed[name] = str(error)
+                    self._lines.failed(name, str(error))
+                    continue
                 if commands:
                     self._ready[name] = commands, instead
                 else:

@@ -66,7 +66,7 @@ class Lines:
     def failed(self, name: str, how: str) -> None:
         """A stage has failed; on a terminal its last lines have not been seen together yet."""
         with self._lock:
-            for line in self._last.pop(name) if self._live else ():
+            for line in self._last.pop(name, ()) if self._live else ():
                 self._print(f"{name}: {line}")
             self._print(f"{name}: {how}")
 

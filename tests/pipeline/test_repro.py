@@ -330,6 +330,20 @@ def test_a_second_repro_says_who_runs_and_waits(project):
     assert project.text("calls") == "a\n"
 
 
+def test_a_stage_that_another_dvc_process_runs_fails_alone_and_says_who_runs_it(project):
+    held = "touch began; while [ ! -e go ]; do sleep 0.05; done"
+    project.graph(a=writing("a", first=held), b=writing("b"))
+    command = [sys.executable, "-m", "dvc", "repro", "-q", "a"]
+    other = subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT)
+    wait_for(project.exists("began"))
+    said = project.repro(code=1)
+    assert f"(PID {other.pid})" in said
+    assert "b: done" in said
+    (project.folder / "go").touch()
+    assert other.wait(timeout=60) == 0
+    assert "nothing to do" in project.repro()
+
+
 @pytest.fixture
 def shared(project: Project) -> Project:
     """A project whose data are in a remote and no longer in the folder or the cache."""
