@@ -252,12 +252,13 @@ def _score(
     """Run and seed of each of ``runs``, with its scores or else why it failed, as they end."""
     import transformers.modeling_utils  # noqa: F401  (once, for all processes)
 
-    from sightline.jobs import gpu_of, jobs_here, visible_gpus
+    from sightline.jobs import cores, gpu_of, jobs_here, visible_gpus
     from sightline.side_by_side import Call, Send, side_by_side
     from train.evaluate.score_run import evaluate_run
 
-    gpus, threads = visible_gpus(), params.graph.threads or 1
-    jobs = min(len(runs), jobs_here(gpus, threads))
+    gpus = visible_gpus()
+    jobs = min(len(runs), jobs_here(gpus, params.graph.threads))
+    threads = params.graph.threads or max(1, cores() // jobs)
 
     def score(some: Sequence[tuple[str, int]], send: Send) -> None:
         compute_with(threads)

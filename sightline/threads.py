@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,8 +15,6 @@ def compute_with(threads: int | None) -> None:
     """Use this many threads in this process, and in those that it starts; None: as it is."""
     if threads is None:
         return
-    import sys
-
     from threadpoolctl import threadpool_limits
 
     os.environ[OMP] = str(threads)
