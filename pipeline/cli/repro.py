@@ -62,13 +62,14 @@ def repro(
 
     params = load_here(Path(FILE_NAME))
     require("dvc", "`sightline repro`")
-    from pipeline import repro as graph
+    from pipeline.dvc_project import Options, dry_run
+    from pipeline.repro import repro as run_graph
 
-    options = graph.Options(force=force, pull=pull, allow_missing=allow_missing)
+    options = Options(force=force, pull=pull, allow_missing=allow_missing)
     if dry:
-        graph.dry_run(targets or [], options)
+        dry_run(targets or [], options)
     else:
-        graph.repro(targets or [], _jobs(params, jobs, devices), options)
+        run_graph(targets or [], _jobs(params, jobs, devices), options)
 
 
 def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:

@@ -1,4 +1,4 @@
-"""Pinned values in the JSON files here; `SIGHTLINE_PIN=1 pytest tests/golden` writes them anew."""
+"""Pinned values in the JSON files here; `SIGHTLINE_PIN=1 pytest tests/golden` rewrites them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_a_row_is_what_its_encoder_gave(world: World, sets: Mapping[str, Path], 
     tolerance = BFLOAT16 if "bf16" in name else TOLERANCE
     assert distances(rows, expected).diagonal().max() <= tolerance
     others = distances(expected, expected)[~np.eye(len(expected), dtype=bool)]
-    assert others.min() > 10 * tolerance  # rows of different inputs are told apart
+    assert others.min() > 10 * tolerance  # rows of different inputs differ clearly
 
 
 def distances(rows: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:

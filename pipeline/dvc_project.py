@@ -1,0 +1,195 @@
+"""What DVC says of the graph: its stages, what they need, and what brings each up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sightline.errors import SaidElsewhere, SightlineError
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
+    from dvc.stage import PipelineStage, Stage
+
+DVC = (sys.executable, "-P", "-m", "dvc", "--wait-for-lock")
+"""Waits where another DVC process holds the project's lock, as our own children do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `dvc repro` calls by the same names; see its documentation.
+
+    Attributes:
+        force: run every stage, changed or not.
+        pull: fetch what is missing from the remote instead of computing it.
+        allow_missing: a stage that has not changed is up to date although its data are missing.
+            With ``pull``, what the targets themselves make is fetched nevertheless.
+    """
+
+    force: bool = False
+    pull: bool = False
+    allow_missing: bool = False
+
+    def flags(self, *names: str) -> list[str]:
+        """DVC's options for those of ``names`` that are set."""
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
+
+
+def dry_run(targets: Sequence[str], options: Options) -> None:
+    """Print what `dvc repro --dry` prints.
+
+    Raises:
+        SaidElsewhere: DVC refuses, and says why.
+    """
+    flags = options.flags("force", "pull", "allow_missing")
+    glob = ["--glob"] if _patterns(targets) else []
+    if subprocess.call([*DVC, "repro", "--dry", *flags, *glob, *targets]):
+        raise SaidElsewhere("dvc repro --dry")
+
+
+class Project:
+    """DVC's view of the graph.
+
+    Attributes:
+        stages: name → stage, of all that the targets need, in the order of `dvc repro`.
+        needs: name → the names of the stages that it needs.
+        targets: names of the targets that were given.
+    """
+
+    def __init__(self, targets: Sequence[str], options: Options) -> None:
+        from dvc.repo import Repo
+        from dvc.stage.cache import RunCacheNotSupported
+
+        self._options = options
+        with _said_by_dvc():
+            self._repo: Repo = Repo()
+            with self._locked():
+                self._read(targets)
+                if options.pull:
+                    with contextlib.suppress(RunCacheNotSupported):
+                        self._repo.stage_cache.pull(None)
+        self._entries = {lock: _entries(lock) for lock in self._lock_files()}
+
+    def _read(self, targets: Sequence[str]) -> None:
+        from dvc.dvcfile import PROJECT_FILE
+        from dvc.repo.reproduce import collect_stages, get_active_graph, plan_repro
+
+        wanted = collect_stages(self._repo, targets or [PROJECT_FILE], glob=_patterns(targets))
+        graph = get_active_graph(self._repo.index.graph)
+        self.stages: dict[str, Stage] = {
+            stage.addressing: stage for stage in plan_repro(graph, wanted)
+        }
+        self.needs = {
+            name: [other.addressing for other in graph.successors(stage)]
+            for name, stage in self.stages.items()
+        }
+        self.targets = {stage.addressing for stage in wanted} if targets else set()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold DVC's lock, however long a stage's outputs are being hashed under it."""
+        from dvc.lock import LockError
+
+        while True:
+            with contextlib.suppress(LockError):
+                self._repo.lock.lock()
+                break
+        try:
+            yield
+        finally:
+            self._repo.lock.unlock()
+
+    def commands(self, name: str) -> tuple[list[list[str]], list[list[str]] | None]:
+        """What brings a stage up to date that needs nothing more, and what to try if that fails.
+
+        The first is empty if the stage is up to date. DVC decides alike in `Stage.reproduce`, with
+        the stages before it in view, which a `--single-item` does not have.
+        """
+        stage, options = self.stages[name], self._options
+        upstream = [self.stages[other] for other in self.needs[name]]
+        with _said_by_dvc(), self._locked():
+            if options.force:
+                return self._run(stage), None
+            if stage.changed(options.allow_missing, upstream):
+                fetch = options.pull and not stage.changed(True, upstream)
+            else:
+                fetch = options.pull and name in self.targets and stage.changed_outs()
+                if not fetch:
+                    return [], None
+            run = self._run(stage)
+        return ([[*DVC, "pull", name]], run) if fetch else (run, None)
+
+    def _run(self, stage: Stage) -> list[list[str]]:
+        flags = self._options.flags("force", "allow_missing")
+        run = [[*DVC, "repro", "--single-item", *flags, stage.addressing]]
+        absent = self._absent(stage) if self._options.pull else []
+        return [[*DVC, "pull", *absent], *run] if absent else run
+
+    def _absent(self, stage: Stage) -> list[str]:
+        """What a stage needs and is not here; of a folder that has only a part, the whole folder.
+
+        Part of a folder would be a changed folder to DVC.
+        """
+        outs = [out for other in self.needs[stage.addressing] for out in self.stages[other].outs]
+        paths = []
+        for dep in stage.deps:
+            if not dep.exists:
+                owners = [out for out in outs if dep.fs.isin_or_eq(dep.fs_path, out.fs_path)]
+                paths.append(os.path.relpath((owners or [dep])[0].fs_path))
+        return list(dict.fromkeys(paths))
+
+    def order_lock_files(self) -> None:
+        """Put new entries of dvc.lock into the order in which `dvc repro` makes them.
+
+        Stages that run side by side write theirs in the order in which they end.
+        """
+        from dvc.utils.serialize import modify_yaml
+
+        for lock, before in self._entries.items():
+            if (now := _entries(lock)) == before:
+                continue
+            folder = lock.parent
+            steps = [s.name for s in self._stages_with_command() if Path(s.path).parent == folder]
+            names = [*before, *(name for name in steps if name in now and name not in before)]
+            if now != names and set(now) == set(names):
+                with self._locked(), modify_yaml(str(lock)) as data:
+                    entries = data["stages"]
+                    for name in names:
+                        entries[name] = entries.pop(name)
+
+    def _lock_files(self) -> set[Path]:
+        return {Path(stage.path).with_suffix(".lock") for stage in self._stages_with_command()}
+
+    def _stages_with_command(self) -> list[PipelineStage]:
+        from dvc.stage import PipelineStage
+
+        return [stage for stage in self.stages.values() if isinstance(stage, PipelineStage)]
+
+
+def _patterns(targets: Sequence[str]) -> bool:
+    """Whether some are patterns of names, as for `dvc repro --glob`."""
+    return any(character in target for target in targets for character in "*?[")
+
+
+def _entries(lock: Path) -> list[str]:
+    """The names of the stages in a dvc.lock, in order."""
+    from dvc.utils.serialize import load_yaml
+
+    return list(load_yaml(str(lock)).get("stages", {})) if lock.is_file() else []
+
+
+@contextlib.contextmanager
+def _said_by_dvc() -> Iterator[None]:
+    """What DVC refuses is one error, in its own words."""
+    from dvc.exceptions import DvcException
+
+    try:
+        yield
+    except DvcException as error:
+        raise SightlineError(f"DVC: {error}") from error
