@@ -65,7 +65,12 @@ def pack(path: Path, photos: list[bytes]) -> None:
 
 
 def of_sightline(page: Path) -> list[str]:
-    return [command for command in shown_commands(page) if command.startswith("sightline ")]
+    """The page's commands of single stages; the graph needs a hub and its own folder."""
+    return [
+        command
+        for command in shown_commands(page)
+        if command.startswith("sightline ") and not command.startswith("sightline repro")
+    ]
 
 
 def run(command: str) -> int:
