@@ -54,7 +54,7 @@ demo: demo/params.yaml ## Draw scenes, fill a cache, train on it, print how much
 	@echo "Plots, parameters and where every feature came from: demo/report/report.html"
 	@echo "Next: docs/real-data.md, for your own images or the papers' data."
 
-study: $(STUDY_FOLDER)/params.yaml ## Run the demo with three seeds and all controls, or STUDY=NAME (docs/studies.md)
+study: $(STUDY_FOLDER)/params.yaml ## Run the demo with five seeds and all controls, or STUDY=NAME (docs/studies.md)
 	@cd $(STUDY_FOLDER) && sightline repro report
 	@cat $(STUDY_FOLDER)/report/report.txt
 	@echo "Plots, parameters and where every feature came from: $(STUDY_FOLDER)/report/report.html"
