@@ -179,7 +179,7 @@ def test_edits_are_kept_without_overwrite(folder: Path) -> None:
     assert (code, file.read_text()) == (1, edited)
     assert "params.yaml: you have edited this file" in said
     assert run("study", "--overwrite")[0] == 0
-    assert load_params("params.yaml").graph.seeds == [0, 1, 2]
+    assert load_params("params.yaml").graph.seeds == [0, 1, 2, 3, 4]
 
 
 def test_the_engine_of_this_machine_is_kept(folder: Path) -> None:
@@ -198,7 +198,7 @@ def test_diff_shows_what_would_change_and_writes_nothing(folder: Path) -> None:
     before = Path("params.yaml").read_bytes()
     code, said = run("study", "--diff")
     assert code == 0
-    assert "~ graph.seeds: [0] → [0, 1, 2]" in said.splitlines()
+    assert "~ graph.seeds: [0] → [0, 1, 2, 3, 4]" in said.splitlines()
     assert any(
         line.startswith("+ systems.dalr.runs.dalr-shuffled: {label:") for line in said.split("\n")
     )
