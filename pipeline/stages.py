@@ -181,11 +181,12 @@ def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
                 yield f"{folder}: the code that trained it has not changed"
 
 
-def train(params: Params, run: str, seed: int) -> str:
-    """Train one run; returns a one-line summary."""
-    from train.train_run import train_run
+def train(params: Params, run: str, seed: int, *, dry_run: bool = False) -> str:
+    """Train one run, or only say what there is to do; returns a one-line summary."""
+    from train.train_run import steps_to_do, train_run
 
-    return str(train_run(graph.run_spec(params, run, seed)))
+    spec = graph.run_spec(params, run, seed)
+    return str(steps_to_do(spec) if dry_run else train_run(spec))
 
 
 def evaluation_data(params: Params, task: str) -> str:

@@ -30,8 +30,6 @@ def check_command(command: str) -> None:
     """Assert that the application has the command of a ``sightline …`` line and all its options."""
     words = shlex.split(command)[1:]
     node = get_command(app)
-    if words[0] == "plan" and words[1:2] and words[1] in node.commands:
-        words.pop(0)  # a plan is a command with `plan` in front
     while hasattr(node, "commands"):
         assert words, f"{command!r} names no command"
         assert words[0] in node.commands, f"{command!r}: no command {words[0]!r}"

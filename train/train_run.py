@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from sightline.digest import digest
 from sightline.errors import BusyError, SaidElsewhere, SightlineError
 from sightline.hardware import cpu_warning, processor
 from sightline.hub_datasets import hub_datasets
-from sightline.planning import Planned, asked
 from sightline.progress import Say, to_stderr
 from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.data import first_paired
@@ -64,7 +64,6 @@ def train_run(
         callbacks: further callbacks of the loop, in every process.
 
     Raises:
-        Planned: `sightline plan` asked what there is to do.
         SightlineError: an input is missing or does not match, reported before the model is loaded;
             the folder is not a run's, or its checkpoint is damaged or from another optimiser.
         BusyError: another run writes to the same folder.
@@ -77,11 +76,6 @@ def train_run(
         _require_one_run(processes, digest([inputs.digest, inputs.code]))
         folder = RunFolder(spec.out, paths_of(spec), 0.0 if processes.main else _PATIENCE)
         tell = (say or to_stderr) if processes.main else _nobody
-        if (planning := asked()) is not None:
-            from train.plan_run import plan_run
-
-            plan_run(inputs, folder, processes, planning)
-            raise Planned
         if spec.train.precision == AUTO:
             inputs = with_precision(inputs, folder, processes, tell)
         # a finished run needs no device, and not the seconds in which PyTorch is imported
@@ -97,6 +91,43 @@ def train_run(
                 last.callback(stop.restore)
                 text = _run(inputs, folder, made, processes, stop, say, callbacks or [])
             return RunSummary.model_validate_json(text)
+
+
+@dataclass(frozen=True)
+class StepsToDo:
+    """What a run still has to do.
+
+    Attributes:
+        out: its folder.
+        done, to_do: optimiser steps that are kept, and that are not.
+    """
+
+    out: str
+    done: int
+    to_do: int
+
+    def __str__(self) -> str:
+        return f"{self.out}: {self.done:,} steps there, {self.to_do:,} to do"
+
+
+def steps_to_do(spec: RunSpec) -> StepsToDo:
+    """What `train_run` would do, once its inputs are checked; nothing is written.
+
+    Raises:
+        SightlineError: as `train_run` before it trains.
+    """
+    from train.loop import micro_batches, read_state
+
+    inputs = RunInputs.open(spec, Processes())
+    folder = RunFolder(spec.out, paths_of(spec))
+    folder.output.check_place()
+    finished = folder.finished(inputs.digest, inputs.code)
+    if finished is not None:
+        return StepsToDo(spec.out.as_posix(), finished.steps, 0)
+    steps = -(-micro_batches(spec.train, inputs.data) // spec.train.gradient_accumulation)
+    name = checkpoint_to_resume(inputs, folder, to_stderr)
+    done = read_state(folder.checkpoints.folder / name).step if name else 0
+    return StepsToDo(spec.out.as_posix(), done, steps - done)
 
 
 _PATIENCE = 2.0

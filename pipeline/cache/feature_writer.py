@@ -23,7 +23,7 @@ from pipeline.cache.set_writer import MAX_SMALL_SHARDS, SetWriter
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
 from pipeline.cache.worker import Worker
 from sightline.errors import SightlineError
-from sightline.files import free_bytes
+from sightline.files import free_bytes, in_bytes
 
 BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}
 """Rows per block by kind: a kill loses at most this many."""
@@ -294,6 +294,6 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         if needed > free:
             raise SightlineError(
                 f"{self.folder}: {rows} rows of {row_bytes} bytes need about "
-                f"{needed / 1e9:.2f} GB during writing, but only {free / 1e9:.2f} GB are free; "
+                f"{in_bytes(needed)} during writing, but only {in_bytes(free)} are free; "
                 "free some space or choose another output folder. Nothing was started."
             )

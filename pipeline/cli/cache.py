@@ -14,7 +14,8 @@ import typer
 
 from pipeline.cli import diagnose, share
 from pipeline.cli.options import DEVICE, JSON, MOST_SEED, PARAMS, print_json
-from pipeline.cli.sets import PATH, info, list_sets, readable_size, sets_below
+from pipeline.cli.sets import PATH, info, list_sets, sets_below
+from sightline.files import in_bytes
 
 app = typer.Typer(
     help="List, verify, diagnose, repair and share the sets of the cache.", no_args_is_help=True
@@ -179,9 +180,9 @@ def gc(
         print_json({folder: asdict(each) for folder, each in found.items()})
         return
     for folder, each in found.items():
-        print(f"{folder}: {len(each.files)} files, {each.rows:,} rows, {readable_size(each.bytes)}")
+        print(f"{folder}: {len(each.files)} files, {each.rows:,} rows, {in_bytes(each.bytes)}")
     total = sum(each.bytes for each in found.values())
-    print(f"{readable_size(total)} {'would be freed' if dry_run else 'freed'}")
+    print(f"{in_bytes(total)} {'would be freed' if dry_run else 'freed'}")
 
 
 app.command()(diagnose.diagnose)

@@ -19,7 +19,6 @@ from pipeline.cli import (
     ground,
     neighbours,
     phrase_tokens,
-    plan,
     prepare,
     repro,
     runs,
@@ -40,7 +39,6 @@ _ORDER = (
         "runs",
         "configure",
         "repro",
-        "plan",
         "stage",
         "cache",
         "doctor",
@@ -79,7 +77,6 @@ app.command("paper")(paper)
 app.command("configure")(configure.configure)
 app.add_typer(cache.app, name="cache")
 app.command("repro")(repro.repro)
-app.command("plan", context_settings={"ignore_unknown_options": True})(plan.plan)
 app.add_typer(stage.app, name="stage")
 app.command("doctor")(doctor.doctor)
 

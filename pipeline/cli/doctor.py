@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.options import JSON, print_json
+from sightline.files import in_bytes
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -91,7 +92,7 @@ def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "threads", f"{threads} used by PyTorch; OMP_NUM_THREADS sets another number"
     yield "memory", _memory_line(Memory(**report["memory"]))
     disk = report["disk"]
-    yield "disk", f"{_gb(disk['free'])} of {_gb(disk['total'])} free at {disk['folder']}"
+    yield "disk", f"{in_bytes(disk['free'])} of {in_bytes(disk['total'])} free at {disk['folder']}"
     for index, gpu in enumerate(report["gpus"]):
         yield f"gpu {index}", _gpu_line(Gpu(**gpu), report["driver"])
     if not report["gpus"]:
@@ -126,25 +127,25 @@ def _cpu_line(cpu: Processor) -> str:
 def _memory_line(memory: Memory) -> str:
     if memory.total is None or memory.free is None:
         return "unknown on this system"
-    limit = "" if memory.limit is None else f", limited to {_gb(memory.limit)} by its control group"
-    return f"{_gb(memory.free)} of {_gb(memory.total)} free{limit}"
+    limit = (
+        ""
+        if memory.limit is None
+        else f", limited to {in_bytes(memory.limit)} by its control group"
+    )
+    return f"{in_bytes(memory.free)} of {in_bytes(memory.total)} free{limit}"
 
 
 def _gpu_line(gpu: Gpu, driver: str) -> str:
-    free = "" if gpu.free is None else f"{_gb(gpu.free)} of "
+    free = "" if gpu.free is None else f"{in_bytes(gpu.free)} of "
     parts = [
         gpu.name,
-        f"{free}{_gb(gpu.total)}{' free' if free else ''}",
+        f"{free}{in_bytes(gpu.total)}{' free' if free else ''}",
         f"compute capability {gpu.capability[0]}.{gpu.capability[1]}",
         "bf16" if gpu.bf16 else "no bf16",
         f"driver {driver}" if driver else "",
         "cannot be used, see problems" if gpu.problem else "",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB"
 
 
 def _of_the_processor(cpu: Processor, threads: int) -> Iterator[str]:
@@ -157,7 +158,7 @@ def _of_the_processor(cpu: Processor, threads: int) -> Iterator[str]:
 
 def _of_disk(folder: Path, free: int) -> Iterator[str]:
     if free < _LEAST_DISK:
-        yield f"{folder}: only {_gb(free)} free; features and checkpoints need more"
+        yield f"{folder}: only {in_bytes(free)} free; features and checkpoints need more"
 
 
 def _packages() -> tuple[dict[str, dict[str, str]], list[str]]:

@@ -13,6 +13,7 @@ from pipeline.cli.options import (
     ACTORS,
     DEVICE,
     DEVICES,
+    DRY_RUN,
     ENGINE,
     JSON,
     OUT,
@@ -102,6 +103,7 @@ def image(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     as_json: JSON = False,
 ) -> None:
     """Encode images with a ResNet or CLIP.
@@ -113,7 +115,7 @@ def image(
     from pipeline.extract.feature_inputs import images_of
 
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
-    how = _invocation(device, retry, threads, worker)
+    how = _invocation(device, retry, threads, worker, dry_run)
     settings = _settings(
         precision,
         dtype,
@@ -163,6 +165,7 @@ def objects(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     as_json: JSON = False,
 ) -> None:
     """Encode the objects that phrases name, cut out by their masks, with a ResNet or CLIP.
@@ -177,7 +180,7 @@ def objects(
 
     rules = CutoutRules(margin=margin, background=background)
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
-    how = _invocation(device, retry, threads, worker)
+    how = _invocation(device, retry, threads, worker, dry_run)
     settings = _settings(
         precision,
         dtype,
@@ -216,6 +219,7 @@ def text(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     as_json: JSON = False,
 ) -> None:
     """Encode texts with CLIP's text tower.
@@ -227,7 +231,7 @@ def text(
     from pipeline.extract.feature_inputs import texts_of
 
     config = named_encoder(encoder, weights, "text", compile=compile)
-    how = _invocation(device, retry, threads, worker)
+    how = _invocation(device, retry, threads, worker, dry_run)
     settings = _settings(
         precision,
         dtype,
@@ -275,6 +279,7 @@ def teacher(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     as_json: JSON = False,
 ) -> None:
     """Encode texts with a teacher: any Hugging Face encoder.
@@ -288,7 +293,7 @@ def teacher(
     config = named_encoder(
         encoder, weights, "teacher", pooling=pooling, max_length=max_length, compile=compile
     )
-    how = _invocation(device, retry, threads, worker)
+    how = _invocation(device, retry, threads, worker, dry_run)
     settings = _settings(
         precision,
         dtype,
@@ -310,11 +315,11 @@ def _inputs(config: EncoderConfig, *paths: Path | None) -> list[Path]:
 
 
 def _invocation(
-    device: str, retry: Retry | None, threads: int | None, worker: str | None
+    device: str, retry: Retry | None, threads: int | None, worker: str | None, dry_run: bool
 ) -> Invocation:
     from pipeline.extract.runner import Invocation
 
-    return Invocation(retry is not None, threads, worker_of(worker), device)
+    return Invocation(retry is not None, threads, worker_of(worker), device, dry_run=dry_run)
 
 
 def _settings(
@@ -360,6 +365,9 @@ def _print(summary: SetSummary, out: Path, as_json: bool) -> None:
     record = summary.record
     if not as_json:
         print(f"{out}: {summary}")
+        return
+    if summary.to_do is not None:
+        print_json(summary.of_a_dry_run())
         return
     shown: dict[str, Any] = {
         "out": out.as_posix(),

@@ -13,6 +13,7 @@ from pipeline.cli.options import (
     ACTORS,
     DEVICE,
     DEVICES,
+    DRY_RUN,
     ENGINE,
     JSON,
     OUT,
@@ -54,6 +55,7 @@ def run(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     as_json: JSON = False,
 ) -> None:
     """Find phrases, boxes and masks, and cut the objects out.
@@ -77,10 +79,13 @@ def run(
         workers=workers,
         max_failed=max_failed,
     )
-    how = Invocation(retry is not None, threads, worker_of(worker), device)
+    how = Invocation(retry is not None, threads, worker_of(worker), device, dry_run=dry_run)
     summary = run_work(work, how, engine_of(devices, engine, ray_address, actors))
     if not as_json:
         print(f"{out}: {summary}")
+        return
+    if summary.to_do is not None:
+        print_json(summary.of_a_dry_run())
         return
     print_json(
         {

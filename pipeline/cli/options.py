@@ -85,6 +85,12 @@ ACTORS = Annotated[
 ]
 
 
+DRY_RUN = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Say which rows are there and which are to do; write nothing."),
+]
+
+
 def worker_of(given: str | None) -> Worker | None:
     """The worker of ``--worker``; misuse (exit code 2) for anything but I/N and env."""
     from pipeline.cache.worker import Worker

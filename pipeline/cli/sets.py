@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.options import JSON, print_json
+from sightline.files import in_bytes
 
 if TYPE_CHECKING:
     from pipeline.cache.record import FeatureSetRecord, SetRecord
@@ -127,7 +128,7 @@ def _about(path: Path, record: SetRecord) -> dict[str, Any]:
             "shards": len(record.shards),
         }
     return about | {
-        "size": readable_size(record.size),
+        "size": in_bytes(record.size),
         "provenance": str(record.provenance),
         "fingerprint": record.fingerprint,
         "content_digest": record.content_digest,
@@ -152,10 +153,3 @@ def _about_features(record: FeatureSetRecord) -> dict[str, Any]:
         "shards": len(record.shards),
         "computed": sorted({str(shard.computed) for shard in record.shards}),
     }
-
-
-def readable_size(count: int) -> str:
-    """A number of bytes in a readable unit."""
-    if count < 1e6:
-        return f"{count / 1e3:,.1f} kB"
-    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

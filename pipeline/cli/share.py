@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.options import JSON, OUT, print_json
-from pipeline.cli.sets import SET, readable_size
+from pipeline.cli.sets import SET
+from sightline.files import in_bytes
 
 _FILE = Annotated[Path, typer.Option("--out", help="File to write.", show_default=False)]
 _TEXTS = Annotated[Path, typer.Option(help="Captions, one per line, aligned with the rows.")]
@@ -95,7 +96,7 @@ def export_set(
 
     if form is Format.TAR:
         _only_with("another --format", dataset=dataset, normalise=normalise, licence=licence)
-        print(f"{out}: {readable_size(export(path, out))}")
+        print(f"{out}: {in_bytes(export(path, out))}")
         return
     from pipeline.interchange.export import export_features
     from pipeline.interchange.row_files import Form
@@ -111,7 +112,7 @@ def export_set(
         normalise=normalise,
         licence=licence,
     )
-    print(f"{out}: {done.rows:,} rows, {done.files:,} files, {readable_size(done.bytes)}")
+    print(f"{out}: {done.rows:,} rows, {done.files:,} files, {in_bytes(done.bytes)}")
     if done.unnamed:
         print(f"{done.unnamed:,} rows are not in {dataset}; their name is empty")
 
@@ -188,7 +189,7 @@ def _import_archive(archive: Path, out: Path) -> None:
     from pipeline.cache.record import NAMES
 
     record = unpack(archive, out)
-    size = readable_size(record.size)
+    size = in_bytes(record.size)
     print(f"{out}: {NAMES[record.spec.kind]}, {len(record.files)} files, {size}")
 
 

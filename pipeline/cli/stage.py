@@ -10,6 +10,7 @@ import typer
 from pipeline.cli.options import (
     ACTORS,
     DEVICES,
+    DRY_RUN,
     ENGINE,
     MOST_SEED,
     PARAMS,
@@ -58,13 +59,14 @@ def image_features(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     params: PARAMS = _FILE,
 ) -> None:
     """Encode every image with one image encoder.
 
     Example: sightline stage image-features scenes clip
     """
-    how = _invocation(retry, threads, worker)
+    how = _invocation(retry, threads, worker, dry_run)
     given = (devices, engine, ray_address, actors)
     _features(params, dataset, "image", encoder, how, given)
 
@@ -79,6 +81,7 @@ def ground(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     params: PARAMS = _FILE,
 ) -> None:
     """Find phrases, boxes, masks and cut-outs for a data set's captions.
@@ -89,7 +92,7 @@ def ground(
 
     loaded = load_here(params)
     runner = engine_of(devices, engine, ray_address, actors, loaded.engine)
-    how = _invocation(retry, threads, worker)
+    how = _invocation(retry, threads, worker, dry_run)
     print(f"{dataset}: {stages.ground(loaded, dataset, how, runner)}")
 
 
@@ -115,13 +118,14 @@ def object_features(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     params: PARAMS = _FILE,
 ) -> None:
     """Encode every object that a caption names with one image encoder.
 
     Example: sightline stage object-features scenes clip
     """
-    how = _invocation(retry, threads, worker)
+    how = _invocation(retry, threads, worker, dry_run)
     given = (devices, engine, ray_address, actors)
     _features(params, dataset, "object", encoder, how, given)
 
@@ -137,13 +141,14 @@ def text_features(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     params: PARAMS = _FILE,
 ) -> None:
     """Encode every caption with CLIP's text tower.
 
     Example: sightline stage text-features scenes clip
     """
-    how = _invocation(retry, threads, worker)
+    how = _invocation(retry, threads, worker, dry_run)
     given = (devices, engine, ray_address, actors)
     _features(params, dataset, "text", encoder, how, given)
 
@@ -159,13 +164,14 @@ def teachers(
     engine: ENGINE = None,
     ray_address: RAY_ADDRESS = None,
     actors: ACTORS = None,
+    dry_run: DRY_RUN = False,
     params: PARAMS = _FILE,
 ) -> None:
     """Encode every caption with one teacher.
 
     Example: sightline stage teachers scenes similarity
     """
-    how = _invocation(retry, threads, worker)
+    how = _invocation(retry, threads, worker, dry_run)
     given = (devices, engine, ray_address, actors)
     _features(params, dataset, "teacher", encoder, how, given)
 
@@ -205,7 +211,7 @@ def code(params: PARAMS = _FILE) -> None:
 
 
 @app.command()
-def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
+def train(run: _RUN, seed: _SEED, dry_run: DRY_RUN = False, params: PARAMS = _FILE) -> None:
     """Train one run with one seed.
 
     Example: sightline stage train mcse-clip 0
@@ -213,7 +219,7 @@ def train(run: _RUN, seed: _SEED, params: PARAMS = _FILE) -> None:
     from pipeline import stages
     from sightline.launched import is_first_process
 
-    summary = stages.train(load_here(params), run, seed)
+    summary = stages.train(load_here(params), run, seed, dry_run=dry_run)
     if is_first_process():
         print(summary)
 
@@ -274,10 +280,12 @@ def _features(
     print(f"{dataset}/{kind}/{encoder}: {found}")
 
 
-def _invocation(retry: Retry | None, threads: int | None, worker: str | None) -> Invocation:
+def _invocation(
+    retry: Retry | None, threads: int | None, worker: str | None, dry_run: bool
+) -> Invocation:
     from pipeline.extract.runner import Invocation
 
-    return Invocation(retry is not None, threads, worker_of(worker))
+    return Invocation(retry is not None, threads, worker_of(worker), dry_run=dry_run)
 
 
 def load_here(path: Path) -> Params:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.options import JSON, MOST_SEED, OUT, first_mistake, pairs_of, print_json
+from pipeline.cli.options import DRY_RUN, JSON, MOST_SEED, OUT, first_mistake, pairs_of, print_json
 
 
 def train(
@@ -50,6 +50,7 @@ def train(
     ] = "fp32",
     eval_steps: Annotated[int, typer.Option(min=1, help="Steps between dev evaluations.")] = 125,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dry_run: DRY_RUN = False,
     as_json: JSON = False,
 ) -> None:
     """Fine-tune a student on cached features. If killed, rerun the same command to resume.
@@ -58,12 +59,14 @@ def train(
     --captions data/mine/captions.parquet --images data/mine/images.parquet --tokens tokens
     --student bert-base-uncased --epochs 3 --out runs/mcse
     """
+    from dataclasses import asdict
+
     from pydantic import ValidationError
 
     from sightline.errors import SightlineError
     from sightline.launched import is_first_process
     from train.new_run import new_run
-    from train.train_run import train_run
+    from train.train_run import steps_to_do, train_run
 
     if (captions is None) != (images is None):
         raise typer.BadParameter("--captions and --images go together", param_hint="--captions")
@@ -96,6 +99,10 @@ def train(
         )
     except ValidationError as error:
         raise SightlineError(first_mistake(error)) from error
+    if dry_run:
+        left = steps_to_do(spec)
+        print_json(asdict(left)) if as_json else print(left)
+        return
     summary = train_run(spec)
     if not is_first_process():
         return

@@ -14,6 +14,7 @@ from pipeline.cache.record import FeatureSetRecord, TableSetRecord
 from pipeline.cache.set_writer import SetWriter
 from pipeline.extract.reporting import Reporter
 from sightline.errors import SightlineError
+from sightline.files import in_bytes
 from sightline.signals import Stopped
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -37,6 +38,8 @@ class SetSummary:
         halved_to: items per call by model (``""`` if there is one), after halving for lack of
             memory.
         remarks: further remarks on the set.
+        to_do: rows to compute, of a dry run; None: a run.
+        bytes_to_write: of a dry run; None: not known.
     """
 
     folder: Path
@@ -50,6 +53,17 @@ class SetSummary:
     unit: str
     halved_to: dict[str, int]
     remarks: tuple[str, ...] = ()
+    to_do: int | None = None
+    bytes_to_write: int | None = None
+
+    def of_a_dry_run(self) -> dict[str, Any]:
+        """What there is to do, as a JSON object."""
+        return {
+            "out": self.folder.as_posix(),
+            "to_do": self.to_do,
+            "copied": self.copied,
+            "bytes_to_write": self.bytes_to_write,
+        }
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -58,7 +72,11 @@ class SetSummary:
 
     def __str__(self) -> str:
         parts = [self.holds] if self.holds else []
-        if self.computed:
+        if self.to_do is not None:
+            parts.append(f"{self.to_do:,} to compute")
+            if self.bytes_to_write:
+                parts.append(f"{in_bytes(self.bytes_to_write)} to write")
+        elif self.computed:
             rate = self.computed / max(self.seconds, 1e-9)
             shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
             parts.append(
@@ -67,7 +85,8 @@ class SetSummary:
         else:
             parts.append("nothing to compute")
         if self.copied:
-            parts.append(f"{self.copied:,} copied from disk")
+            copied = "copied" if self.to_do is None else "to copy"
+            parts.append(f"{self.copied:,} {copied} from disk")
         if self.resumed:
             parts.append(f"{self.resumed:,} reused from an interrupted run or other workers")
         if self.failed:
@@ -76,7 +95,7 @@ class SetSummary:
             sizes = ", ".join(f"{name} {size}".strip() for name, size in self.halved_to.items())
             parts.append(f"batches halved for memory: {sizes}")
         parts += self.remarks
-        if self.record is None:
+        if self.record is None and self.to_do is None:
             parts.append("other workers are still active; the last one publishes the set")
         return " · ".join(parts)
 

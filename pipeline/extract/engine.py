@@ -16,7 +16,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from pipeline.extract.account import SetSummary
 from pipeline.extract.runner import Invocation
 from sightline.errors import SightlineError
-from sightline.planning import asked
 
 Work = Callable[[Invocation], SetSummary]
 """One run, as any worker can do it: picklable, reads its inputs and builds its models itself."""
@@ -98,7 +97,7 @@ def run_work(work: Work, how: Invocation, engine: Engine) -> SetSummary:
         SightlineError: as ``work``; a device is absent, a worker died, or the cluster does not
             answer. Finished blocks are kept in each case.
     """
-    if asked() is not None:  # a plan is made here, as if one worker did everything
+    if how.dry_run:  # made here, as if one worker did everything
         return work(replace(how, device=engine.devices[0]) if engine.devices else how)
     if engine.name == "ray":
         from pipeline.extract.ray_cluster import run_on_ray

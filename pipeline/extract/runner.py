@@ -22,7 +22,6 @@ from pipeline.extract.memory import HalvingCalls, halved_to
 from pipeline.extract.reporting import TERMINAL, Advance, Reporter
 from sightline.errors import BusyError
 from sightline.hardware import cpu_warning
-from sightline.planning import asked
 from sightline.threads import threads_here, using_threads
 
 Failures = dict[bytes, Failure]
@@ -59,6 +58,7 @@ class Invocation:
         worker: this worker among several that share the output; None: the only one.
         device: device of the models; None: as configured.
         reporter: where the run reports.
+        dry_run: only say what there is to do; write nothing.
     """
 
     retry_failed: bool = False
@@ -66,6 +66,7 @@ class Invocation:
     worker: Worker | None = None
     device: str | None = None
     reporter: Reporter = TERMINAL
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,8 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
             published first), no disk space, or workers with a different plan.
         BusyError: another run is writing there.
     """
-    if (planning := asked()) is not None:
-        from pipeline.extract.plan_job import plan_job
-
-        return plan_job(job, settings, planning)
+    if settings.dry_run:
+        return _to_do(job)
     start = time.monotonic()
     writer, unit, count = job.writer, job.unit, 0
     with account(writer, unit), ExitStack() as stack:
@@ -189,6 +188,30 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
     )
     check_failures(writer.folder, writer.failures, failed, total, unit, settings.max_failed)
     return summary
+
+
+def _to_do(job: Job) -> SetSummary:
+    """What a run would compute, beside any run that is writing there; writes nothing."""
+    writer = job.writer
+    with writer.looked_at():
+        left = sum(len(batch.keys) for batch in job.plan())
+        new_bytes = writer.bytes_of(left + writer.copied_rows)
+        remarks = [f"recomputing everything because {why}" for why in writer.replaces]
+        return SetSummary(
+            writer.folder,
+            None,
+            f"{writer.wanted_rows - left - writer.copied_rows:,} {job.unit} there",
+            0,
+            writer.copied_rows,
+            0,
+            0,
+            0.0,
+            job.unit,
+            {},
+            (*remarks, *writer.repaired),
+            to_do=left,
+            bytes_to_write=new_bytes and new_bytes[0],
+        )
 
 
 def _compute(job: Job, settings: RunSettings) -> int:

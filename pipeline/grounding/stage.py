@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,12 @@ def ground_dataset(
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(where, "fp32"):
         summary = ground(units, grounder, segmenter, settings.rules, paths.out, grounding)
-    if paths.cutouts is not None and summary.record is not None:
+    if paths.cutouts is not None and (summary.record is not None or summary.to_do == 0):
         places = {unit.key: unit.place for unit in units}
         cutting = CutoutSettings(**vars(shared), workers=workers)
-        write_cutouts(paths.out, places, paths.cutouts, cutting)
+        cut = write_cutouts(paths.out, places, paths.cutouts, cutting)
+        if how.dry_run:
+            summary = replace(summary, remarks=(*summary.remarks, f"{paths.cutouts}: {cut}"))
     return summary
 
 

@@ -36,6 +36,7 @@ from pipeline.cache.unit_rows import unit_rows
 from pipeline.interchange.card import card
 from pipeline.interchange.row_files import Form, Source, write_files
 from sightline.errors import SightlineError
+from sightline.files import in_bytes
 from sightline.output import Output, json_record
 
 RECORD, SCHEMA = "export.json", "sightline.export/1"
@@ -236,8 +237,8 @@ def _require_space(folder: Path, source: Source) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise SightlineError(
-            f"{folder.parent}: this export needs about {needed / 1e9:.2f} GB, but only "
-            f"{free / 1e9:.2f} GB are free; free some space or choose another output folder"
+            f"{folder.parent}: this export needs about {in_bytes(needed)}, but only "
+            f"{in_bytes(free)} are free; free some space or choose another output folder"
         )
 
 

@@ -69,6 +69,27 @@ def test_the_command_writes_records_and_cutouts(data, tmp_path):
     assert "nothing to compute" in again.stdout
 
 
+def test_a_dry_run_of_a_grounding_and_then_of_its_cutouts(data, tmp_path):
+    words = command(data, tmp_path, settings_of(data))
+
+    def to_do() -> str:
+        done = CliRunner().invoke(app, [*words, "--dry-run"])
+        assert done.exit_code == 0, done.output
+        return done.stdout.removeprefix(f"{tmp_path}/")
+
+    assert to_do() == "out: 0 images there · 3 to compute\n"
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "cut").exists()
+    assert CliRunner().invoke(app, words).exit_code == 0
+    done = f"out: 3 images there · 0 to compute · {tmp_path}/cut: "
+    assert to_do().startswith(done)
+    assert to_do().endswith(" objects there · 0 to compute\n")
+    for path in (tmp_path / "cut").iterdir():
+        path.unlink()
+    assert to_do().startswith(f"{done}0 objects there · ")
+    assert not list((tmp_path / "cut").iterdir())
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -186,37 +207,3 @@ def test_two_devices_ground_like_one(data, tmp_path, monkeypatch):
     assert stages.ground(shared, "mine", Invocation(threads=1)).counts["pairs"] == 3 * 7
     together = [{path.name: path.read_bytes() for path in each.iterdir()} for each in sets]
     assert together == alone
-
-
-def files(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
-
-
-def test_a_plan_of_a_grounding_and_then_of_its_cutouts(data, tmp_path):
-    words = command(data, tmp_path, settings_of(data))
-
-    def planned(*more: str) -> list[dict]:
-        before = files(tmp_path)
-        found = CliRunner().invoke(app, ["plan", *words, *more, "--json"])
-        assert found.exit_code == 0, found.output
-        assert files(tmp_path) == before
-        return json.loads(found.stdout)
-
-    (first,) = planned()
-    assert (first["there"], first["left"], first["unit"]) == (0, 3, "images")
-    assert first["seconds"] > 0
-    assert first["write_bytes"] > 0  # as many as the tables of the probe
-    (unprobed,) = planned("--no-probe")
-    assert (unprobed["seconds"], unprobed["write_bytes"]) == (None, None)
-    assert CliRunner().invoke(app, words).exit_code == 0
-    size = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.parquet"))
-    assert first["write_bytes"] == pytest.approx(size, rel=0.2)
-    grounding, cutouts = planned()
-    assert (grounding["there"], grounding["left"], grounding["seconds"]) == (3, 0, 0)
-    assert (cutouts["unit"], cutouts["left"], cutouts["seconds"]) == ("objects", 0, 0)
-    for path in (tmp_path / "cut").iterdir():
-        path.unlink()
-    grounding, cutouts = planned()
-    assert grounding["left"] == 0
-    assert cutouts["left"] == cutouts["there"] + cutouts["left"] > 0
-    assert cutouts["seconds"] > 0

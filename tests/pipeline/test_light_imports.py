@@ -18,7 +18,7 @@ HEAVY = (
     *("scipy", "sklearn", "matplotlib", "datasets", "mteb", "dvc", "ray"),
 )
 MODULES = (
-    *("pipeline.stages", "pipeline.params", "pipeline.plan_graph", "pipeline.extract.runner"),
+    *("pipeline.stages", "pipeline.params", "pipeline.extract.runner"),
     *("pipeline.extract.feature_inputs", "pipeline.extract.dataset_features"),
     *("pipeline.grounding.stage", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
     *("train.train_run", "train.new_run", "train.objectives.combined", "train.objectives.dalr"),
