@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pipeline import graph
-from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord, shown
+from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
 from pipeline.datasets.kinds import source_type
 from pipeline.datasets.source import Source
 from sightline.errors import SightlineError
@@ -43,7 +43,7 @@ def described(record: SetRecord, licence: str) -> dict[str, str]:
         assert isinstance(record, TableSetRecord)
         lines = {"Made with": _words(record.spec.description), "Counts": _words(record.counts)}
         computed = [shard.computed for shard in record.shards if shard.computed]
-    on = sorted({", ".join(f"{shown(k)} {shown(v)}" for k, v in each.items()) for each in computed})
+    on = sorted({", ".join(f"{k} {v}" for k, v in each.items()) for each in computed})
     return lines | {
         "Size": f"{record.size / 1e6:,.1f} MB in {len(record.files):,} files",
         "Computed on": "; ".join(on) or "not recorded",
@@ -69,6 +69,4 @@ def _of_features(record: FeatureSetRecord) -> dict[str, str]:
 
 
 def _words(values: dict[str, object]) -> str:
-    return ", ".join(
-        f"{shown(name.replace('_', ' '))} {shown(value)}" for name, value in values.items()
-    )
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())

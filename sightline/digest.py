@@ -6,18 +6,7 @@ import hashlib
 import json
 
 
-def digest(value: object, *, spaced: bool = False, escaped: bool = False) -> str:
-    """SHA-256 (hex) of a value's canonical JSON: sorted keys, no spaces, UTF-8.
-
-    Args:
-        spaced: a space after every comma and colon.
-        escaped: non-ASCII letters as ``\\u…``. Digests already on disk use these two forms; a new
-            one uses neither.
-    """
-    text = json.dumps(
-        value,
-        sort_keys=True,
-        separators=(", ", ": ") if spaced else (",", ":"),
-        ensure_ascii=escaped,
-    )
+def digest(value: object) -> str:
+    """SHA-256 (hex) of a value's canonical JSON: sorted keys, no spaces, UTF-8."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

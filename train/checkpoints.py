@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,10 +52,6 @@ class Progress:
     processes: list[int] = field(default_factory=lambda: [1])
     optimizer: str = ""
     precision_probe: str = ""
-
-
-_FIELDS = fields(Progress)
-_NEWER = {"code", "processes", "optimizer", "precision_probe"}  # which older checkpoints lack
 
 
 class Checkpoints:
@@ -141,8 +137,7 @@ class Checkpoints:
         try:
             body = json.loads((path / PROGRESS_FILE).read_bytes())
             found = body["progress"]
-            names = [each.name for each in _FIELDS if each.name in found or each.name not in _NEWER]
-            progress = Progress(**{name: found[name] for name in names})
+            progress = Progress(**found)
             files = dict(body["blake3"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._damaged(path / PROGRESS_FILE) from error

@@ -185,7 +185,7 @@ def spec_digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any])
         body["train"].pop("compile")
     if spec.train.chunk is None:  # as before chunks existed
         body["train"].pop("chunk")
-    return digest({**body, **content}, spaced=True, escaped=True)
+    return digest({**body, **content})
 
 
 def content_of(spec: RunSpec, data: TrainingData, dev: GradedPairs | None) -> dict[str, Any]:

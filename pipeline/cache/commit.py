@@ -6,21 +6,18 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from pipeline.cache.errors import CacheError
 from pipeline.cache.record import (
+    FILE_NAMES,
     NAMES,
     SCHEMA,
-    SINGLE_KINDS,
     TABLE_KINDS,
-    TABLES_OF,
     FeatureSetRecord,
-    FileRecord,
     SetRecord,
-    TableRecord,
     TableSetRecord,
 )
 from sightline.digest import digest
@@ -28,24 +25,9 @@ from sightline.errors import SightlineError
 from sightline.output import Output
 
 FILE_NAME = "set.json"
-MAX_BYTES = 8 << 20
-"""Commit files above this size are rejected unread. The limit allows 20,000 shards, more than a
-terabyte of features; crafted JSON of this size can take thirty times its bytes in memory."""
-
 _MARK = b'"sightline.set/'
 _HEAD_BYTES = 4096
-_INDEX_NAME, _SHARD_NAME = r"index-[0-9a-f]{32}\.parquet", r"shard-[0-9a-f]{32}\.h5"
-_TABLE_NAME = r"(?:images|phrases|drops|cutouts|tokens|phrase_tokens)-[0-9a-f]{32}\.parquet"
-_NAMES = re.compile(f"{_INDEX_NAME}|{_SHARD_NAME}|{_TABLE_NAME}".encode())
-_EARLIER = {
-    "feature_set.json": "sightline extract",
-    "grounding.json": "sightline ground run",
-    "cutouts.json": "sightline ground run",
-    "student.json": "sightline tokens",
-    "tokens.parquet": "sightline tokens",
-    "phrase_tokens.parquet": "sightline phrase-tokens",
-}
-"""Files that identify a set of an earlier schema, and the command that makes it."""
+_NAMES = re.compile(FILE_NAMES.encode())
 _AGAIN = "pull it again, or rerun its stage"
 
 R = TypeVar("R", bound=SetRecord)
@@ -97,27 +79,12 @@ def read_tables_record(folder: Path, kind: str) -> TableSetRecord:
     return record
 
 
-def refuse_earlier(folder: Path) -> None:
-    """Reject a folder that holds a set of an earlier schema.
-
-    Raises:
-        CacheError: it does; names the commands to recreate it.
-    """
-    there = [name for name in _EARLIER if (folder / name).is_file()]
-    if there and not (folder / FILE_NAME).is_file():
-        raise CacheError(
-            f"{folder}: a set of an earlier schema ({there[0]}), which this version cannot read; "
-            f"move it away and recreate it with its stage or `{_EARLIER[there[0]]}`"
-        )
-
-
 def refuse_other_kinds(folder: Path, kind: str) -> None:
     """Refuse to replace a set of a different kind; one of the same kind may be replaced.
 
     Raises:
-        CacheError: the folder holds one, or a set of an earlier schema.
+        CacheError: the folder holds one.
     """
-    refuse_earlier(folder)
     try:
         found = read_record(folder).spec.kind
     except CacheError:
@@ -143,30 +110,17 @@ def read_record(folder: Path, expected: str = "set") -> SetRecord:
         expected: what to call the set in the error if there is none.
 
     Raises:
-        CacheError: no such file, not JSON, a different schema version, an unknown or missing
-            field, a wrong digest, file names outside the folder, or row counts too large for the
-            files.
+        CacheError: no such file, or a link; not JSON, another schema version, an unknown, missing
+            or invalid field, a wrong digest.
     """
     path = folder / FILE_NAME
     if path.is_symlink():
         raise CacheError(f"{path}: is a link; a set contains no links")
     if not path.is_file():
-        refuse_earlier(folder)
         raise CacheError(f"{folder}: no {expected} here (no {FILE_NAME}); {_AGAIN}")
-    if path.stat().st_size > MAX_BYTES:
-        raise CacheError(f"{path}: {path.stat().st_size} bytes, more than the {MAX_BYTES} allowed")
     try:
-        return _parse(path, path.read_bytes())
-    except RecursionError as error:
-        raise CacheError(f"{path}: not usable JSON (nested too deeply); {_AGAIN}") from error
-    except UnicodeEncodeError as error:
-        raise CacheError(f"{path}: contains invalid Unicode; {_AGAIN}") from error
-
-
-def _parse(path: Path, data: bytes) -> SetRecord:
-    try:
-        body = json.loads(data, parse_constant=_no_number)
-    except ValueError as error:
+        body = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise CacheError(f"{path}: truncated or not JSON ({error}); {_AGAIN}") from error
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
         found = body.get("schema", "none") if isinstance(body, dict) else type(body).__name__
@@ -174,8 +128,7 @@ def _parse(path: Path, data: bytes) -> SetRecord:
             f"{path}: schema version {str(found)[:80]!r}, expected {SCHEMA}; "
             "use the Sightline version that wrote it, or rerun its stage"
         )
-    claimed = body.pop("digest", None)
-    if claimed != digest(body):
+    if body.pop("digest", None) != digest(body):
         raise CacheError(f"{path}: its digest does not match its content; {_AGAIN}")
     spec = body.get("spec")
     tables = isinstance(spec, dict) and spec.get("kind") in TABLE_KINDS
@@ -188,60 +141,4 @@ def _parse(path: Path, data: bytes) -> SetRecord:
         raise CacheError(f"{path}: {where}: {first['msg']}; {_AGAIN}") from error
     if record.fingerprint != record.spec.fingerprint:
         raise CacheError(f"{path}: its fingerprint does not match its description; {_AGAIN}")
-    _check_names(path, record)
-    if isinstance(record, FeatureSetRecord):
-        _check_sizes(path, record)
     return record
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _check_names(path: Path, record: SetRecord) -> None:
-    found: dict[str, FileRecord] = {}
-    for file, pattern in _patterns(path, record):
-        if not re.fullmatch(pattern, file.name):
-            raise CacheError(f"{path}: file name {file.name[:80]!r} is not allowed in a set")
-        empty = isinstance(file, TableRecord) and not file.rows  # shared by blocks
-        if file.name in found and not (empty and file == found[file.name]):
-            raise CacheError(f"{path}: lists a file twice")
-        found[file.name] = file
-
-
-def _patterns(path: Path, record: SetRecord) -> list[tuple[FileRecord, str]]:
-    """Every file that the record lists, and the required form of its name."""
-    if isinstance(record, FeatureSetRecord):
-        shards = [(shard, _SHARD_NAME) for shard in record.shards]
-        return [(record.index, _INDEX_NAME), *shards]
-    assert isinstance(record, TableSetRecord)
-    kind = record.spec.kind
-    if kind in SINGLE_KINDS and len(record.shards) > 1:
-        raise CacheError(f"{path}: {len(record.shards)} shards, expected one; {_AGAIN}")
-    for shard in record.shards:
-        if set(shard.tables) != set(TABLES_OF[kind]):
-            names = ", ".join(shard.tables)
-            raise CacheError(
-                f"{path}: a shard of tables {names[:80]!r}, expected {', '.join(TABLES_OF[kind])}"
-            )
-    return [
-        (file, rf"{name}-[0-9a-f]{{32}}\.parquet")
-        for shard in record.shards
-        for name, file in shard.tables.items()
-    ]
-
-
-def _check_sizes(path: Path, record: FeatureSetRecord) -> None:
-    """Check that the files can hold the rows, so that a false count reserves no memory."""
-    row_bytes = record.spec.dim * (2 if record.spec.dtype == "float16" else 4) + 32
-    needs: list[tuple[Any, int, int]] = [
-        (record.index, record.rows + record.failed, 32),  # keys do not compress
-        *((shard, shard.rows, row_bytes) for shard in record.shards),
-    ]
-    for file, rows, each in needs:
-        if file.bytes < rows * each:
-            raise CacheError(
-                f"{path}: {file.name} of {file.bytes} bytes cannot hold {rows} rows of {each} bytes"
-            )
-    if record.rows > sum(shard.rows for shard in record.shards):
-        raise CacheError(f"{path}: {record.rows} rows, more than its shards have")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from abc import abstractmethod
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 
 from sightline.digest import digest
@@ -21,17 +17,10 @@ SCHEMA = "sightline.set/2"
 _ROW_FORMAT = "sightline.feature_set/1"  # part of fingerprints since the first version
 FOREIGN = "imported/"
 """How the encoder's name begins if another tool made the rows."""
-_UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+FILE_NAMES = r"[a-z_]+-[0-9a-f]{32}\.(?:h5|parquet)"
+"""Names of the files of a set: what they hold, and a digest of it."""
 
 
-def _printable(text: str) -> str:
-    """Reject control characters and bidi overrides, which a terminal would interpret."""
-    if any(unicodedata.category(char) in _UNPRINTABLE for char in text):
-        raise ValueError(f"found {text[:80]!a}, expected only printable characters")
-    return text
-
-
-_Line = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
@@ -74,9 +63,9 @@ class EncoderRecord(_Strict):
         untrained: the weights are random; every report says so.
     """
 
-    name: _Line
-    source: _Line
-    revision: _Line = ""
+    name: str
+    source: str
+    revision: str = ""
     weights_sha256: _Digest
     untrained: bool = False
 
@@ -93,7 +82,7 @@ class FeatureSpec(_Spec):
     kind: Kind
     encoder: EncoderRecord
     preprocessing: dict[str, Any]
-    precision: _Line
+    precision: str
     dim: Annotated[int, Field(ge=1, le=1 << 20)]
     dtype: DTypeName
 
@@ -142,7 +131,7 @@ class TableSpec(_Spec):
 class FileRecord(_Strict):
     """One file of the set: its name inside the folder, its BLAKE3 and its size in bytes."""
 
-    name: str
+    name: Annotated[str, Field(pattern=f"^{FILE_NAMES}$")]
     blake3: _Digest
     bytes: _Count
 
@@ -151,7 +140,7 @@ class ShardRecord(FileRecord):
     """One shard. ``computed`` (device, library versions, batch size) is recorded, not hashed."""
 
     rows: Annotated[int, Field(ge=1, lt=1 << 31)]
-    computed: dict[_Line, _Line | int]
+    computed: dict[str, str | int]
 
 
 class TableRecord(FileRecord):
@@ -185,7 +174,7 @@ class Recheck(_Strict):
     differing: _Count
     smallest_cosine: _Finite
     largest_difference: _Finite
-    encoder: _Line
+    encoder: str
     fingerprint: _Digest
 
     def __str__(self) -> str:
@@ -204,19 +193,12 @@ class Provenance(_Strict):
     Attributes:
         imported: the rows came from a file in another format.
         recomputed: rows of an imported set that were re-encoded, if all of them agreed.
-        check: what re-encoding rows of an imported set found; absent from the file if None.
+        check: what re-encoding rows of an imported set found.
     """
 
     imported: bool = False
     recomputed: _Count = 0
     check: Recheck | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent_check(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = handler(self)
-        if self.check is None:
-            del fields["check"]
-        return fields
 
     @property
     def doubt(self) -> Doubt:
@@ -299,16 +281,10 @@ def differences(mine: BaseModel, theirs: BaseModel) -> list[str]:
     """Differences between two specs, one ``name: theirs → mine`` line each."""
     one, two = _flat(mine.model_dump()), _flat(theirs.model_dump())
     return [
-        f"{shown(name)}: {shown(two.get(name, 'absent'))} → {shown(one.get(name, 'absent'))}"
+        f"{name}: {two.get(name, 'absent')} → {one.get(name, 'absent')}"
         for name in sorted(one.keys() | two.keys())
         if one.get(name) != two.get(name)
     ]
-
-
-def shown(value: object) -> str:
-    """An untrusted value as text that is safe to print on a terminal."""
-    text = str(value)
-    return text if text.isprintable() else ascii(text)
 
 
 def _flat(value: object, prefix: str = "") -> dict[str, object]:

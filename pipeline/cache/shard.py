@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -85,17 +83,12 @@ def map_features(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -
         CacheError: the file is missing or truncated, or its layout is anything but one contiguous
             run of plain numbers inside this file.
     """
-    shape = (record.rows, dim)
-    offset, _ = _offsets(folder, record, dim, dtype)
-    return np.memmap(folder / record.name, dtype=dtype, mode="r", offset=offset, shape=shape)
+    return _mapped(folder, record, FEATURES, (record.rows, dim), dtype)
 
 
 def map_keys(folder: Path, record: ShardRecord) -> NDArray[np.uint8]:
     """The keys of a shard as a read-only memory map, uint8 [rows, 32]; raises as `map_features`."""
-    shape = (record.rows, KEY_BYTES)
-    with _opened(folder, record) as file:
-        offset = _offset(file, folder / record.name, record, KEYS, shape, np.dtype(np.uint8))
-    return np.memmap(folder / record.name, dtype=np.uint8, mode="r", offset=offset, shape=shape)
+    return _mapped(folder, record, KEYS, (record.rows, KEY_BYTES), np.dtype(np.uint8))
 
 
 def check_file(folder: Path, record: FileRecord) -> Path:
@@ -123,61 +116,31 @@ def check_file(folder: Path, record: FileRecord) -> Path:
     return path
 
 
-def _offsets(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> tuple[int, int]:
-    """Offsets of features and keys in a shard, checked to be plain and disjoint."""
-    path = folder / record.name
-    wide, narrow = (record.rows, dim), (record.rows, KEY_BYTES)
-    with _opened(folder, record) as file:
-        features = _offset(file, path, record, FEATURES, wide, dtype)
-        keys = _offset(file, path, record, KEYS, narrow, np.dtype(np.uint8))
-        if len(file) > 2:
-            raise CacheError(f"{path}: contains more than /{FEATURES} and /{KEYS}; {_REMEDY}")
-    ends = features + _size(wide, dtype), keys + _size(narrow, np.dtype(np.uint8))
-    if features < ends[1] and keys < ends[0]:
-        raise CacheError(f"{path}: /{FEATURES} and /{KEYS} overlap; {_REMEDY}")
-    return features, keys
-
-
-@contextmanager
-def _opened(folder: Path, record: ShardRecord) -> Iterator[h5py.File]:
+def _mapped(
+    folder: Path, record: ShardRecord, name: str, shape: tuple[int, int], dtype: np.dtype
+) -> np.memmap:
     path = check_file(folder, record)
     try:
         with h5py.File(path, "r") as file:
-            yield file
+            linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
+            data = None if linked else file[name]
+            if not isinstance(data, h5py.Dataset) or (
+                data.external or data.is_virtual or data.chunks
+            ):
+                raise CacheError(
+                    f"{path}: /{name} is not one contiguous run of numbers in this file; {_REMEDY}"
+                )
+            if (data.shape, data.dtype) != (shape, dtype):
+                raise CacheError(
+                    f"{path}: /{name} is {data.dtype} {data.shape}, expected {dtype} {shape}; "
+                    f"{_REMEDY}"
+                )
+            offset = data.id.get_offset()
     except CacheError:
         raise
-    except Exception as error:  # on forged or damaged files the library may raise anything
+    except Exception as error:  # on damaged files the library may raise anything
         raise CacheError(f"{path}: not a readable HDF5 file ({error}); {_REMEDY}") from error
-
-
-def _offset(
-    file: h5py.File,
-    path: Path,
-    record: ShardRecord,
-    name: str,
-    shape: tuple[int, int],
-    dtype: np.dtype,
-) -> int:
-    wrong = f"{path}: /{name}"
-    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-        raise CacheError(f"{wrong} is missing or an external link; {_REMEDY}")
-    data = file[name]
-    if not isinstance(data, h5py.Dataset):
-        raise CacheError(f"{wrong} is not a data set; {_REMEDY}")
-    if data.external or data.is_virtual:
-        raise CacheError(f"{wrong} stores its values in another file; {_REMEDY}")
-    if data.chunks is not None or data.id.get_create_plist().get_nfilters():
-        raise CacheError(f"{wrong} is chunked or filtered, not contiguous; {_REMEDY}")
-    if data.dtype != dtype or data.id.get_type().committed():
-        raise CacheError(f"{wrong} is {data.dtype}, expected plain {dtype}; {_REMEDY}")
-    if data.shape != shape:
-        raise CacheError(f"{wrong} has shape {data.shape}, expected {shape}; {_REMEDY}")
-    offset = data.id.get_offset()
-    inside = offset is not None and 0 < offset <= record.bytes - _size(shape, dtype)
-    if offset is None or not inside or offset % dtype.itemsize:
-        raise CacheError(f"{wrong} is outside the file (offset {offset}); {_REMEDY}")
-    return offset
-
-
-def _size(shape: tuple[int, int], dtype: np.dtype) -> int:
-    return shape[0] * shape[1] * dtype.itemsize
+    size = shape[0] * shape[1] * dtype.itemsize
+    if not offset or offset + size > record.bytes or offset % dtype.itemsize:
+        raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {_REMEDY}")
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)

@@ -163,7 +163,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _config_digest(architecture: Mapping[str, Any]) -> str:
     """Twelve-digit hex digest of the architecture: weights do not reveal heads or activations."""
-    return digest(architecture, escaped=True)[:12]
+    return digest(architecture)[:12]
 
 
 def _published(

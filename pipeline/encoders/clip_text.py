@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +16,6 @@ from pipeline.encoders.own_families import OpenClipConfig
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.devices import check_precision
-from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.hub import reaching, use_cache_where_silent
@@ -112,4 +113,4 @@ def _tokenizer_sha256(tokenizer: Any) -> str:
         return tokenizer_sha256(inner)
     merges = sorted(tokenizer.bpe_ranks.items(), key=lambda item: item[1])
     rules = [sorted(tokenizer.encoder.items()), merges, tokenizer.pat.pattern]
-    return digest(rules, spaced=True, escaped=True)
+    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
-
-from sightline.digest import digest
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
@@ -20,4 +19,5 @@ def tokenizer_sha256(tokenizer: Any) -> str:
             content.pop(state, None)
     else:
         content = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
-    return digest([content, sorted(tokenizer.all_special_tokens)], spaced=True)
+    body = [content, sorted(tokenizer.all_special_tokens)]
+    return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

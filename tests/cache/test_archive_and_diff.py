@@ -1,4 +1,4 @@
-"""One tar, never trusted; and the differences between two sets."""
+"""A set as one tar; and the differences between two sets."""
 
 from __future__ import annotations
 
@@ -59,34 +59,32 @@ SHARD = f"shard-{'0' * 32}.h5"
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    "extra",
     [
-        (named("../outside", size=3), "does not list"),
-        (named("/tmp/outside-of-everything", size=3), "does not list"),
-        (named("sub/set.json", size=3), "does not list"),
-        (named(SHARD, size=3), "does not list"),
-        (named(SHARD, tarfile.SYMTYPE, "/etc/passwd"), "not a plain file"),
-        (named(SHARD, tarfile.LNKTYPE, "../secret"), "not a plain file"),
-        (named(SHARD, tarfile.CHRTYPE), "not a plain file"),
-        (named("sub", tarfile.DIRTYPE), "not a plain file"),
+        named("../outside", size=3),
+        named("/tmp/outside-of-everything", size=3),
+        named("sub/set.json", size=3),
+        named(SHARD, size=3),
+        named(SHARD, tarfile.SYMTYPE, "/etc/passwd"),
+        named("sub", tarfile.DIRTYPE),
     ],
 )
-def test_files_that_the_record_does_not_list_are_refused(archive, tmp_path, extra, message):
+def test_files_that_the_record_does_not_list_are_not_taken(archive, tmp_path, extra):
     content = members(archive)
     pack(archive, [content[0], extra, *content[1:]])
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(CacheError, match=message):
-        import_set(archive, tmp_path / "new")
-    after = [path for path in sorted(tmp_path.rglob("*")) if "new.run" not in path.as_posix()]
-    assert after == before
+    before = {*tmp_path.rglob("*")}
+    import_set(archive, tmp_path / "new" / "set")
+    assert files(tmp_path / "new" / "set") == files(tmp_path / "set")
+    assert {*tmp_path.iterdir()} - before == {tmp_path / "new"}
 
 
-def test_extended_headers_are_refused_unread(archive, tmp_path):
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
+def test_a_shard_that_is_a_link_is_refused(archive, tmp_path, kind):
     content = members(archive)
-    content[1][0].pax_headers = {"comment": "x" * 2000}
-    pack(archive, content, tarfile.PAX_FORMAT)
-    with pytest.raises(CacheError, match="not a plain file"):
+    pack(archive, [*content[:2], named(content[2][0].name, kind, "/etc/passwd"), *content[3:]])
+    with pytest.raises(CacheError, match="nothing was imported"):
         import_set(archive, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("number", range(2, 6))
@@ -104,8 +102,7 @@ def test_bytes_that_differ_from_the_record_are_refused(archive, tmp_path, number
 def test_every_truncation_is_detected(archive, tmp_path):
     data = archive.read_bytes()
     with tarfile.open(archive) as tar:
-        last = tar.getmembers()[-1]
-    end = last.offset_data + last.size  # only padding follows
+        end = tar.getmember(SUMS).offset  # what import needs is before it
     for length in [*range(0, end, 700), *range(0, end, tarfile.RECORDSIZE), 511, 513]:
         archive.write_bytes(data[:length])
         with pytest.raises(CacheError):
@@ -133,7 +130,7 @@ def test_an_archive_begins_with_its_record(archive, tmp_path):
     content = members(archive)
     assert content[0][0].name == FILE_NAME
     pack(archive, content[1:])
-    with pytest.raises(CacheError, match="not an export"):
+    with pytest.raises(CacheError, match=r"set\.json"):
         import_set(archive, tmp_path / "new")
 
 

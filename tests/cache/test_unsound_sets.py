@@ -1,17 +1,8 @@
-"""A hostile feature set: rejected with a clear error, and nothing outside it is touched."""
+"""Sets that are not sound are refused with a clear error, and a writer follows no links."""
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import resource
-import select
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -33,9 +24,6 @@ from pipeline.cache import (
 )
 from sightline.files import token
 
-MEMORY = 600 << 20
-"""Bytes beyond those of the libraries; an attack asks for gigabytes."""
-
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -46,83 +34,27 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A foreign file, laid out to suit an attacker."""
+    """A foreign file, which a forged set points to."""
     path = tmp_path_factory.mktemp("outside") / "secret.h5"
     with h5py.File(path, "w") as file:
         file["features"] = zeros(ROWS)
     return path
 
 
-@contextmanager
-def untouched(folder: Path) -> Iterator[None]:
-    """Fails if anything, including C libraries, opens or changes a file in ``folder``."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(library, "inotify_init1"):
-        yield
-        return
-    handle = library.inotify_init1(os.O_NONBLOCK)
-    events = 0x20 | 0x1 | 0x2 | 0x4 | 0x100 | 0x200 | 0x40 | 0x80  # open, access, modify, …
-    assert library.inotify_add_watch(handle, os.fsencode(folder), events) >= 0
-    try:
-        yield
-        assert not select.select([handle], [], [], 0)[0], "a file outside the set was touched"
-    finally:
-        os.close(handle)
-
-
-def test_the_guard_sees_what_a_c_library_opens(outside: Path) -> None:
-    with pytest.raises(AssertionError, match="was touched"), untouched(outside.parent):
-        h5py.File(outside).close()
-
-
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_forged_set_is_refused(sound: Path, outside: Path, tmp_path: Path, name: str) -> None:
+def test_an_unsound_set_is_refused(sound: Path, outside: Path, tmp_path: Path, name: str) -> None:
     forge, message = ATTACKS[name]
     folder = tmp_path / "set"
     shutil.copytree(sound, folder)
     forge(Forger(folder, outside))
-    with untouched(outside.parent):
-        with pytest.raises(CacheError, match=message) as refused:
-            FeatureSet.open(folder)
-        assert str(tmp_path) in str(refused.value)
-        assert "\x1b" not in str(refused.value)
-        assert len(str(refused.value)) < 2000
-        assert verify(folder)  # the same as a message, without an exception
-    assert sorted(path.name for path in outside.parent.iterdir()) == [outside.name]
-
-
-def test_no_forged_set_takes_the_machine_down(sound: Path, outside: Path, tmp_path: Path) -> None:
-    for name, (forge, _) in ATTACKS.items():
-        shutil.copytree(sound, tmp_path / name)
-        forge(Forger(tmp_path / name, outside))
-    found = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), str(sound)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert found.returncode == 0, found.stderr
-    report = json.loads(found.stdout)
-    assert report.pop("sound") == "opened"
-    assert {name for name, said in report.items() if said == "opened"} == set()
-    assert report.keys() == ATTACKS.keys()
-
-
-def _open_all(root: Path, sound: Path) -> None:
-    """Open every set below ``root`` with little memory, and report the results."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    used = pages * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, -1))
-    report = {}
-    for name, folder in {**{path.name: path for path in root.iterdir()}, "sound": sound}.items():
-        if name.endswith(" aside"):
-            continue
-        try:
-            FeatureSet.open(folder)
-            report[name] = "opened"
-        except CacheError:
-            report[name] = "refused"
-    print(json.dumps(report))
+    before = outside.read_bytes()
+    with pytest.raises(CacheError, match=message) as refused:
+        FeatureSet.open(folder)
+    assert str(tmp_path) in str(refused.value)
+    assert verify(folder)  # the same as a message, without an exception
+    assert {path.name: path.read_bytes() for path in outside.parent.iterdir()} == {
+        outside.name: before
+    }
 
 
 def begin(run: Path, name: str, precious: Path) -> None:
@@ -222,7 +154,3 @@ def test_the_payload_would_have_run(tmp_path: Path) -> None:
 
     pickle.loads(harmful_pickle(tmp_path / "x"))
     assert (tmp_path / "x.owned").exists()
-
-
-if __name__ == "__main__":
-    _open_all(Path(sys.argv[1]), Path(sys.argv[2]))
