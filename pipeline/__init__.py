@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pipeline.encoders.encoder_config import EncoderConfig
     from pipeline.encoders.named_encoder import named_encoder
     from pipeline.extract.dataset_features import extract_features
+    from pipeline.extract.engine import Engine
+    from pipeline.extract.workers import run_workers
     from pipeline.grounding.stage import ground_captions
     from pipeline.interchange.in_memory import to_dataset
     from pipeline.tokenize_texts import tokenize
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CacheError",
     "EncoderConfig",
+    "Engine",
     "FeatureSet",
     "PreparedDataset",
     "SightlineError",
@@ -32,6 +35,7 @@ __all__ = [
     "named_encoder",
     "prepare_dataset",
     "read_phrases",
+    "run_workers",
     "to_dataset",
     "tokenize",
 ]
@@ -41,6 +45,7 @@ __getattr__ = lazy_names(
     {
         "CacheError": "pipeline.cache",
         "EncoderConfig": "pipeline.encoders.encoder_config",
+        "Engine": "pipeline.extract.engine",
         "FeatureSet": "pipeline.cache",
         "PreparedDataset": "pipeline.datasets.prepared",
         "SightlineError": "sightline.errors",
@@ -51,6 +56,7 @@ __getattr__ = lazy_names(
         "named_encoder": "pipeline.encoders.named_encoder",
         "prepare_dataset": "pipeline.datasets.prepared",
         "read_phrases": "pipeline.cache.tables",
+        "run_workers": "pipeline.extract.workers",
         "to_dataset": "pipeline.interchange.in_memory",
         "tokenize": "pipeline.tokenize_texts",
     },

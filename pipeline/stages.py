@@ -13,7 +13,6 @@ from pipeline import graph
 from pipeline.cache.record import Kind
 from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings
-from pipeline.extract.engine import Engine, run_work
 from pipeline.extract.runner import Invocation
 from pipeline.params import Dataset, Params, ParamsError
 from sightline.errors import SightlineError
@@ -52,47 +51,29 @@ def features(
     dataset: str,
     kind: Kind,
     encoder: str,
-    invocation: Invocation = ONCE,
-    engine: Engine | None = None,
+    how: Invocation = ONCE,
 ) -> SetSummary:
-    """Encode the images, objects or captions of ``dataset`` with one encoder.
-
-    Args:
-        engine: who runs the workers; None: as in params.yaml.
-    """
-    work = partial(_features, params, dataset, kind, encoder)
-    return run_work(work, _placed(params, invocation), engine or params.engine)
-
-
-def _features(
-    params: Params, dataset: str, kind: Kind, encoder: str, how: Invocation
-) -> SetSummary:
+    """Encode the images, objects or captions of ``dataset`` with one encoder."""
     inputs = graph.feature_inputs(params, dataset, kind, encoder)
-    settings = settings_of(params, how, [inputs.root] if inputs.root else [])
+    settings = settings_of(params, _placed(params, how), [inputs.root] if inputs.root else [])
     return inputs.encode(graph.features_folder(dataset, kind, encoder), settings)
 
 
-def ground(
-    params: Params,
-    dataset: str,
-    invocation: Invocation = ONCE,
-    engine: Engine | None = None,
-) -> SetSummary:
-    """Ground the captions of ``dataset`` and cut the objects out; ``engine`` as `features`."""
+def ground(params: Params, dataset: str, how: Invocation = ONCE) -> SetSummary:
+    """Ground the captions of ``dataset`` and cut the objects out."""
     from pipeline.grounding.stage import ground_dataset
 
     paths, given = graph.ground_paths(params, dataset), params.extract
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
-    work = partial(
-        ground_dataset,
+    return ground_dataset(
         paths,
         params.grounding,
+        _placed(params, how),
         precision=given.precision,
         workers=given.workers,
         max_failed=given.max_failed,
     )
-    return run_work(work, _placed(params, invocation), engine or params.engine)
 
 
 def _placed(params: Params, invocation: Invocation) -> Invocation:

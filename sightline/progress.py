@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from datetime import timedelta
 
 Say = Callable[[str], None]
 
+SILENT = "SIGHTLINE_SILENT"
+"""Variable of the environment of workers whose progress another process shows."""
 _SECONDS_BETWEEN_LINES = 10.0
 _SETTLED = 2.0
 """Seconds after which a rate without the first piece of work is worth saying."""
@@ -75,6 +78,9 @@ def progress(
         done: how many an earlier run had already done.
         device: where they are computed; the first line then says so (`FirstLine`).
     """
+    if os.environ.get(SILENT):
+        yield lambda _: None
+        return
     show = _bar if sys.stderr.isatty() else _lines
     first = FirstLine(title, total - done, unit, device) if device else None
     with show(title, total, unit, done, first) as advance:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,26 @@ class FinishedBlocks:
         if block is not None:
             self.blocks.append(block)
         return block is not None
+
+
+def rows_in_blocks(run_folder: Path) -> int:
+    """How many rows are in finished blocks, failed ones included."""
+    try:
+        paths = [path for path in (run_folder / FOLDER).iterdir() if _NAME.fullmatch(path.name)]
+    except OSError:
+        return 0
+    return sum(map(_rows_in, paths))
+
+
+@cache
+def _rows_in(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        failed = json.loads(header["__metadata__"]["sightline"])["failed"]
+        return header["keys"]["shape"][0] + len(failed)
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _read(path: Path, fingerprint: str) -> Block | None:

@@ -162,3 +162,12 @@ class Plan:
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
         return plan if plan.digest == digest else None
+
+
+def planned_rows(path: Path) -> int | None:
+    """How many rows the plan in ``path`` has; None if it is missing or damaged."""
+    try:
+        with path.open("rb") as file:
+            return int(json.loads(file.readline())["rows"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

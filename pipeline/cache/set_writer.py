@@ -14,21 +14,29 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.blocks import Block, FinishedBlocks
+from pipeline.cache.blocks import Block, FinishedBlocks, rows_in_blocks
 from pipeline.cache.commit import refuse_other_kinds, set_output
 from pipeline.cache.failures import Failure, FailureList
 from pipeline.cache.keys import Keys, KeyTable, as_keys, picked, unique_sorted
-from pipeline.cache.plan import Batch, Plan, Shape
+from pipeline.cache.plan import Batch, Plan, Shape, planned_rows
 from pipeline.cache.record import FeatureSetRecord, FeatureSpec, TableSetRecord, TableSpec
 from pipeline.cache.worker import Worker
 from sightline.errors import SightlineError
 from sightline.lock import WriterLock
+from sightline.output import run_folder_of
 
 _LOOKUPS = 1 << 16  # at once, so that memory does not grow with the set
 MAX_SMALL_SHARDS = 16
 """With more shards than this less than half full, the next run merges them."""
 
 Spec = TypeVar("Spec", FeatureSpec, TableSpec)
+
+
+def rows_done(folder: Path) -> tuple[int, int] | None:
+    """How many rows of a set's plan are done, and how many it has; None if no run is at it."""
+    run_folder = run_folder_of(folder)
+    total = planned_rows(run_folder / "plan")
+    return None if total is None else (min(rows_in_blocks(run_folder), total), total)
 
 
 class SetWriter(ABC, Generic[Spec]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -26,6 +26,7 @@ from pipeline.cli import (
     text_tokens,
     train,
 )
+from pipeline.cli.options import WORDS
 from pipeline.cli.paper.command import paper
 
 _ORDER = (
@@ -51,6 +52,11 @@ class _InOrder(TyperGroup):
 
     def list_commands(self, ctx: typer.Context | None) -> list[str]:
         return sorted(self.commands, key=_ORDER.index)
+
+    def make_context(self, info_name: str | None, args: list[str], **more: Any) -> typer.Context:
+        """Note the words of the command, for workers that run it too."""
+        WORDS.set(tuple(args))
+        return super().make_context(info_name, args, **more)
 
 
 app = typer.Typer(

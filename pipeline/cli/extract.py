@@ -22,6 +22,7 @@ from pipeline.cli.options import (
     THREADS,
     WORKER,
     Retry,
+    computing_here,
     engine_of,
     print_json,
     worker_of,
@@ -126,11 +127,7 @@ def image(
         max_failed=max_failed,
     )
     inputs = partial(images_of, config, images, root)
-    _print(
-        _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors)),
-        out,
-        as_json,
-    )
+    _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 @app.command("object")
@@ -191,11 +188,7 @@ def objects(
         max_failed=max_failed,
     )
     inputs = partial(objects_of, config, phrases, images_manifest, root, rules)
-    _print(
-        _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors)),
-        out,
-        as_json,
-    )
+    _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 @app.command()
@@ -240,11 +233,7 @@ def text(
         inputs=_inputs(config, texts),
     )
     inputs = partial(texts_of, config, texts, "text")
-    _print(
-        _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors)),
-        out,
-        as_json,
-    )
+    _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 @app.command()
@@ -302,11 +291,7 @@ def teacher(
         inputs=_inputs(config, texts),
     )
     inputs = partial(texts_of, config, texts, "teacher")
-    _print(
-        _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors)),
-        out,
-        as_json,
-    )
+    _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 def _inputs(config: EncoderConfig, *paths: Path | None) -> list[Path]:
@@ -352,11 +337,13 @@ def _run(
     settings: ExtractSettings,
     how: Invocation,
     engine: Engine,
-) -> SetSummary:
-    from pipeline.extract.engine import run_work
+    as_json: bool,
+) -> None:
     from pipeline.extract.feature_inputs import encode
 
-    return run_work(partial(encode, inputs, out, settings), how, engine)
+    here = computing_here(how, engine, [out])
+    if here is not None:
+        _print(encode(inputs, out, settings, here), out, as_json)
 
 
 def _print(summary: SetSummary, out: Path, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from pipeline.cli.options import (
     RETRY,
     THREADS,
     WORKER,
+    computing_here,
     engine_of,
     print_json,
     worker_of,
@@ -65,22 +65,22 @@ def run(
     --captions data/datasets/scenes/captions.parquet --root data/datasets/scenes/images
     --out objects/scenes --cutouts cutouts/scenes
     """
-    from pipeline.extract.engine import run_work
     from pipeline.extract.runner import Invocation
     from pipeline.grounding.settings_file import read_settings
     from pipeline.grounding.stage import GroundPaths, ground_dataset
 
     paths = GroundPaths(images_manifest, captions, root, out, cutouts)
-    work = partial(
-        ground_dataset,
-        paths,
-        read_settings(settings),
-        precision=precision,
-        workers=workers,
-        max_failed=max_failed,
+    found = read_settings(settings)
+    how = computing_here(
+        Invocation(retry is not None, threads, worker_of(worker), device, dry_run=dry_run),
+        engine_of(devices, engine, ray_address, actors),
+        [out, *filter(None, [cutouts])],
     )
-    how = Invocation(retry is not None, threads, worker_of(worker), device, dry_run=dry_run)
-    summary = run_work(work, how, engine_of(devices, engine, ray_address, actors))
+    if how is None:
+        return
+    summary = ground_dataset(
+        paths, found, how, precision=precision, workers=workers, max_failed=max_failed
+    )
     if not as_json:
         print(f"{out}: {summary}")
         return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from pipeline.cache.worker import Worker
     from pipeline.extract.engine import Engine
+    from pipeline.extract.runner import Invocation
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -128,6 +131,30 @@ def engine_of(
     except ValidationError as error:
         hint = first_mistake(error).replace("--name", "--engine")
         raise typer.BadParameter(hint, param_hint="engine") from error
+
+
+WORDS: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
+"""The words of the command that is being run, after ``sightline``."""
+
+
+def computing_here(how: Invocation, engine: Engine, sets: Sequence[Path]) -> Invocation | None:
+    """How this process computes; None if the engine's workers have, and printed the result.
+
+    Args:
+        sets: the folders that this command fills.
+    """
+    from dataclasses import replace
+
+    if engine.starts_workers and not how.dry_run:
+        from pipeline.extract.workers import run_workers
+
+        device = how.device or "auto"
+        printed = run_workers(
+            WORDS.get(), engine, sets, worker=how.worker, threads=how.threads, device=device
+        )
+        print(printed, end="")
+        return None
+    return replace(how, device=engine.devices[0]) if engine.devices else how
 
 
 def models_of(given: list[str] | None) -> list[str]:

@@ -19,6 +19,7 @@ from pipeline.cli.options import (
     THREADS,
     WORKER,
     Retry,
+    computing_here,
     engine_of,
     worker_of,
 )
@@ -88,12 +89,16 @@ def ground(
 
     Example: sightline stage ground flickr30k
     """
-    from pipeline import stages
+    from pipeline import graph, stages
 
     loaded = load_here(params)
-    runner = engine_of(devices, engine, ray_address, actors, loaded.engine)
-    how = _invocation(retry, threads, worker, dry_run)
-    print(f"{dataset}: {stages.ground(loaded, dataset, how, runner)}")
+    how = computing_here(
+        _invocation(retry, threads, worker, dry_run),
+        engine_of(devices, engine, ray_address, actors, loaded.engine),
+        [graph.grounding_folder(dataset), graph.cutouts_folder(dataset)],
+    )
+    if how is not None:
+        print(f"{dataset}: {stages.ground(loaded, dataset, how)}")
 
 
 @app.command("ground-stats")
@@ -272,12 +277,14 @@ def _features(
     how: Invocation,
     engine: tuple[str | None, str | None, str | None, int | None],
 ) -> None:
-    from pipeline import stages
+    from pipeline import graph, stages
 
     params = load_here(path)
-    runner = engine_of(*engine, params.engine)
-    found = stages.features(params, dataset, kind, encoder, how, runner)
-    print(f"{dataset}/{kind}/{encoder}: {found}")
+    out = graph.features_folder(dataset, kind, encoder)
+    here = computing_here(how, engine_of(*engine, params.engine), [out])
+    if here is not None:
+        found = stages.features(params, dataset, kind, encoder, here)
+        print(f"{dataset}/{kind}/{encoder}: {found}")
 
 
 def _invocation(

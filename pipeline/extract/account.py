@@ -12,9 +12,9 @@ from typing import Any
 from pipeline.cache.failures import FailureList
 from pipeline.cache.record import FeatureSetRecord, TableSetRecord
 from pipeline.cache.set_writer import SetWriter
-from pipeline.extract.reporting import Reporter
 from sightline.errors import SightlineError
 from sightline.files import in_bytes
+from sightline.progress import to_stderr
 from sightline.signals import Stopped
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -100,12 +100,12 @@ class SetSummary:
         return " · ".join(parts)
 
 
-def say_why(writer: SetWriter, reporter: Reporter) -> None:
+def say_why(writer: SetWriter) -> None:
     """Report, before hours of work, why the existing set is not enough."""
     if writer.replaces:
-        reporter.say(f"{writer.folder}: recomputing everything because")
+        to_stderr(f"{writer.folder}: recomputing everything because")
     for line in [*writer.replaces, *writer.repaired]:
-        reporter.say(f"  {line}")
+        to_stderr(f"  {line}")
 
 
 def check_failures(

@@ -1,24 +1,12 @@
-"""Where workers compute: in this process, on several devices of this machine, or on a Ray cluster.
-
-Every engine starts the same workers, which share the blocks of one plan through the run folder
-(`pipeline.cache.set_writer`); engines differ only in who starts them and who restarts them.
-"""
+"""Where a command computes: in this process, on several devices of this machine, or on Ray."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
-
-from pipeline.extract.account import SetSummary
-from pipeline.extract.runner import Invocation
-from sightline.errors import SightlineError
-
-Work = Callable[[Invocation], SetSummary]
-"""One run, as any worker can do it: picklable, reads its inputs and builds its models itself."""
 
 
 def _listed(given: Any) -> Any:
@@ -36,7 +24,7 @@ class Engine(BaseModel):
     Attributes:
         name: ``local``, or ``ray`` for a Ray cluster.
         devices: one local worker on each, such as ``0,1`` or ``cuda:0,cuda:1``; ``cpu`` may
-            appear several times. Empty: one worker, in this process.
+            appear several times. One or none: this process computes.
         ray_address: ``host:port`` of a cluster's head, ``auto`` (the cluster of this machine) or
             ``local``; None: RAY_ADDRESS, else ``local``, which starts Ray on this machine.
         actors: number of workers on the cluster; None: as many as have room.
@@ -48,6 +36,11 @@ class Engine(BaseModel):
     devices: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     ray_address: str | None = Field(default=None, min_length=1)
     actors: int | None = Field(default=None, ge=1)
+
+    @property
+    def starts_workers(self) -> bool:
+        """Whether other processes compute."""
+        return self.name == "ray" or len(self.devices) > 1
 
     @field_validator("devices")
     @classmethod
@@ -88,28 +81,3 @@ def named(devices: Sequence[str]) -> tuple[str, ...]:
             )
         names.append(name)
     return tuple(names)
-
-
-def run_work(work: Work, how: Invocation, engine: Engine) -> SetSummary:
-    """Do ``work`` with the workers of ``engine``.
-
-    Raises:
-        SightlineError: as ``work``; a device is absent, a worker died, or the cluster does not
-            answer. Finished blocks are kept in each case.
-    """
-    if how.dry_run:  # made here, as if one worker did everything
-        return work(replace(how, device=engine.devices[0]) if engine.devices else how)
-    if engine.name == "ray":
-        from pipeline.extract.ray_cluster import run_on_ray
-
-        if how.worker is not None:
-            raise SightlineError(
-                f"{how.worker}: Ray numbers its own workers; leave out --worker, or use --engine "
-                "local"
-            )
-        return run_on_ray(work, how, engine.ray_address, engine.actors)
-    if engine.devices:
-        from pipeline.extract.local_group import run_on_devices
-
-        return run_on_devices(work, how, engine.devices)
-    return work(how)

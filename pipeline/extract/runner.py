@@ -19,9 +19,9 @@ from pipeline.cache.worker import Worker
 from pipeline.extract import machine
 from pipeline.extract.account import SetSummary, account, check_failures, say_why
 from pipeline.extract.memory import HalvingCalls, halved_to
-from pipeline.extract.reporting import TERMINAL, Advance, Reporter
 from sightline.errors import BusyError
 from sightline.hardware import cpu_warning
+from sightline.progress import progress, to_stderr
 from sightline.threads import threads_here, using_threads
 
 Failures = dict[bytes, Failure]
@@ -44,6 +44,7 @@ class Computed(NamedTuple):
     failed: Failures
 
 
+Advance = Callable[[int], None]
 Compute = Callable[[Iterator[Batch], Advance], Iterable[Computed]]
 """Batches, pulled on demand, and a progress callback for finished rows → results."""
 
@@ -57,7 +58,6 @@ class Invocation:
         threads: CPU threads; None: PyTorch's default.
         worker: this worker among several that share the output; None: the only one.
         device: device of the models; None: as configured.
-        reporter: where the run reports.
         dry_run: only say what there is to do; write nothing.
     """
 
@@ -65,7 +65,6 @@ class Invocation:
     threads: int | None = None
     worker: Worker | None = None
     device: str | None = None
-    reporter: Reporter = TERMINAL
     dry_run: bool = False
 
 
@@ -216,19 +215,19 @@ def _to_do(job: Job) -> SetSummary:
 
 def _compute(job: Job, settings: RunSettings) -> int:
     """Compute what is left, or a worker's part of it; returns the number of rows."""
-    writer, reporter, count = job.writer, settings.reporter, 0
+    writer, count = job.writer, 0
     batches = job.plan()
-    say_why(writer, reporter)
+    say_why(writer)
     if not batches:
         return 0
     if warning := cpu_warning(settings.device):
-        reporter.say(f"{writer.folder}: warning: {warning}")
+        to_stderr(f"{writer.folder}: warning: {warning}")
     threads = writer.shape.threads
     about = {**machine.described(settings.device), "threads": threads, **job.about}
     about["batch_size"] = job.batch_size()
     with (
         using_threads(threads),
-        reporter.progress(
+        progress(
             writer.folder.as_posix(),
             writer.planned_rows,
             job.unit,
@@ -237,8 +236,7 @@ def _compute(job: Job, settings: RunSettings) -> int:
         ) as advance,
         _writing_behind(writer) as write,
     ):
-        theirs = advance if not reporter.shared else lambda _: None  # they report their own rows
-        for done in job.compute(writer.mine(batches, theirs), advance):
+        for done in job.compute(writer.mine(batches, advance), advance):
             halved = halved_to(job.calls)
             computed = {**about, "halved_to": halved.get("", halved)} if halved else about
             write(done, computed)

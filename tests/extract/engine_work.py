@@ -1,22 +1,30 @@
-"""Work that any engine can start: a stub encoder over numbered texts, which can break."""
+"""Work that any engine can start: a stub encoder over numbered texts, which can break.
+
+`python -m engine_work WORK --worker I/N …` does it as the `sightline` command would.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
 from stage_server import BATCH, BLOCK, StubEncoder
 
 from pipeline.cache import feature_writer as writer
+from pipeline.cache.worker import Worker
 from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings, extract_texts
+from pipeline.extract.engine import Engine
 from pipeline.extract.runner import Invocation
+from pipeline.extract.workers import run_workers
 from sightline.errors import SightlineError
 
 
@@ -44,6 +52,12 @@ class StubWork:
     once: Path | None = None
     log: Path | None = None
     meet: int = 0
+
+    def start(self, engine: Engine, threads: int = 1, **more: Any) -> str:
+        """Do it with the workers of ``engine``; returns what the last of them printed."""
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        given = {"threads": threads, "module": "engine_work", "device": "cpu", **more}
+        return run_workers([repr(self)], engine, [self.out], **given)
 
     def __call__(self, how: Invocation) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
@@ -87,3 +101,23 @@ class _Broken(StubEncoder):
             raise SightlineError("the third batch is cursed; lift the curse")
         if how == "bug":
             raise KeyError("a bug")
+
+
+def main() -> None:
+    """Do the work of the command line."""
+    from pipeline import cli
+    from pipeline.cli import commands
+
+    parser = argparse.ArgumentParser()
+    for name in ("work", "--worker", "--threads", "--devices", "--engine"):
+        parser.add_argument(name)
+    given = parser.parse_args()
+    work = eval(given.work, {"StubWork": StubWork, "PosixPath": PosixPath})
+    worker = None if given.worker is None else Worker.parse(given.worker)
+    how = Invocation(threads=int(given.threads), worker=worker, device=given.devices)
+    commands.app = lambda: print(work(how))
+    cli.console()
+
+
+if __name__ == "__main__":
+    main()

@@ -18,19 +18,20 @@ from test_kills import files
 
 from pipeline.cache import verify
 from pipeline.cache.worker import Worker
-from pipeline.extract.engine import Engine, run_work
+from pipeline.extract import workers
+from pipeline.extract.engine import Engine
 from pipeline.extract.runner import Invocation
 from sightline.errors import SightlineError
 
 ONE = Invocation(threads=1)
-TWO = Engine(devices="cpu,cpu")  # type: ignore[arg-type]
+TWO = Engine(devices=("cpu", "cpu"))
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of one process."""
     out = tmp_path_factory.mktemp("one") / "set"
-    assert run_work(StubWork(out), ONE, Engine()).computed == 240
+    assert StubWork(out)(ONE).computed == 240
     return without_lock(out)
 
 
@@ -120,62 +121,76 @@ def test_half_a_launcher_is_refused(given: dict[str, str], said: str) -> None:
 
 def test_a_launcher_is_not_read_unless_asked(tmp_path, monkeypatch, expected) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert run_work(StubWork(tmp_path / "set"), ONE, Engine()).record is not None
+    assert StubWork(tmp_path / "set")(ONE).record is not None
     assert without_lock(tmp_path / "set") == expected
 
 
 def test_two_devices_leave_the_files_of_one_process(tmp_path, log, capfd, expected) -> None:
     work = StubWork(tmp_path / "set", log=log, meet=2)
-    summary = run_work(work, ONE, TWO)
+    assert re.match(r"237 rows · \d+ computed in .* untrained weights\n$", work.start(TWO))
     assert without_lock(work.out) == expected
-    assert (summary.computed, summary.resumed, summary.record is not None) == (240, 0, True)
     assert numbers(log) == ["0", "1"]
+    assert sum(path.stat().st_size for path in log.iterdir()) == 32  # each batch once
     assert "Traceback" not in capfd.readouterr().err
-    assert run_work(work, ONE, TWO).computed == 0
+    assert "nothing to compute" in work.start(TWO)
 
 
-def test_a_dead_child_is_one_error_and_the_others_do_its_work(tmp_path, log, expected) -> None:
-    work = StubWork(tmp_path / "set", pause=0.05, broken={1: "kill"}, log=log, meet=2)
+def test_a_killed_child_is_started_again(tmp_path, log, capfd, expected) -> None:
+    once = tmp_path / "once"
+    work = StubWork(tmp_path / "set", pause=0.05, broken={1: "kill"}, once=once, log=log, meet=2)
+    work.start(TWO)
+    said = capfd.readouterr().err
+    assert "worker 1/2 on cpu was killed by SIGKILL, perhaps for lack of memory; started" in said
+    assert without_lock(work.out) == expected
+
+
+def test_a_child_that_always_dies_is_one_error_and_the_others_do_its_work(
+    tmp_path, log, expected, monkeypatch
+) -> None:
+    monkeypatch.setattr(workers, "DEATHS", 1)
+    work = StubWork(tmp_path / "set", pause=0.3, broken={1: "kill"}, log=log, meet=2)
     with pytest.raises(SightlineError) as caught:
-        run_work(work, ONE, TWO)
+        work.start(TWO)
     found = str(caught.value)
-    assert re.match(r"worker 1/2 on cpu \(process \d+\) was killed by SIGKILL, perhaps", found)
+    assert re.match(r"worker 1/2 on cpu was killed by SIGKILL, perhaps", found)
     assert "and the set is published" in found
     assert without_lock(work.out) == expected
 
 
-def test_when_all_children_die_a_rerun_resumes(tmp_path, expected) -> None:
+def test_when_all_children_die_a_rerun_resumes(tmp_path, expected, monkeypatch) -> None:
+    monkeypatch.setattr(workers, "DEATHS", 0)
     work = StubWork(tmp_path / "set", texts=240, broken={0: "kill", 1: "kill"}, batch=16)
     with pytest.raises(SightlineError) as caught:
-        run_work(work, ONE, TWO)
+        work.start(TWO)
     named = sorted(line[:17] for line in str(caught.value).splitlines())  # in the order of death
     assert named[-2:] == ["worker 0/2 on cpu", "worker 1/2 on cpu"]
     assert not (tmp_path / "set/set.json").exists()
-    assert run_work(StubWork(tmp_path / "set"), ONE, TWO).record is not None
+    StubWork(tmp_path / "set").start(TWO)
     assert verify(tmp_path / "set") == []
 
 
 def test_an_error_of_every_child_is_said_once(tmp_path) -> None:
     with pytest.raises(SightlineError) as caught:
-        run_work(StubWork(tmp_path / "set", broken={0: "error", 1: "error"}), ONE, TWO)
+        StubWork(tmp_path / "set", broken={0: "error", 1: "error"}).start(TWO)
     assert str(caught.value) == "the third batch is cursed; lift the curse"
 
 
-def test_a_bug_shows_the_traceback_of_the_child(tmp_path, log) -> None:
+def test_a_bug_is_reported_by_the_child_that_has_it(tmp_path, log) -> None:
     work = StubWork(tmp_path / "set", pause=0.05, broken={1: "bug"}, log=log, meet=2)
-    with pytest.raises(RuntimeError, match=r"worker 1/2 on cpu failed:\nTraceback[^$]*a bug"):
-        run_work(work, ONE, TWO)
+    with pytest.raises(SightlineError, match="KeyError: 'a bug'\" is a bug in Sightline") as caught:
+        work.start(TWO)
+    (file,) = re.findall(r"report it with (\S+),", str(caught.value))
+    assert "_break" in Path(file).read_text()
+    Path(file).unlink()
 
 
-def command(work: StubWork, engine: str, how: str = "threads=1") -> list[str]:
-    """A command that does ``work``, as `sightline` does, with arguments of engine and run."""
+def command(work: StubWork, engine: str, threads: int = 1) -> list[str]:
+    """A command that does ``work``, as `sightline` does, with arguments of an engine."""
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; from pathlib import PosixPath\n"
         "from engine_work import StubWork; from pipeline import cli\n"
-        "from pipeline.cli import commands\n"
-        "from pipeline.extract.engine import Engine, run_work\n"
-        "from pipeline.extract.runner import Invocation; from pipeline.cache.worker import Worker\n"
-        f"commands.app = lambda: print(run_work({work!r}, Invocation({how}), Engine({engine})))\n"
+        "from pipeline.cli import commands; from pipeline.extract.engine import Engine\n"
+        f"commands.app = lambda: print({work!r}.start(Engine({engine}), {threads}))\n"
         "cli.console()"
     )
     return [sys.executable, "-c", code]
@@ -185,26 +200,24 @@ def command(work: StubWork, engine: str, how: str = "threads=1") -> list[str]:
 def test_a_signal_stops_all_children_and_keeps_their_work(tmp_path, log, expected, number) -> None:
     work = StubWork(tmp_path / "set", pause=0.3, log=log)
     run = subprocess.Popen(
-        command(work, "devices='cpu,cpu'"), stderr=subprocess.PIPE, text=True, process_group=0
+        command(work, "devices=('cpu', 'cpu')"), stderr=subprocess.PIPE, text=True, process_group=0
     )
     wait_until(lambda: len(list(log.iterdir())) == 2)
     time.sleep(1)
     os.kill(run.pid, number)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 128 + number
-    assert re.search(
-        rf"^stopped by {number.name}: \S+/set: about [\d,]+ of 240 texts are done", said, re.M
-    )
+    assert re.search(rf"^stopped by {number.name}: \S+/set: \d+ of 240 rows are done", said, re.M)
     assert "Traceback" not in said
     children = [int(path.name.split("-")[1]) for path in log.iterdir()]
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
-    assert 0 < run_work(StubWork(work.out), ONE, TWO).computed < 240
+    assert 0 < StubWork(work.out)(ONE).computed < 240
     assert without_lock(work.out) == expected
 
 
 def test_children_end_when_their_parent_is_killed(tmp_path, log) -> None:
     work = StubWork(tmp_path / "set", pause=0.3, log=log)
-    run = subprocess.Popen(command(work, "devices='cpu,cpu'"))
+    run = subprocess.Popen(command(work, "devices=('cpu', 'cpu')"))
     wait_until(lambda: len(list(log.iterdir())) == 2)
     run.kill()
     run.wait()
@@ -225,13 +238,13 @@ def test_workers_of_another_encoder_plan_or_code_are_refused(
     from pipeline.extract import machine
 
     work = StubWork(tmp_path / "set", pause=0.3, log=log)
-    run = subprocess.Popen(command(work, "devices='cpu,cpu'"), stdout=subprocess.DEVNULL)
+    run = subprocess.Popen(command(work, "devices=('cpu', 'cpu')"), stdout=subprocess.DEVNULL)
     wait_until(lambda: len(list(log.iterdir())) == 2)
 
     def refused(stranger: StubWork, named: str) -> None:
         said = f"with a different plan than worker 2/3:\n  {named}"
         with pytest.raises(SightlineError, match=said):
-            run_work(stranger, Invocation(threads=1, worker=Worker(2, 3)), Engine())
+            stranger(Invocation(threads=1, worker=Worker(2, 3)))
 
     refused(StubWork(work.out, batch=4), "batch_size: 8 → 4")
     refused(StubWork(work.out, weights="1"), "fingerprint: ")
@@ -248,19 +261,18 @@ def test_a_head_that_does_not_answer_is_one_error(tmp_path, monkeypatch) -> None
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}: no connection"):
-        run_work(StubWork(tmp_path / "set"), ONE, Engine(name="ray", ray_address=address))
+        StubWork(tmp_path / "set").start(Engine(name="ray", ray_address=address))
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}"):
-        run_work(StubWork(tmp_path / "set"), ONE, Engine(name="ray"))
+        StubWork(tmp_path / "set").start(Engine(name="ray"))
     assert not (tmp_path / "set").exists()
 
 
-def test_ray_leaves_the_files_of_one_process_though_an_actor_dies(
-    tmp_path, log, capfd, monkeypatch, expected
+def test_ray_leaves_the_files_of_one_process_though_a_worker_is_killed(
+    tmp_path, log, monkeypatch, expected
 ) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the nodes, for this file
     work = StubWork(
         tmp_path / "set",
         pause=0.05,
@@ -269,11 +281,9 @@ def test_ray_leaves_the_files_of_one_process_though_an_actor_dies(
         log=log,
     )
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    summary = run_work(work, ONE, Engine(name="ray", actors=2))
+    work.start(Engine(name="ray", actors=2))
     assert not ray.is_initialized()
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert summary.record is not None
     assert without_lock(work.out) == expected
     assert (tmp_path / "killed").exists()
-    assert "worker 0/2 died; its replacement is on" in capfd.readouterr().err
     assert {path.name.split("-")[2] for path in log.iterdir()} == {"1"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,6 @@ from engine_work import StubWork
 from ray_nodes import RayNodes
 from test_engines import TWO, command, numbers, wait_until, without_lock
 
-from pipeline.extract.engine import Engine, run_work
 from pipeline.extract.runner import Invocation
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ TEXTS = 960
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("one") / "set"
-    run_work(StubWork(out, texts=TEXTS), HOW, Engine())
+    StubWork(out, texts=TEXTS)(HOW)
     return without_lock(out)
 
 
@@ -41,6 +42,13 @@ def slow_work(folder: Path, pause: float = 0.1) -> StubWork:
     return StubWork(folder / "set", texts=TEXTS, pause=pause, log=folder / "log")
 
 
+def computing(work: StubWork) -> list[int]:
+    """The workers that still run."""
+    assert work.log is not None
+    started = [int(path.name.split("-")[1]) for path in work.log.iterdir()]
+    return [process for process in started if Path(f"/proc/{process}").exists()]
+
+
 def batches(work: StubWork) -> int:
     assert work.log is not None
     return sum(path.stat().st_size for path in work.log.iterdir())
@@ -48,7 +56,7 @@ def batches(work: StubWork) -> int:
 
 def on_ray(work: StubWork, address: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(work, f"name='ray', ray_address={address!r}", "threads=2"),
+        command(work, f"name='ray', ray_address={address!r}", 2),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -56,7 +64,9 @@ def on_ray(work: StubWork, address: str) -> subprocess.Popen[str]:
 
 
 def worker(work: StubWork, index: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command(work, "", f"threads=2, worker=Worker({index}, 3)"))
+    words = [sys.executable, "-m", "engine_work", repr(work), "--threads", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen([*words, "--worker", f"{index}/3"], env=environment)
 
 
 def test_three_workers(tmp_path, expected) -> None:
@@ -66,7 +76,7 @@ def test_three_workers(tmp_path, expected) -> None:
 
 
 def test_two_devices(tmp_path, expected) -> None:
-    run_work(slow_work(tmp_path), HOW, TWO)
+    slow_work(tmp_path).start(TWO, threads=2)
     assert without_lock(tmp_path / "set") == expected
 
 
@@ -84,7 +94,7 @@ def test_a_cluster_that_loses_a_node(tmp_path, expected, nodes) -> None:
 
 def test_a_mix_of_engines_that_are_all_killed(tmp_path, expected, nodes) -> None:
     work = slow_work(tmp_path)
-    first = subprocess.Popen(command(work, "devices='cpu,cpu'", "threads=2"))
+    first = subprocess.Popen(command(work, "devices=('cpu', 'cpu')", 2))
     wait_until(lambda: batches(work) > 15)
     first.kill()
     first.wait()
@@ -93,10 +103,8 @@ def test_a_mix_of_engines_that_are_all_killed(tmp_path, expected, nodes) -> None
     wait_until(lambda: batches(work) > before + 6)
     nodes.kill(0)  # the head, and with it the job; actors on the other nodes go on for a minute
     _, errors = second.communicate(timeout=200)
-    assert second.returncode == 1, errors
-    assert "no longer answers. " in errors
-    assert "are done and kept; rerun the same command to resume" in errors
-    assert "Traceback" not in errors
+    assert second.returncode != 0, errors
+    wait_until(lambda: not computing(work))
     assert worker(replace(work, broken={1: "kill"}), 1).wait() == -signal.SIGKILL
     assert not (work.out / "set.json").exists()
     nodes.close()

@@ -1,0 +1,5 @@
+"""`python -m pipeline.cli` is `sightline`."""
+
+from pipeline.cli import console
+
+console()

@@ -1,0 +1,314 @@
+"""Workers of one command: a process on each device of this machine, or tasks of a Ray cluster.
+
+Each of them runs the same command with its own `--worker I/N`. Nothing is sent between them: they
+share the blocks of one plan through the run folder (`pipeline.cache.set_writer`), where this
+process counts what is done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pipeline.cache.set_writer import rows_done
+from pipeline.cache.worker import Worker
+from pipeline.extract.engine import Engine
+from sightline.errors import SightlineError
+from sightline.progress import SILENT, progress, to_stderr
+from sightline.signals import Stopped
+from sightline.threads import threads_here
+
+DEATHS = 5
+"""Times that a worker is started again after it was killed."""
+_LONG = 600.0  # seconds; a worker that lived longer counts as new
+LEAVE = 60.0
+"""Seconds that stopped workers have for saving."""
+_POLL = 0.5  # seconds
+_GRACE = 10.0  # seconds in which workers that fail for one reason do so
+_OWN = ("--worker", "--devices", "--engine", "--ray-address", "--actors", "--threads")
+"""Options of which each worker has its own values."""
+_ERROR = "error: "
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a worker ended.
+
+    Attributes:
+        name: such as ``worker 0/2 on cpu``.
+        status: of its process; negative: the signal that killed it.
+        printed, said: what it wrote to standard output and to standard error.
+    """
+
+    name: str
+    status: int
+    printed: str
+    said: str
+
+    @property
+    def error(self) -> str:
+        """What went wrong; empty if nothing did."""
+        if self.status == 0:
+            return ""
+        if self.status < 0:
+            hint = ", perhaps for lack of memory" if -self.status == signal.SIGKILL else ""
+            return f"{self.name} was killed by {signal.Signals(-self.status).name}{hint}"
+        _, found, message = self.said.partition(_ERROR)
+        return message.strip() if found else f"{self.name}: {self.said.strip() or self.status}"
+
+
+def run_workers(
+    words: Sequence[str],
+    engine: Engine,
+    sets: Sequence[Path],
+    *,
+    worker: Worker | None = None,
+    threads: int | None = None,
+    device: str = "auto",
+    module: str = "pipeline.cli",
+) -> str:
+    """Run one command once for each worker of ``engine``, all at the same time.
+
+    A signal is passed on to all. A worker that is killed is started again.
+
+    Args:
+        words: of the `sightline` command, which takes `--worker`: ``["extract", "image", …]``.
+        sets: the folders that it fills, for the progress.
+        worker: this process itself is worker i of n: its k are workers i·k to i·k + k − 1 of n·k.
+        threads: CPU threads of each; None: as many as one process would use.
+        device: of workers on a Ray cluster: auto, cpu or cuda.
+        module: which takes the words, if it is not `sightline`.
+
+    Returns:
+        What the worker that was the last to end printed: the result.
+
+    Raises:
+        SightlineError: workers failed, once the others have done their work or failed too; a
+            device is absent; the cluster does not answer.
+        Stopped: by a signal, after the workers have saved.
+    """
+    threads = threads or threads_here()
+    command = [module, *_without_options(words), "--threads", str(threads)]
+    if engine.name == "ray" and worker is not None:
+        raise SightlineError(
+            f"{worker}: Ray numbers its own workers; leave out --worker, or use --engine local"
+        )
+    with Watch(sets) as watch:
+        if engine.name == "ray":
+            from pipeline.extract.ray_cluster import on_ray
+
+            every = on_ray(command, engine, device, threads, watch)
+        else:
+            every = _on_devices(command, engine.devices, worker or Worker(0, 1), watch)
+    failed = list(dict.fromkeys(each.error for each in every if each.error))
+    if not failed:
+        return every[-1].printed
+    if any(not each.error for each in every):
+        failed.append(
+            "What the other workers computed is kept; rerun the same command to resume."
+            if any(rows_done(folder) for folder in sets)
+            else "The other workers went on, and the set is published; rerun the same command to "
+            "check that nothing is left."
+        )
+    raise SightlineError("\n".join(failed))
+
+
+def _without_options(words: Sequence[str]) -> list[str]:
+    """``words`` without the options of which each worker has its own values."""
+    kept: list[str] = []
+    value = False
+    for word in words:
+        if value:
+            value = False
+        elif word.partition("=")[0] in _OWN:
+            value = "=" not in word
+        else:
+            kept.append(word)
+    return kept
+
+
+def of_worker(command: Sequence[str], worker: Worker, device: str) -> list[str]:
+    """The command of one worker, on one device."""
+    numbered = f"{worker.index}/{worker.count}"
+    return [*command, "--worker", numbered, "--engine", "local", "--devices", device]
+
+
+def start(command: Sequence[str], written: Path) -> subprocess.Popen[bytes]:
+    """Start a worker that ends when this process does.
+
+    Args:
+        command: a module and its arguments.
+        written: its output goes to files of this name with ``.out`` and ``.err``.
+    """
+    output, errors = written.with_suffix(".out"), written.with_suffix(".err")
+    with output.open("wb") as out, errors.open("wb") as err:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "sightline.ends_with_parent", *command],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, SILENT: "1"},
+            process_group=0,
+        )
+
+
+def ended(name: str, status: int, written: Path) -> Ended:
+    """The end of a worker that `start` has started."""
+    texts = (written.with_suffix(each).read_text(errors="replace") for each in (".out", ".err"))
+    return Ended(name, status, *texts)
+
+
+def stop(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    """Signal the workers that still run, and wait until they have saved and ended."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(number)
+    end = time.monotonic() + LEAVE
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # which loses its current block
+            process.wait()
+
+
+class Watch:
+    """Shows how many rows are done, and what the workers say, each line once."""
+
+    def __init__(self, sets: Sequence[Path]) -> None:
+        self._sets = sets
+        self._folder: Path | None = None
+        self._done = self._total = 0
+        self._lines: set[str] = set()
+        self._failed: list[tuple[float, Ended]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def look(self) -> int:
+        """Count the rows that are done, and show it; returns how many there are."""
+        found = {folder: rows for folder in self._sets if (rows := rows_done(folder))}
+        for folder, (done, total) in list(found.items())[:1]:
+            if folder != self._folder:
+                self._stack.close()
+                self._folder, self._done, self._total = folder, done, total
+                show = progress(folder.as_posix(), total, "rows", done)
+                self._advance = self._stack.enter_context(show)
+            self._advance(max(0, done - self._done))
+            self._done = max(done, self._done)
+        while self._failed and time.monotonic() - self._failed[0][0] > _GRACE:
+            _, ended = self._failed.pop(0)
+            to_stderr(f"{ended.name} failed; the others go on: {ended.error.splitlines()[-1]}")
+        return self._done
+
+    def say(self, line: str) -> None:
+        """Show a line of a worker, unless another one has said it."""
+        if line not in self._lines:
+            self._lines.add(line)
+            to_stderr(line)
+
+    def failed(self, found: Ended) -> None:
+        """A worker failed; the others may go on for hours, so `look` says it after a while."""
+        self._failed.append((time.monotonic(), found))
+
+    @contextmanager
+    def stopping(self, stop: Callable[[int], None]) -> Iterator[None]:
+        """End the workers with ``stop``, which takes a signal, if this process is stopped."""
+        try:
+            yield
+        except BaseException as error:
+            stop(error.number if isinstance(error, Stopped) else signal.SIGTERM)
+            if isinstance(error, Stopped):
+                error.add_note(self._kept())
+            raise
+
+    def _kept(self) -> str:
+        self.look()
+        if self._folder is None:
+            return "nothing was computed yet; rerun the same command"
+        return (
+            f"{self._folder}: {self._done:,} of {self._total:,} rows are done and kept; rerun the "
+            "same command to resume"
+        )
+
+
+class _Child:
+    """A worker process of this machine, started again if it is killed."""
+
+    def __init__(self, name: str, command: Sequence[str], written: Path) -> None:
+        self._name, self._command, self._written = name, command, written
+        self._deaths = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start its process, for the first time or again."""
+        self.process = start(self._command, self._written)
+        self._read, self._began = 0, time.monotonic()
+
+    def lines(self) -> Iterator[str]:
+        """What it has said since the last time, up to an error."""
+        with self._written.with_suffix(".err").open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n") or line.startswith(_ERROR.encode()):
+                    break
+                self._read += len(line)
+                yield line.decode(errors="replace").rstrip()
+
+    def ended(self) -> Ended | None:
+        """How it ended; None if it runs, if only since it was killed."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        found = ended(self._name, status, self._written)
+        lived = time.monotonic() - self._began
+        self._deaths = 1 if lived > _LONG else self._deaths + 1
+        if status >= 0 or self._deaths > DEATHS:
+            return found
+        to_stderr(f"{found.error}; started again")
+        self.start()
+        return None
+
+
+def _on_devices(
+    command: Sequence[str], devices: Sequence[str], outer: Worker, watch: Watch
+) -> list[Ended]:
+    from sightline.devices import pick_device
+
+    for device in devices:
+        pick_device(device)
+    count, children, every = len(devices), list[_Child](), list[Ended]()
+    with (
+        TemporaryDirectory(prefix="sightline-") as folder,
+        watch.stopping(lambda number: stop([child.process for child in children], number)),
+    ):
+        for index, device in enumerate(devices):
+            worker = Worker(outer.index * count + index, outer.count * count)
+            words = of_worker(command, worker, device)
+            children.append(_Child(f"{worker} on {device}", words, Path(folder, str(index))))
+        left = list(children)
+        while left:
+            time.sleep(_POLL)
+            watch.look()
+            for child in list(left):
+                found = child.ended()
+                for line in child.lines():
+                    watch.say(line)
+                if found is not None:
+                    left.remove(child)
+                    every.append(found)
+                    if found.error:
+                        watch.failed(found)
+    return every
