@@ -165,7 +165,7 @@ class Sides:
             for batch in self.batches:
                 self._encoder.encode(batch)
             return
-        rows = [self._encoder.features(batch) for batch in self.batches]
+        rows = [self._encoder.encode(batch) for batch in self.batches]
         torch.cuda.synchronize(self._device)
         del rows
 
@@ -175,11 +175,11 @@ class Sides:
                 for _ in self._decoded():
                     pass
             return
-        from pipeline.extract.feed import DeviceFeed
+        from pipeline.extract.feed import Feed
 
         size = self._options.batch_size
         parts = [self._entries[i : i + size] for i in range(0, len(self._entries), size)]
-        feed = DeviceFeed(self._encoder, self._read)
+        feed = Feed(self._encoder, self._read)
         for _ in feed.decoded(iter(parts), size, self._options.workers):
             pass
 

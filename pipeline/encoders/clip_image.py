@@ -40,10 +40,6 @@ class ClipImageEncoder:
         self.identity: EncoderIdentity = self._frozen.identity(clip.identity)
 
     def encode(self, images: Tensor) -> Tensor:
-        """float32 [n, 3, h, w] → float32 [n, dim], both on the CPU."""
-        return self.features(images).cpu()
-
-    def features(self, images: Tensor) -> Tensor:
         """float32 [n, 3, h, w] → float32 [n, dim] on `device`."""
         frozen = self._frozen
         # CoCa's towers normalise by default, which cannot be undone.

@@ -24,32 +24,16 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def resize(
-    image: Tensor, size: tuple[int, int], interpolation: Interpolation, *, in_float: bool = False
-) -> Tensor:
-    """uint8 [c, H, W] → uint8 [c, h, w] with (h, w) = ``size``, antialiased.
-
-    Args:
-        in_float: compute in float32, for devices without the integer kernel: columns, then rows,
-            rounded after each, as that does. At most one level from it, as its weights are rounded.
-    """
-    import torch
+def resize(image: Tensor, size: tuple[int, int], interpolation: Interpolation) -> Tensor:
+    """uint8 [c, H, W] → uint8 [c, h, w] with (h, w) = ``size``, antialiased."""
     from torch.nn import functional
 
     if size == tuple(image.shape[-2:]):
         return image
-    resized = image.unsqueeze(0)
-    for step in [(image.shape[-2], size[1]), size] if in_float else [size]:
-        resized = functional.interpolate(
-            resized.to(torch.float32) if in_float else resized,
-            size=step,
-            mode=interpolation,
-            antialias=True,
-            align_corners=False,
-        )
-        if in_float:
-            resized = resized.round_().clamp_(0, 255)
-    return resized.squeeze(0).to(torch.uint8)
+    resized = functional.interpolate(
+        image.unsqueeze(0), size=size, mode=interpolation, antialias=True, align_corners=False
+    )
+    return resized.squeeze(0)
 
 
 @dataclass(frozen=True)
@@ -97,14 +81,10 @@ class ImagePreprocessing:
         """uint8 [3, H, W] → float32 [3, h, w] with (h, w) = `crop`."""
         return self.normalised(self.fitted(image))
 
-    def fitted(self, image: Tensor, *, in_float: bool = False) -> Tensor:
-        """Resize and crop: uint8 [3, H, W] → uint8 [3, h, w] with (h, w) = `crop`.
-
-        Args:
-            in_float: as in `resize`.
-        """
+    def fitted(self, image: Tensor) -> Tensor:
+        """Resize and crop: uint8 [3, H, W] → uint8 [3, h, w] with (h, w) = `crop`."""
         size = self.resized(image.shape[-2], image.shape[-1])
-        return self._centre(resize(image, size, self.interpolation, in_float=in_float))
+        return self._centre(resize(image, size, self.interpolation))
 
     def normalised(self, pixels: Tensor, out: Tensor | None = None) -> Tensor:
         """uint8 [..., 3, h, w] → float32 of this shape, in 0–1, minus `mean`, over `std`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = [
     "EncoderIdentity",
     "ImageEncoder",
-    "ImageEncoderOnDevice",
     "ImagePreprocessing",
     "TextEncoder",
 ]
@@ -67,27 +66,14 @@ class ImageEncoder(Protocol):
         """Turns a decoded image into the model's input. Picklable, for worker processes."""
         ...
 
-    def encode(self, images: Tensor) -> Tensor:
-        """Features of a batch, not normalised.
-
-        Args:
-            images: float32 [n, 3, h, w] on the CPU, pinned or not, from `preprocessing`.
-
-        Returns:
-            float32 [n, dim] on the CPU.
-        """
-        ...
-
-
-@runtime_checkable
-class ImageEncoderOnDevice(ImageEncoder, Protocol):
-    """An image encoder that takes images already on its device, and leaves the features there."""
-
     @property
     def device(self) -> torch.device: ...
 
-    def features(self, images: Tensor) -> Tensor:
-        """float32 [n, 3, h, w] → float32 [n, dim], both on `device`; does not wait for it."""
+    def encode(self, images: Tensor) -> Tensor:
+        """Features of a batch, not normalised: float32 [n, 3, h, w] → float32 [n, dim].
+
+        Both are on `device`; a GPU need not be waited for.
+        """
         ...
 
 

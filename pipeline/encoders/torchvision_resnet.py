@@ -49,10 +49,6 @@ class ResNetEncoder:
         self._frozen = frozen
 
     def encode(self, images: Tensor) -> Tensor:
-        """float32 [n, 3, h, w] → float32 [n, dim], both on the CPU."""
-        return self.features(images).cpu()
-
-    def features(self, images: Tensor) -> Tensor:
         """float32 [n, 3, h, w] → float32 [n, dim] on `device`."""
         return self._frozen(self._frozen.model, self._frozen.images(images)).float()
 

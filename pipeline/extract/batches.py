@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pipeline.cache import Place
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract.decode import MAX_PIXELS, RAW_PIXELS, ImageError, load_image
+from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from sightline.errors import SightlineError
 
 _SIGNAL_GRACE = 0.5  # seconds
@@ -35,7 +35,7 @@ class Failure(NamedTuple):
 class Preprocessing(Protocol):
     """From a decoded image or cut-out to a model's input, on any device."""
 
-    def fitted(self, image: Tensor, /, *, in_float: bool = False) -> Tensor:
+    def fitted(self, image: Tensor, /) -> Tensor:
         """uint8 [channels, H, W] → uint8 [channels, h, w]."""
         ...
 
@@ -68,13 +68,6 @@ class Reader(Protocol):
         """
         ...
 
-    def raw(self, entry: Any) -> tuple[Tensor, bool]:
-        """uint8 [channels, H, W], and whether these are the pixels of a call.
-
-        If not, `preprocessing.fitted` makes them on a device. Raises as a call.
-        """
-        ...
-
 
 class ImageReader:
     """Reads whole images from entries of place and key.
@@ -100,12 +93,6 @@ class ImageReader:
 
     def __call__(self, entry: tuple[Place, bytes]) -> Tensor:
         return self._preprocessing.fitted(self._image(entry))
-
-    def raw(self, entry: tuple[Place, bytes]) -> tuple[Tensor, bool]:
-        image = self._image(entry)
-        if image.shape[1] * image.shape[2] > RAW_PIXELS:
-            return self._preprocessing.fitted(image), True
-        return image, False
 
     def _image(self, entry: tuple[Place, bytes]) -> Tensor:
         place, key = entry
@@ -142,41 +129,6 @@ def decode_batch(
     return batch, failures
 
 
-class Raw(NamedTuple):
-    """Images of any sizes in one buffer, to be fitted on a device.
-
-    Attributes:
-        values: uint8, the pixels of every image, one after the other.
-        shapes: of each image, in order: its row, channels, height, width, and 1 if it is fitted.
-    """
-
-    values: Tensor
-    shapes: Sequence[Sequence[int]]
-
-
-def raw_batch(entries: Sequence[Any], batch_size: int, read: Reader) -> tuple[Raw, list[Failure]]:
-    """Read the entries of one batch, at most `batch_size`, and leave the fitting to a device."""
-    if len(entries) > batch_size:
-        raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
-    images: list[Tensor] = []
-    shapes: list[Sequence[int]] = []
-    failures: list[Failure] = []
-    for row, entry in enumerate(entries):
-        try:
-            image, fitted = read.raw(entry)
-        except ImageError as error:
-            failures.append(Failure(row, error.code, error.reason))
-        else:
-            images.append(image)
-            shapes.append((row, *image.shape, int(fitted)))
-    values = _shared_zeros(sum(image.numel() for image in images))
-    start = 0
-    for image in images:
-        values[start : start + image.numel()].view(image.shape).copy_(image)
-        start += image.numel()
-    return Raw(values, shapes), failures
-
-
 def _shared_zeros(*shape: int) -> Tensor:
     """uint8 zeros; in a worker process in shared memory, where a `DataLoader` would copy them."""
     if get_worker_info() is None or not math.prod(shape):
@@ -185,23 +137,21 @@ def _shared_zeros(*shape: int) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(*shape)
 
 
-class BatchDecoder(Dataset[tuple[Any, list[Failure]]]):
-    """Applies `decode_batch` (or `raw_batch`) to the entries of a batch, for a `DataLoader`.
+class BatchDecoder(Dataset[tuple[Tensor, list[Failure]]]):
+    """Applies `decode_batch` to the entries of a batch, for a `DataLoader`.
 
     An item depends only on its entries, so the number of worker processes changes no byte, and
     requests can be decided at the last moment.
     """
 
-    def __init__(self, batch_size: int, read: Reader, raw: bool = False) -> None:
+    def __init__(self, batch_size: int, read: Reader) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; expected at least 1")
         self._batch_size = batch_size
         self._read = read
-        self._raw = raw
 
-    def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor | Raw, list[Failure]]:
-        decode = raw_batch if self._raw else decode_batch
-        return decode(entries, self._batch_size, self._read)
+    def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, list[Failure]]:
+        return decode_batch(entries, self._batch_size, self._read)
 
 
 def decoded_batches(
@@ -210,14 +160,12 @@ def decoded_batches(
     read: Reader,
     workers: int,
     *,
-    raw: bool = False,
     pinned: bool = False,
-) -> Iterator[tuple[Any, list[Failure]]]:
+) -> Iterator[tuple[Tensor, list[Failure]]]:
     """Decode every batch of entries, in order, in ``workers`` processes (0: in this one).
 
     Args:
         batches: at most ``batch_size`` entries each, requested a few batches ahead.
-        raw: leave the fitting to a device: batches are `Raw`.
         pinned: put them into memory that a GPU copies from while it computes.
 
     Raises:
@@ -231,7 +179,7 @@ def decoded_batches(
     # the number is the user's choice, and containers often report too few cores
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     loader = DataLoader(
-        BatchDecoder(batch_size, read, raw),
+        BatchDecoder(batch_size, read),
         batch_size=None,
         sampler=chain([first], batches),
         num_workers=workers,

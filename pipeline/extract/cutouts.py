@@ -66,14 +66,13 @@ class CutoutPreprocessing:
         """uint8 [4, H, W] → float32 [3, h, w]: `fitted`, then `normalised`."""
         return self.normalised(self.fitted(cutout))
 
-    def fitted(self, cutout: Tensor, *, in_float: bool = False) -> Tensor:
+    def fitted(self, cutout: Tensor) -> Tensor:
         """Pad a cut-out to a square and resize it.
 
         Args:
             cutout: uint8 [4, H, W], RGB premultiplied with alpha: black where transparent.
                 Resizing straight alpha would bleed the colours of transparent pixels into the
                 object's edge.
-            in_float: as in `pipeline.encoders.preprocessing.resize`.
 
         Returns:
             uint8 [4, h, w], premultiplied.
@@ -84,7 +83,7 @@ class CutoutPreprocessing:
         edge = self.edge(height, width)
         left, top = (edge - width) // 2, (edge - height) // 2
         square = functional.pad(cutout, [left, edge - width - left, top, edge - height - top])
-        return resize(square, self.size, self.image.interpolation, in_float=in_float)
+        return resize(square, self.size, self.image.interpolation)
 
     def normalised(self, pixels: Tensor, out: Tensor | None = None) -> Tensor:
         """Compose on the background and normalise: uint8 [..., 4, h, w] → float32 [..., 3, h, w].

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 MAX_PIXELS = 89_478_485
 """The largest image that is decoded, in pixels: Pillow's own limit, 256 MiB of RGB."""
 
-RAW_PIXELS = 640 * 640
-"""Larger images are fitted where they are decoded; smaller ones go to a GPU as they are."""
-
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are read. Pillow supports more, but some run external programs (EPS)."""
 

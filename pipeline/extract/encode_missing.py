@@ -211,10 +211,10 @@ def _encode_pictures(
     settings: ExtractSettings,
 ) -> _Encode:
     """Encode the inputs that ``read`` makes from the entries of a batch's keys."""
-    from pipeline.extract.feed import feed_for
+    from pipeline.extract.feed import Feed
 
     def encode(batches: Iterator[Batch], batch_size: int, calls: HalvingCalls) -> Iterator[Encoded]:
-        feed = feed_for(encoder, read)
+        feed = Feed(encoder, read)
         ahead: deque[tuple[Batch, list[ImageEntry | CutoutEntry]]] = deque()
         launched: deque[Callable[[], Encoded]] = deque()
 

@@ -1,107 +1,63 @@
-"""From decoded batches to features: on the CPU, or ahead of time on a GPU."""
+"""From decoded batches to features, on the encoder's device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.encoders.protocols import ImageEncoder, ImageEncoderOnDevice
-from pipeline.extract.batches import Failure, Raw, Reader, decoded_batches
+from pipeline.encoders.protocols import ImageEncoder
+from pipeline.extract.batches import Failure, Reader, decoded_batches
 
 Result = Callable[[], np.ndarray]
 """Waits for the features of one call: float32 [n, dim]."""
 
 
-class Feed(Protocol):
-    """Decodes batches and launches calls of the encoder.
+class Feed:
+    """Decode processes fit the images to uint8; they are normalised where the encoder is.
+
+    On a GPU the batches are pinned, and copied by a stream of their own while the batch before is
+    computed.
 
     Attributes:
         ahead: batches that may be launched before the first one's result is read.
     """
 
-    ahead: int
-
-    def decoded(
-        self, batches: Iterator[Sequence[Any]], batch_size: int, workers: int
-    ) -> Iterator[tuple[Any, list[Failure]]]:
-        """The inputs of every batch of entries, in order, and its failures."""
-        ...
-
-    def launch(self, inputs: Any, start: int, stop: int) -> Result:
-        """Encode rows ``start`` to ``stop - 1`` of a batch; rows that it lacks are padding."""
-        ...
-
-
-def feed_for(encoder: ImageEncoder, read: Reader) -> Feed:
-    """On a GPU, the feed that computes there what it can; otherwise the CPU's."""
-    if isinstance(encoder, ImageEncoderOnDevice) and encoder.device.type == "cuda":
-        return DeviceFeed(encoder, read)
-    return HostFeed(encoder, read)
-
-
-class HostFeed:
-    """Workers fit the images, and this process normalises them, in a buffer that it keeps."""
-
-    ahead = 0
-
     def __init__(self, encoder: ImageEncoder, read: Reader) -> None:
         self._encoder, self._read = encoder, read
+        self._on_gpu = encoder.device.type == "cuda"
+        self._copies = torch.cuda.Stream(encoder.device) if self._on_gpu else None
         self._buffer = torch.empty(0)
+        self.ahead = int(self._on_gpu)
 
     def decoded(
         self, batches: Iterator[Sequence[Any]], batch_size: int, workers: int
     ) -> Iterator[tuple[Tensor, list[Failure]]]:
-        return decoded_batches(batches, batch_size, self._read, workers)
+        """The inputs of every batch of entries, in order, and its failures."""
+        return decoded_batches(batches, batch_size, self._read, workers, pinned=self._on_gpu)
 
     def launch(self, inputs: Tensor, start: int, stop: int) -> Result:
+        """Encode rows ``start`` to ``stop - 1`` of a batch; rows that it lacks are padding."""
         shape = stop - start, 3, *self._read.size
-        if self._buffer.shape != shape:
-            self._buffer = torch.empty(shape)
         rows = inputs[start:stop]
-        for row, pixels in enumerate(rows):  # one at a time: they stay in the processor's cache
-            self._read.preprocessing.normalised(pixels, out=self._buffer[row])
-        self._buffer[len(rows) :] = 0
-        features = self._encoder.encode(self._buffer).numpy()
-        return lambda: features
-
-
-class DeviceFeed:
-    """Sends decoded images as uint8; fits, normalises and encodes them on the encoder's device.
-
-    Copies have a stream of their own, so that a batch is on its way while the one before it is
-    computed. An image is fitted alone, so its row depends on nothing else in its batch.
-    """
-
-    ahead = 1
-
-    def __init__(self, encoder: ImageEncoderOnDevice, read: Reader) -> None:
-        self._encoder, self._read = encoder, read
-        self._device = encoder.device
-        self._on_gpu = self._device.type == "cuda"
-        self._copies = torch.cuda.Stream(self._device) if self._on_gpu else None
-        self._sent: tuple[Raw, Tensor] | None = None
-
-    def decoded(
-        self, batches: Iterator[Sequence[Any]], batch_size: int, workers: int
-    ) -> Iterator[tuple[Raw, list[Failure]]]:
-        return decoded_batches(
-            batches, batch_size, self._read, workers, raw=True, pinned=self._on_gpu
-        )
-
-    def launch(self, inputs: Raw, start: int, stop: int) -> Result:
+        if self._copies is None:
+            features = self._encoder.encode(self._normalised_here(rows, shape)).numpy()
+            return lambda: features
         with torch.inference_mode():
-            pixels = self._fitted(inputs, start, stop)
-            images = self._read.preprocessing.normalised(pixels)
-            features = self._encoder.features(images)
-            if not self._on_gpu:
-                return features.numpy
-            here = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
-            here.copy_(features, non_blocking=True)
-            done = torch.cuda.current_stream(self._device).record_event()
+            with torch.cuda.stream(self._copies):
+                pixels = rows.to(self._encoder.device, non_blocking=True)
+            computing = torch.cuda.current_stream(self._encoder.device)
+            computing.wait_stream(self._copies)
+            pixels.record_stream(computing)
+            images = torch.zeros(shape, device=self._encoder.device)
+            self._read.preprocessing.normalised(pixels, out=images[: len(rows)])
+            features_there = self._encoder.encode(images)
+            here = torch.empty(features_there.shape, dtype=torch.float32, pin_memory=True)
+            here.copy_(features_there, non_blocking=True)
+            done = computing.record_event()
 
         def result() -> np.ndarray:
             done.synchronize()
@@ -109,34 +65,10 @@ class DeviceFeed:
 
         return result
 
-    def _fitted(self, inputs: Raw, start: int, stop: int) -> Tensor:
-        """uint8 [stop - start, channels, h, w] on the device; zeros where there is no image."""
-        values = self._on_device(inputs)
-        shape = stop - start, self._read.channels, *self._read.size
-        pixels = torch.zeros(shape, dtype=torch.uint8, device=self._device)
-        first = 0
-        for row, channels, height, width, fitted in inputs.shapes:
-            end = first + channels * height * width
-            if start <= row < stop:
-                image = values[first:end].view(channels, height, width)
-                pixels[row - start] = image if fitted else self._fit(image)
-            first = end
-        return pixels
-
-    def _fit(self, image: Tensor) -> Tensor:
-        return self._read.preprocessing.fitted(image, in_float=True)
-
-    def _on_device(self, inputs: Raw) -> Tensor:
-        """The batch on the device, copied once however many calls it takes."""
-        if self._sent is not None and self._sent[0] is inputs:
-            return self._sent[1]
-        if self._copies is None:
-            values = inputs.values.to(self._device)
-        else:
-            with torch.cuda.stream(self._copies):
-                values = inputs.values.to(self._device, non_blocking=True)
-            computing = torch.cuda.current_stream(self._device)
-            computing.wait_stream(self._copies)
-            values.record_stream(computing)
-        self._sent = inputs, values
-        return values
+    def _normalised_here(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self._buffer.shape != shape:
+            self._buffer = torch.empty(shape)
+        for row, pixels in enumerate(rows):  # one at a time: they stay in the processor's cache
+            self._read.preprocessing.normalised(pixels, out=self._buffer[row])
+        self._buffer[len(rows) :] = 0
+        return self._buffer

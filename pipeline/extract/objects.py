@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipeline.cache import CacheError, Place
 from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.extract.cutouts import CutoutPreprocessing
-from pipeline.extract.decode import MAX_PIXELS, RAW_PIXELS, ImageError, load_image
+from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,13 +95,6 @@ class ObjectReader:
                 ``too_many_pixels`` once padded.
         """
         return self._preprocessing.fitted(self.cutout(entry))
-
-    def raw(self, entry: CutoutEntry) -> tuple[Tensor, bool]:
-        """The object as `cut_out` gives it, or its pixels if it is large."""
-        cutout = self.cutout(entry)
-        if cutout.shape[1] * cutout.shape[2] > RAW_PIXELS:
-            return self._preprocessing.fitted(cutout), True
-        return cutout, False
 
     def cutout(self, entry: CutoutEntry) -> Tensor:
         """The object as returned by `cut_out`: uint8 [4, h, w]."""

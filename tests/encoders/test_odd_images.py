@@ -42,6 +42,7 @@ class Eye:
     identity = EncoderIdentity("eye", "random:0", "", "0" * 64, untrained=True)
     dim = 3 * SIDE * SIDE
     preprocessing = PREPROCESSING
+    device = torch.device("cpu")
 
     def encode(self, images: Tensor) -> Tensor:
         return images.reshape(len(images), -1)
