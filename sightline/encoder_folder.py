@@ -180,12 +180,12 @@ def own_max_length(
 ) -> int:
     """The longest input of an encoder in tokens, special tokens included; never the training 32.
 
-    sentence_bert_config.json's `max_seq_length` if it has one; else the smaller of the
-    tokenizer's `model_max_length` and the number of usable `positions`.
+    The smallest of sentence_bert_config.json's `max_seq_length`, the tokenizer's
+    `model_max_length` and the number of usable `positions`, of those that are known.
     """
-    if recipe is not None and recipe.max_length is not None:
-        return recipe.max_length
     limits = [int(tokenizer.model_max_length)] if tokenizer.model_max_length < _NO_LIMIT else []
+    if recipe is not None and recipe.max_length is not None:
+        limits = [recipe.max_length]
     usable = positions(config)
     if usable is not None:
         limits.append(usable)

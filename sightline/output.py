@@ -11,6 +11,7 @@ or was writing when it was killed, and superseded ones that stay until they are 
 from __future__ import annotations
 
 import filecmp
+import itertools
 import json
 import os
 import re
@@ -108,6 +109,7 @@ class Output:
         self._worker = worker
         self._patience = 2.0 if worker else patience
         self._stack = ExitStack()
+        self._scratches = itertools.count()
 
     def __enter__(self) -> Output:
         self._begin(WriterLock(self.run_folder, self._worker, patience=self._patience))
@@ -133,7 +135,8 @@ class Output:
             for folder in (self.folder, self.run_folder):
                 remove_leftovers(folder, lock.abandoned)
             for each in lock.abandoned:
-                shutil.rmtree(self._scratch_of(each), ignore_errors=True)
+                for left in self.run_folder.glob(f"{self._scratch_of(each).name}*"):
+                    shutil.rmtree(left, ignore_errors=True)
             self.owned = set(self._read_record()) | self.claims()
             self._stack = stack.pop_all()
 
@@ -175,8 +178,7 @@ class Output:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A new folder of this run on the output's file system, removed at the end."""
-        folder = self._scratch_of(token())
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = self._scratch_of(f"{token()}-{next(self._scratches)}")
         folder.mkdir()
         try:
             yield folder

@@ -53,7 +53,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         self.dtype = np.dtype(spec.dtype).newbyteorder("<")
         self._buffer: list[tuple[Keys, NDArray, dict[bytes, Failure]]] = []
         self._buffered_rows = 0
-        self._buffered_block = 0
+        self._buffered_block: int | None = None
         self._buffer_computed: dict[str, Any] = {}
 
     def plan(
@@ -116,7 +116,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         computed = dict(computed or {})
         if block != self._buffered_block or computed != self._buffer_computed:
             self.flush()  # all rows of a block were computed the same way
-        if block != self._buffered_block:
+        if self._buffered_block is not None and block != self._buffered_block:
             self._let_go(self._buffered_block)
         self._buffered_block, self._buffer_computed = block, computed
         failed = dict(failed or {})
@@ -172,7 +172,8 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
         keys = np.concatenate([self._planned, self._copied_keys, small.keys])
         keys = keys[sort_order(keys)]
         new = write_shards(self._output, self.spec, keys, self.shape.shard_rows, sources)
-        if provenance is None and len(kept.keys) and self._published is not None:
+        own = len(kept.keys) or any(rows.folder == self.folder for rows in self._copies)
+        if provenance is None and own and self._published is not None:
             provenance = self._published.record.provenance
         codes = {key: about["code"] for key, about in failed.items()}
         self.failures.add(failed)

@@ -67,7 +67,7 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
 
     For a grounding, these are damaged blocks of images.
 
-    Deletes their files and drops their rows from the index; everything else is unchanged. A
+    Drops their rows from the index, then deletes their files; everything else is unchanged. A
     damaged index is rebuilt; it was the only list of failed rows, so these will be retried.
 
     Raises:
@@ -85,9 +85,10 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> RepairReport:
         faults = check_shards(folder, record, index, progress)
         if index is not None and not any(faults) and is_true(folder, record, index):
             return RepairReport((), "", record)
-        damaged = [shard.name for shard, found in zip(record.shards, faults, strict=True) if found]
-        output.remove(damaged)
-        return _take_out(output, folder, record, index, "; ".join(index_faults), faults)
+        done = _take_out(output, folder, record, index, "; ".join(index_faults), faults)
+        output.remove(dropped.name for dropped in done.dropped)
+        output.settle(file.name for file in done.record.files)
+        return done
 
 
 def _repair_tables(
@@ -98,14 +99,16 @@ def _repair_tables(
     if len(sound) == len(record.shards) and not verify(folder):
         return RepairReport((), "", record)
     stay = {file.name for shard in sound for file in shard.tables.values()}
-    dropped = []
+    dropped, gone = list[Dropped](), set[str]()
     for shard, found in zip(record.shards, faults, strict=True):
         if found:
-            output.remove({file.name for file in shard.tables.values()} - stay)
+            gone |= {file.name for file in shard.tables.values()} - stay
             first = next(iter(shard.tables.values()))
             dropped.append(Dropped(first.name, first.rows, "; ".join(found)))
     counts = {} if dropped else record.counts  # the next run recounts
     now = publish_tables(output, record.spec, sound, counts, record.provenance)
+    output.remove(gone)
+    output.settle(file.name for file in now.files)
     return RepairReport(tuple(dropped), "", now)
 
 

@@ -21,9 +21,14 @@ from pipeline.cache.shard_check import file_fault
 
 
 class PlacedRows:
-    """Rows in the shards of a folder, as a source for new shards."""
+    """Rows in the shards of a folder, as a source for new shards.
+
+    Attributes:
+        folder: that of the shards.
+    """
 
     def __init__(self, folder: Path, spec: FeatureSpec, placed: Placed) -> None:
+        self.folder = folder
         order = unique_sorted(placed.keys)
         self._table = KeyTable(placed.keys[order])
         self._records = placed.records

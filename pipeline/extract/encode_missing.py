@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, Place
-from pipeline.cache.keys import Keys, as_keys, keys_of_texts
+from pipeline.cache.keys import Keys, KeyTable, as_keys, keys_of_texts, sort_order
 from pipeline.cache.plan import Batch
 from pipeline.cache.record import DTypeName, EncoderRecord, Kind
 from pipeline.extract.account import SetSummary
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.objects import CutoutEntry
 
+_TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
 WEIGHTS_CAST = ", weights cast"
 """Follows the precision in a record where weights were cast once, instead of autocast."""
 
@@ -133,13 +134,17 @@ def extract_texts(
     """
     distinct = list(dict.fromkeys(texts))
     keys = keys_of_texts(distinct)
-    by_key = {key.tobytes(): text for key, text in zip(keys, distinct, strict=True)}
-    lengths = np.array(encoder.lengths(distinct), dtype=np.int32)
+    lengths = np.empty(len(distinct), dtype=np.int32)
+    for start in range(0, len(distinct), _TOKENISED):
+        part = distinct[start : start + _TOKENISED]
+        lengths[start : start + len(part)] = encoder.lengths(part)
+    order = sort_order(keys)
+    table = KeyTable(keys[order])
     spec = _spec(kind, encoder.identity, encoder.preprocessing, encoder.dim, settings)
 
     def encode(batches: Iterator[Batch], batch_size: int, calls: HalvingCalls) -> Iterator[Encoded]:
         for batch in batches:
-            rows = [by_key[key.tobytes()] for key in batch.keys]
+            rows = [distinct[i] for i in order[table.find(batch.keys)]]
 
             def call(
                 start: int, stop: int, rows: list[str] = rows, length: int = batch.length

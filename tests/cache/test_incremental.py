@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import KEYS, SHARD_ROWS, SPEC, files, fill, flip, rows_of
 
-from pipeline.cache import CacheError, FeatureSet, FeatureSetWriter, verify
+from pipeline.cache import CacheError, FeatureSet, FeatureSetWriter, feature_writer, verify
 from pipeline.cache.compact import collect, compact, garbage
+from pipeline.cache.record import Provenance
 from pipeline.cache.repair import repair
 from pipeline.cache.set_writer import MAX_SMALL_SHARDS
+from pipeline.cache.worker import Worker
 from sightline.errors import BusyError
+from sightline.lock import WriterLock
 
 BAD = frozenset(key.tobytes() for key in KEYS[3:6])
 
@@ -75,6 +78,29 @@ def test_where_copied_rows_were_computed_stays_on_record(tmp_path):
         writer.publish()
     record, _ = fill(tmp_path / "b" / "set", KEYS[:20], copy_from=tmp_path)
     assert [shard.computed for shard in record.shards] == [{"device": "a GPU + cpu"}]
+
+
+def test_rows_of_an_imported_set_stay_imported_though_they_were_dropped(tmp_path):
+    imported = Provenance(imported=True)
+    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+        for batch in writer.plan(KEYS, batch_size=16):
+            writer.add(batch.keys, rows_of(batch.keys))
+        writer.publish(imported)
+    assert fill(tmp_path / "set", KEYS[:50])[0].provenance == imported
+    record, computed = fill(tmp_path / "set", KEYS[50:])  # nothing of the set is kept
+    assert (computed, record.provenance) == (0, imported)
+
+
+def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeypatch):
+    released = []
+    monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
+    writer = FeatureSetWriter(tmp_path / "set", SPEC, worker=Worker(1, 2))
+    monkeypatch.setitem(feature_writer.BLOCK_ROWS, "image", 32)
+    with writer.joined():
+        mine = writer.mine(writer.plan(KEYS, batch_size=16))
+        first = next(mine)
+        writer.add(first.keys, rows_of(first.keys), block=first.block)
+        assert (first.block, released) == (1, [])
 
 
 def test_dropped_rows_are_restored_from_disk_until_gc(tmp_path):

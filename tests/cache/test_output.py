@@ -248,3 +248,12 @@ def test_run_folders_lie_beside_their_output(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_folder_of(Path()) == Path(f"{tmp_path}.run")
     assert run_folder_of(Path("a/b")) == tmp_path / "a/b.run"
+
+
+def test_scratch_folders_can_be_nested(tmp_path):
+    with opened(tmp_path / "out") as output, output.scratch() as outer:
+        (outer / "kept").touch()
+        with output.scratch() as inner:
+            assert inner != outer
+        assert (outer / "kept").exists()
+    assert not list(tmp_path.rglob("scratch*"))

@@ -16,6 +16,7 @@ from pipeline.cache.commit import FILE_NAME, read_features
 from pipeline.cache.repair import repair
 from pipeline.cache.verify import bytes_to_verify
 from sightline.digest import digest
+from sightline.output import Output
 
 
 @pytest.fixture
@@ -174,3 +175,17 @@ def test_a_run_deletes_nothing_that_it_cannot_read(folder):
     shard.write_bytes(shard.read_bytes()[:-8])
     fill(folder, KEYS[:0:-1], stop_after=0)
     assert shard.exists()
+
+
+def test_a_repair_that_is_killed_leaves_a_set_that_can_be_read(folder, monkeypatch):
+    shard = read_features(folder).shards[1]
+    flip(folder / shard.name, shard.bytes - 1)
+
+    def killed(self, names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Output, "remove", killed)
+    with pytest.raises(KeyboardInterrupt):
+        repair(folder)
+    assert verify(folder) == []
+    assert len(FeatureSet.open(folder)) == len(KEYS) - shard.rows

@@ -122,6 +122,17 @@ def test_the_maximum_length_is_the_encoders_own(encoder_folder, roberta_folder):
     assert Embedder(model, tokenizer, "cls", max_length=5).max_length == 5
 
 
+def test_a_maximum_length_beyond_the_positions_is_not_used(roberta_folder, tmp_path):
+    """sentence-transformers writes 514 for a RoBERTa whose tokenizer has no limit."""
+    sentence_transformer(roberta_folder, "mean").save(str(tmp_path))
+    settings = tmp_path / "sentence_bert_config.json"
+    body = {**json.loads(settings.read_text()), "max_seq_length": 41}
+    settings.write_text(json.dumps(body))
+    embedder = Embedder.load(tmp_path, device="cpu")
+    assert embedder.max_length == 39
+    assert np.isfinite(embedder.encode(["dog " * 60])).all()
+
+
 @pytest.mark.parametrize("pooling", ["cls", "pooler", "mean", "first_last_mean"])
 def test_batches_do_not_change_embeddings(encoder_folder, pooling):
     embedder = Embedder.load(encoder_folder, pooling, device="cpu")
