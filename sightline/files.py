@@ -56,15 +56,6 @@ def write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
         left, offset = left[count:], offset + count
 
 
-def in_bytes(count: float) -> str:
-    """A number of bytes for reading, such as ``1.2 GB``."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
-
-
 def free_bytes(folder: Path) -> int:
     """Bytes that are free where ``folder`` is, or would be made."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())

@@ -23,7 +23,8 @@ from pipeline.cache.set_writer import MAX_SMALL_SHARDS, SetWriter
 from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
 from pipeline.cache.worker import Worker
 from sightline.errors import SightlineError
-from sightline.files import free_bytes, in_bytes
+from sightline.files import free_bytes
+from sightline.wording import in_bytes
 
 BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}
 """Rows per block by kind: a kill loses at most this many."""

@@ -15,7 +15,7 @@ import typer
 from pipeline.cli import diagnose, share
 from pipeline.cli.options import DEVICE, JSON, MOST_SEED, PARAMS, print_json
 from pipeline.cli.sets import PATH, info, list_sets, sets_below
-from sightline.files import in_bytes
+from sightline.wording import counted, in_bytes
 
 app = typer.Typer(
     help="List, verify, diagnose, repair and share the sets of the cache.", no_args_is_help=True
@@ -93,7 +93,7 @@ def verify(
         print_json(results)
     else:
         for folder, faults in results.items():
-            print(f"{folder}: " + ("sound" if not faults else f"{len(faults)} faults"))
+            print(f"{folder}: " + ("sound" if not faults else counted(len(faults), "fault")))
             for fault in faults:
                 print(f"  {fault}")
     if any(results.values()):
@@ -154,7 +154,8 @@ def compact(path: PATH, as_json: JSON = False) -> None:
         before, after = len(record.shards), len(compact_set(folder).shards)
         results[folder.as_posix()] = {"shards_before": before, "shards": after}
         if not as_json:
-            print(f"{folder}: {before} shards → {after}; `sightline cache gc` removes the old ones")
+            shards = f"{counted(before, 'shard')} → {after}"
+            print(f"{folder}: {shards}; `sightline cache gc` removes the old ones")
     if as_json:
         print_json(results)
 
@@ -180,7 +181,8 @@ def gc(
         print_json({folder: asdict(each) for folder, each in found.items()})
         return
     for folder, each in found.items():
-        print(f"{folder}: {len(each.files)} files, {each.rows:,} rows, {in_bytes(each.bytes)}")
+        sizes = counted(len(each.files), "file"), counted(each.rows, "row"), in_bytes(each.bytes)
+        print(f"{folder}: {', '.join(sizes)}")
     total = sum(each.bytes for each in found.values())
     print(f"{in_bytes(total)} {'would be freed' if dry_run else 'freed'}")
 

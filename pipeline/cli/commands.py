@@ -53,7 +53,7 @@ class _InOrder(TyperGroup):
     def list_commands(self, ctx: typer.Context | None) -> list[str]:
         return sorted(self.commands, key=_ORDER.index)
 
-    def make_context(self, info_name: str | None, args: list[str], **more: Any) -> typer.Context:
+    def make_context(self, info_name: str | None, args: list[str], **more: Any) -> Any:
         """Note the words of the command, for workers that run it too."""
         WORDS.set(tuple(args))
         return super().make_context(info_name, args, **more)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.options import JSON, print_json
-from sightline.files import in_bytes
+from sightline.wording import in_bytes
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

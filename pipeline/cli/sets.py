@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.options import JSON, print_json
-from sightline.files import in_bytes
+from sightline.wording import in_bytes
 
 if TYPE_CHECKING:
     from pipeline.cache.record import FeatureSetRecord, SetRecord

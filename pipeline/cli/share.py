@@ -11,7 +11,7 @@ import typer
 
 from pipeline.cli.options import JSON, OUT, print_json
 from pipeline.cli.sets import SET
-from sightline.files import in_bytes
+from sightline.wording import counted, in_bytes
 
 _FILE = Annotated[Path, typer.Option("--out", help="File to write.", show_default=False)]
 _TEXTS = Annotated[Path, typer.Option(help="Captions, one per line, aligned with the rows.")]
@@ -112,7 +112,8 @@ def export_set(
         normalise=normalise,
         licence=licence,
     )
-    print(f"{out}: {done.rows:,} rows, {done.files:,} files, {in_bytes(done.bytes)}")
+    parts = counted(done.rows, "row"), counted(done.files, "file"), in_bytes(done.bytes)
+    print(f"{out}: {', '.join(parts)}")
     if done.unnamed:
         print(f"{done.unnamed:,} rows are not in {dataset}; their name is empty")
 
@@ -169,18 +170,18 @@ def import_set(
     spec = found.record.spec
     length = "normalised" if spec.normalised else "not normalised"
     print(
-        f"{out}: {found.record.rows:,} rows of {spec.dim:,} {spec.dtype}, kind {spec.kind}, "
-        f"{length}, from {found.form}; {found.record.provenance}"
+        f"{out}: {counted(found.record.rows, 'row')} of {spec.dim:,} {spec.dtype}, "
+        f"kind {spec.kind}, {length}, from {found.form}; {found.record.provenance}"
     )
     if found.missing:
-        print(f"{found.missing:,} rows left out: their {spec.kind} is missing")
+        print(f"{counted(found.missing, 'row')} left out: their {spec.kind} is missing")
     if found.repeated:
         print(
-            f"{found.repeated:,} rows left out: an earlier row describes the same {spec.kind}; "
-            f"{found.contradicting:,} of them hold other numbers than it"
+            f"{counted(found.repeated, 'row')} left out: an earlier row describes the same "
+            f"{spec.kind}; {found.contradicting:,} of them hold other numbers than it"
         )
     if found.record.failed:
-        print(f"{found.record.failed:,} rows without a value")
+        print(f"{counted(found.record.failed, 'row')} without a value")
     print(f"check it: sightline cache verify {out} --recompute 20 --inputs … --encoder …")
 
 
@@ -190,7 +191,7 @@ def _import_archive(archive: Path, out: Path) -> None:
 
     record = unpack(archive, out)
     size = in_bytes(record.size)
-    print(f"{out}: {NAMES[record.spec.kind]}, {len(record.files)} files, {size}")
+    print(f"{out}: {NAMES[record.spec.kind]}, {counted(len(record.files), 'file')}, {size}")
 
 
 def _only_with(what: str, **given: object) -> None:
@@ -217,7 +218,7 @@ def import_mcse(
     from pipeline.interchange.mcse import import_mcse as import_features
 
     record = import_features(features, texts, dataset, out, source)
-    print(f"{out}: {record.rows:,} images; captions and images: {dataset}")
+    print(f"{out}: {counted(record.rows, 'image')}; captions and images: {dataset}")
 
 
 def import_kdmcse(
@@ -235,7 +236,8 @@ def import_kdmcse(
     from pipeline.interchange.kdmcse import import_kdmcse as import_features
 
     pictures, captions = import_features(path, dataset, images, texts, source)
-    print(f"{images}: {pictures.rows:,} images; {texts}: {captions.rows:,} captions")
+    print(f"{images}: {counted(pictures.rows, 'image')}")
+    print(f"{texts}: {counted(captions.rows, 'caption')}")
 
 
 def export_mcse(

@@ -13,9 +13,9 @@ from pipeline.cache.failures import FailureList
 from pipeline.cache.record import FeatureSetRecord, TableSetRecord
 from pipeline.cache.set_writer import SetWriter
 from sightline.errors import SightlineError
-from sightline.files import in_bytes
 from sightline.progress import to_stderr
 from sightline.signals import Stopped
+from sightline.wording import in_bytes
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -38,6 +38,7 @@ class SetSummary:
         halved_to: items per call by model (``""`` if there is one), after halving for lack of
             memory.
         remarks: further remarks on the set.
+        failures: lines that name some of the failed rows, with their reasons, and the list of all.
         to_do: rows to compute, of a dry run; None: a run.
         bytes_to_write: of a dry run; None: not known.
     """
@@ -53,6 +54,7 @@ class SetSummary:
     unit: str
     halved_to: dict[str, int]
     remarks: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
     to_do: int | None = None
     bytes_to_write: int | None = None
 
@@ -97,7 +99,7 @@ class SetSummary:
         parts += self.remarks
         if self.record is None and self.to_do is None:
             parts.append("other workers are still active; the last one publishes the set")
-        return " · ".join(parts)
+        return "\n".join([" · ".join(parts), *self.failures])
 
 
 def say_why(writer: SetWriter) -> None:
@@ -106,6 +108,15 @@ def say_why(writer: SetWriter) -> None:
         to_stderr(f"{writer.folder}: recomputing everything because")
     for line in [*writer.replaces, *writer.repaired]:
         to_stderr(f"  {line}")
+
+
+def named_failures(failures: FailureList) -> tuple[str, ...]:
+    """Up to three failed rows with their reasons, and where all of them are listed."""
+    # a pulled set comes without the list
+    entries = failures.entries()
+    lines = [f"  {each['path'] or each['key'][:16]}: {each['reason']}" for each in entries[:3]]
+    more = f"{len(entries) - 3:,} more in " if len(entries) > 3 else ""
+    return (*lines, f"  {more}{failures.path}") if lines else ()
 
 
 def check_failures(
@@ -135,12 +146,7 @@ def check_failures(
             f"the {good:,} good ones are published"
         )
         remedy += ", or raise max_failed"
-    # a pulled set comes without the list
-    first = failures.entries()[:1]
-    shown = [f"  for example: {each['path']}: {each['reason']}\n" for each in first]
-    raise SightlineError(
-        f"{out}: {found}.\n{''.join(shown)}  full list: {failures.path}\n  {remedy}."
-    )
+    raise SightlineError("\n".join([f"{out}: {found}.", *named_failures(failures), f"  {remedy}."]))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pipeline.extract.account import SetSummary
 from pipeline.extract.memory import HalvingCalls
 from pipeline.extract.runner import Advance, Computed, Contents, Failures, Job, RunSettings, run
 from sightline.errors import SightlineError
+from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.encoders.protocols import EncoderIdentity, ImageEncoder, TextEncoder
@@ -206,7 +207,7 @@ def _extract(
 def _contents(record: FeatureSetRecord) -> Contents:
     remarks = ("untrained weights",) if record.spec.encoder.untrained else ()
     total = record.rows + record.failed
-    return Contents(f"{record.rows:,} rows", record.failed, total, remarks)
+    return Contents(counted(record.rows, "row"), record.failed, total, remarks)
 
 
 def _encode_pictures(

@@ -17,7 +17,7 @@ from pipeline.cache.record import FeatureSetRecord, TableSetRecord
 from pipeline.cache.set_writer import SetWriter
 from pipeline.cache.worker import Worker
 from pipeline.extract import machine
-from pipeline.extract.account import SetSummary, account, check_failures, say_why
+from pipeline.extract.account import SetSummary, account, check_failures, named_failures, say_why
 from pipeline.extract.memory import HalvingCalls, halved_to
 from sightline.errors import BusyError
 from sightline.hardware import cpu_warning
@@ -184,6 +184,7 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
         unit,
         halved_to(job.calls),
         remarks,
+        named_failures(writer.failures),
     )
     check_failures(writer.folder, writer.failures, failed, total, unit, settings.max_failed)
     return summary
@@ -232,7 +233,8 @@ def _compute(job: Job, settings: RunSettings) -> int:
             writer.planned_rows,
             job.unit,
             writer.resumed_rows,
-            str(about["device"]),
+            # how long it takes together with others is not known
+            str(about["device"]) if settings.worker is None else "",
         ) as advance,
         _writing_behind(writer) as write,
     ):

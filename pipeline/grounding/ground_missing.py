@@ -24,6 +24,7 @@ from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.protocols import Grounder, Segmenter
 from sightline.errors import SightlineError
+from sightline.wording import counted
 
 _FORMAT = "grounding/1"
 
@@ -113,8 +114,8 @@ def _contents(record: TableSetRecord) -> Contents:
     counts = record.counts
     per_image = counts["pairs"] / max(counts["images"] - counts["failed"], 1)
     words = (
-        f"{counts['images']:,} images, {counts['captions']:,} captions, "
-        f"{counts['pairs']:,} pairs ({per_image:.1f} per image)"
+        f"{counted(counts['images'], 'image')}, {counted(counts['captions'], 'caption')}, "
+        f"{counted(counts['pairs'], 'pair')} ({per_image:.1f} per image)"
     )
     dropped = sum(counts["dropped"].values())
     remarks = (f"{dropped:,} phrases or boxes dropped",) if dropped else ()

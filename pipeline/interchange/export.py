@@ -36,8 +36,8 @@ from pipeline.cache.unit_rows import unit_rows
 from pipeline.interchange.card import card
 from pipeline.interchange.row_files import Form, Source, write_files
 from sightline.errors import SightlineError
-from sightline.files import in_bytes
 from sightline.output import Output, json_record
+from sightline.wording import in_bytes
 
 RECORD, SCHEMA = "export.json", "sightline.export/1"
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")

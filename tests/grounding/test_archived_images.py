@@ -218,7 +218,7 @@ def test_a_place_without_the_image_costs_its_own_row(packed, wrong):
 def test_too_many_of_them_are_reported_with_one_place(packed, wrong):
     said = packed.extract_images(code=1)
     assert "4 of 5 images failed" in said
-    assert any(f"for example: {place}: " in said for place in wrong.values())
+    assert any(f"  {place}: " in said for place in wrong.values())
 
 
 def test_objects_of_a_missing_image(loose, packed, wrong):

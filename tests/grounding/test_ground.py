@@ -383,7 +383,7 @@ def test_a_table_outside_of_the_folder_is_never_read(data, tmp_path):
     del body["digest"]
     body["shards"][0]["tables"]["phrases"]["name"] = "../secret.parquet"
     commit.write_text(json.dumps({**body, "digest": digest(body)}))
-    with pytest.raises(CacheError, match=r"file name '\.\./secret\.parquet' is not allowed"):
+    with pytest.raises(CacheError, match=r"shards\.0\.tables\.phrases\.name"):
         read_phrases(tmp_path / "out")
 
 

@@ -255,7 +255,7 @@ def test_gc_reports_what_it_would_free_and_frees_it(capsys, world):
 
 def test_compact_export_import_and_diff(capsys, world):
     assert sightline("cache", "compact", world / "image") == 0
-    assert "1 shards → 1" in capsys.readouterr().out
+    assert "1 shard → 1" in capsys.readouterr().out
     assert sightline("cache", "compact", world / "image", "--json") == 0
     assert list(json.loads(capsys.readouterr().out).values()) == [{"shards_before": 1, "shards": 1}]
     assert sightline("cache", "export", world / "image", "--out", world / "a.tar") == 0

@@ -135,8 +135,11 @@ def test_one_bad_image_costs_one_row(capsys, photos, clip, tmp_path):
     (photos / "broken.jpg").write_bytes(b"not an image at all")
     words = image_words(photos, clip, tmp_path / "out", max_failed=0.5)
     assert sightline(*words) == 0
-    assert "7 rows · 8 computed" in (said := capsys.readouterr().out)
-    assert "1 failed" in said
+    summary, reason, where = capsys.readouterr().out.splitlines()
+    assert "7 rows · 8 computed" in summary
+    assert "1 failed" in summary
+    assert reason.startswith(f"  {photos}/broken.jpg: not an image of a known format")
+    assert where == f"  {tmp_path}/out.run/failures.jsonl"
     assert len(FeatureSet.open(tmp_path / "out")) == 7
     (line,) = (tmp_path / "out.run" / "failures.jsonl").read_text().splitlines()
     assert json.loads(line)["code"] == "undecodable"
@@ -152,6 +155,7 @@ def test_too_many_bad_images_end_it_after_the_good_ones_are_published(
     said = capsys.readouterr().err
     assert "2 of 9 images failed, more than max_failed = 0.01" in said
     assert "failures.jsonl" in said
+    assert said.count("not an image of a known format") == 2
     assert len(FeatureSet.open(tmp_path / "out")) == 7
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from pipeline.cache import FeatureSet
 from sightline import hardware
 from sightline.errors import SightlineError
-from sightline.files import in_bytes
+from sightline.wording import in_bytes
 
 CLIP = {
     "embed_dim": 8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from sightline.files import in_bytes
+from sightline.wording import in_bytes
 from train.report.compare import RunComparison
 from train.report.curve import RUN, Curve, value_text
 from train.report.differences import Difference
