@@ -38,7 +38,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pipeline.encoders.named_encoder import named_encoder
+from pipeline.encoders.config import named_encoder
 from pipeline.encoders.weights import seeded
 from pipeline.extract.batches import ImageReader, decode_batch
 from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images

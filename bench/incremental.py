@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.encoders.named_encoder import named_encoder
+from pipeline.encoders.config import named_encoder
 from pipeline.extract.encode_missing import ExtractSettings, extract_images
 from pipeline.extract.inputs import image_entries_of
 

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from pipeline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
     from pipeline.cache.tables import read_phrases
     from pipeline.datasets.prepared import PreparedDataset, prepare_dataset
-    from pipeline.encoders.encoder_config import EncoderConfig
-    from pipeline.encoders.named_encoder import named_encoder
+    from pipeline.encoders.config import EncoderConfig, named_encoder
     from pipeline.extract.dataset_features import extract_features
     from pipeline.extract.engine import Engine
     from pipeline.extract.workers import run_workers
@@ -44,7 +43,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "CacheError": "pipeline.cache",
-        "EncoderConfig": "pipeline.encoders.encoder_config",
+        "EncoderConfig": "pipeline.encoders.config",
         "Engine": "pipeline.extract.engine",
         "FeatureSet": "pipeline.cache",
         "PreparedDataset": "pipeline.datasets.prepared",
@@ -53,7 +52,7 @@ __getattr__ = lazy_names(
         "ground_captions": "pipeline.grounding.stage",
         "key_of_file": "pipeline.cache",
         "keys_of_texts": "pipeline.cache",
-        "named_encoder": "pipeline.encoders.named_encoder",
+        "named_encoder": "pipeline.encoders.config",
         "prepare_dataset": "pipeline.datasets.prepared",
         "read_phrases": "pipeline.cache.tables",
         "run_workers": "pipeline.extract.workers",

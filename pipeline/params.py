@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pipeline.cache.record import DTypeName
 from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.datasets.source import Source
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.engine import Engine
 from pipeline.grounding.grounder_config import GroundingSettings

@@ -25,7 +25,7 @@ from pipeline.extract.feature_inputs import FeatureInputs, images_of, objects_of
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
-    from pipeline.encoders.encoder_config import EncoderConfig
+    from pipeline.encoders.config import EncoderConfig
     from pipeline.extract.cutouts import CutoutRules
 
 SAME = 0.9999
@@ -268,7 +268,7 @@ def _named_inputs(
 
 def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -> EncoderConfig:
     """The encoder named in the record, as far as possible."""
-    from pipeline.encoders.named_encoder import named_encoder
+    from pipeline.encoders.config import named_encoder
 
     spec = features.record.spec
     if spec.is_foreign and not (named.encoder and named.weights):

@@ -26,7 +26,7 @@ from pipeline.cache import FeatureSet, key_of_file, verify
 from pipeline.cache.rle import decode_mask
 from pipeline.cache.tables import read_phrases
 from pipeline.datasets.kinds import KINDS
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.grounder_config import GrounderSettings
 from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from pipeline.params import load_params

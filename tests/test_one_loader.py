@@ -22,7 +22,7 @@ from tiny_grounders import save_florence
 from tiny_models import bert_folder
 from tiny_sam2 import hf_config
 
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.grounder_config import GrounderSettings
 from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from sightline.encoder_folder import load_model, read_recipe

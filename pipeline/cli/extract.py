@@ -29,7 +29,7 @@ from pipeline.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.encoders.encoder_config import EncoderConfig
+    from pipeline.encoders.config import EncoderConfig
     from pipeline.extract.account import SetSummary
     from pipeline.extract.encode_missing import ExtractSettings
     from pipeline.extract.engine import Engine
@@ -112,7 +112,7 @@ def image(
     Example: sightline extract image --images photos --encoder resnet50 --weights random:0
     --out features/resnet50
     """
-    from pipeline.encoders.named_encoder import named_encoder
+    from pipeline.encoders.config import named_encoder
     from pipeline.extract.feature_inputs import images_of
 
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
@@ -171,7 +171,7 @@ def objects(
     data/mine/images.parquet --root photos --encoder ViT-B-32 --weights random:0
     --out features/objects
     """
-    from pipeline.encoders.named_encoder import named_encoder
+    from pipeline.encoders.config import named_encoder
     from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.feature_inputs import objects_of
 
@@ -220,7 +220,7 @@ def text(
     Example: sightline extract text --texts captions.txt --encoder ViT-B-32 --weights random:0
     --out features/clip-text
     """
-    from pipeline.encoders.named_encoder import named_encoder
+    from pipeline.encoders.config import named_encoder
     from pipeline.extract.feature_inputs import texts_of
 
     config = named_encoder(encoder, weights, "text", compile=compile)
@@ -276,7 +276,7 @@ def teacher(
     Example: sightline extract teacher --texts captions.txt --encoder princeton-nlp/sup-simcse-bert
     --out features/simcse
     """
-    from pipeline.encoders.named_encoder import named_encoder
+    from pipeline.encoders.config import named_encoder
     from pipeline.extract.feature_inputs import texts_of
 
     config = named_encoder(

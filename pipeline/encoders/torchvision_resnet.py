@@ -11,8 +11,8 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
+from pipeline.encoders.config import TorchvisionConfig
 from pipeline.encoders.frozen_model import FrozenModel
-from pipeline.encoders.own_families import TorchvisionConfig
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import (

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pipeline.encoders.encoder_config import WeightsSpec, require_weights
+from pipeline.encoders.config import WeightsSpec, require_weights
 from sightline.errors import SightlineError
 
 _SHOWN = 3

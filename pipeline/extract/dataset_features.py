@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.cache import FeatureSet
 from pipeline.cache.record import Kind
 from pipeline.datasets.prepared import PreparedDataset
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.feature_inputs import FeatureInputs, images_of, objects_of, texts_of

@@ -20,7 +20,7 @@ from pipeline.extract.inputs import image_entries_of, objects_of_phrases, texts_
 from pipeline.extract.runner import Invocation
 
 if TYPE_CHECKING:
-    from pipeline.encoders.encoder_config import EncoderConfig
+    from pipeline.encoders.config import EncoderConfig
     from pipeline.extract.account import SetSummary
     from pipeline.extract.cutouts import CutoutRules
 

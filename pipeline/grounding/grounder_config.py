@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipeline.encoders.encoder_config import parse_weights
+from pipeline.encoders.config import parse_weights
 from pipeline.grounding.segmenters.segmenter_config import Sam2Settings, SegmenterSettings
 from sightline.family_settings import FamilySettings
 from sightline.registry import Registry

@@ -8,7 +8,7 @@ from typing import Any
 
 import transformers
 
-from pipeline.encoders.encoder_config import WeightsSpec, parse_weights
+from pipeline.encoders.config import WeightsSpec, parse_weights
 from pipeline.encoders.tokenizers import tokenizer_sha256
 from pipeline.encoders.weights import (
     describe_source,

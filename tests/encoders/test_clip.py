@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import CLIP, clip_config
 
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.config import EncoderConfig
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")

@@ -11,8 +11,7 @@ import torch
 from pydantic import ValidationError
 from tiny_models import clip_config
 
-from pipeline.encoders.encoder_config import EncoderConfig, parse_weights
-from pipeline.encoders.named_encoder import RESNETS, named_encoder
+from pipeline.encoders.config import RESNETS, EncoderConfig, named_encoder, parse_weights
 from pipeline.encoders.torchvision_resnet import DIMS
 from sightline.devices import computing
 from sightline.errors import SightlineError
@@ -104,7 +103,7 @@ def test_fp32_on_cuda_means_no_tf32_and_flags_are_put_back() -> None:
 
 def test_configurations_import_nothing_heavy() -> None:
     code = (
-        "import sys, pipeline.encoders.named_encoder, pipeline.encoders.own_families; "
+        "import sys, pipeline.encoders.config, pipeline.encoders.config; "
         "print([m for m in ('torch', 'torchvision', 'open_clip', 'transformers') "
         "if m in sys.modules])"
     )

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import bert_folder
 from transformers import AutoModel, AutoTokenizer
 
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.teacher import bucket
 from sightline.errors import SightlineError
 

@@ -9,7 +9,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from pipeline.encoders.encoder_config import EncoderConfig
+from pipeline.encoders.config import EncoderConfig
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pipeline.encoders.encoder_config import WeightsSpec
+from pipeline.encoders.config import WeightsSpec
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from pipeline.cache import FeatureSet, Place
-from pipeline.encoders.named_encoder import named_encoder
+from pipeline.encoders.config import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.batches import ImageReader, decode_batch
 from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules

@@ -23,7 +23,7 @@ from pipeline.datasets.scenes import ScenesSource
 
 LIBRARIES = [
     *("open_clip", "torchvision.io", "train.train_run", "train.report.write"),
-    *("pipeline.encoders.clip_image", "pipeline.encoders.teacher", "pipeline.grounding.stage"),
+    *("pipeline.encoders.clip", "pipeline.encoders.teacher", "pipeline.grounding.stage"),
     *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
     *("pipeline.interchange.export", "pipeline.interchange.import_export"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),

@@ -116,7 +116,7 @@ def test_each_object_is_one_row_no_matter_how_often_it_is_named(capsys, photos):
 def test_a_row_is_the_encoding_of_its_own_cut_out(photos):
     import torch
 
-    from pipeline.encoders.named_encoder import named_encoder
+    from pipeline.encoders.config import named_encoder
     from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
     from pipeline.extract.inputs import objects_of_phrases
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.encoders.encoder_config import WeightsSpec, parse_weights
+from pipeline.encoders.config import WeightsSpec, parse_weights
 from sightline.family_settings import FamilySettings
 from sightline.registry import Registry
 

@@ -1,0 +1,311 @@
+"""Which frozen model, from params.yaml or a command: its family, architecture and weights."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from sightline.errors import SightlineError
+from sightline.extras import require
+from sightline.family_settings import FamilySettings
+from sightline.parameter_errors import explain
+from sightline.pooling_names import Pooling
+from sightline.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.encoders.protocols import ImageEncoder, TextEncoder
+
+
+WeightsKind = Literal["pretrained", "file", "random"]
+
+WEIGHTS_FORMS = (
+    "pretrained:TAG (published weights), file:PATH (safetensors, or a state dict that "
+    "torch.save wrote) or random:SEED"
+)
+
+
+@dataclass(frozen=True)
+class WeightsSpec:
+    """Parsed ``weights``: `value` is the tag or revision, the path, or the seed."""
+
+    kind: WeightsKind
+    value: str
+
+    @property
+    def seed(self) -> int:
+        """The seed of ``random:SEED``."""
+        return int(self.value)
+
+    @property
+    def revision(self) -> str:
+        """The revision of ``pretrained:REVISION``; empty otherwise."""
+        return self.value if self.kind == "pretrained" else ""
+
+
+def parse_weights(weights: str) -> WeightsSpec:
+    """Parse ``weights``; ValueError lists the valid forms.
+
+    A bare ``pretrained`` is allowed here: it suffices for a folder or a hub name.
+    """
+    kind, _, value = weights.partition(":")
+    if kind == "pretrained":
+        return WeightsSpec("pretrained", value)
+    if kind == "file" and value:
+        return WeightsSpec("file", value)
+    if kind == "random" and re.fullmatch(r"[0-9]{1,18}", value):
+        return WeightsSpec("random", value)
+    raise ValueError(f"{weights!r} are not valid weights; write {WEIGHTS_FORMS}")
+
+
+def require_weights(path: Path) -> None:
+    """Refuse a weights file that is not there."""
+    if not path.is_file():
+        raise SightlineError(f"{path}: no such weights file; check the path after 'file:'")
+
+
+class EncoderConfig(FamilySettings):
+    """One frozen encoder; a family is a subclass with its parameters.
+
+    A subclass overrides `build_image`, `build_text` or both, with heavy imports inside: checking a
+    configuration does not need torch.
+
+    Attributes:
+        model: name within the family.
+        weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``.
+    """
+
+    families: ClassVar[Registry] = Registry(
+        "encoder family",
+        "sightline.encoders",
+        {
+            "torchvision": "pipeline.encoders.config:TorchvisionConfig",
+            "open_clip": "pipeline.encoders.config:OpenClipConfig",
+            "transformers": "pipeline.encoders.config:TransformersConfig",
+        },
+    )
+
+    model: str = Field(min_length=1)
+    weights: str
+
+    @field_validator("weights")
+    @classmethod
+    def _weights_have_a_known_form(cls, weights: str) -> str:
+        parse_weights(weights)
+        return weights
+
+    @property
+    def weights_spec(self) -> WeightsSpec:
+        """`weights`, parsed."""
+        return parse_weights(self.weights)
+
+    def require_files(self) -> None:
+        if self.weights_spec.kind == "file":
+            require_weights(Path(self.weights_spec.value))
+
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        """The frozen image encoder that this describes, ready on `device`.
+
+        Raises:
+            SightlineError: it cannot be built; one message gives the reason.
+        """
+        raise self._does_not_encode("images", "build_image")
+
+    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
+        """The frozen text encoder that this describes, ready on `device`.
+
+        Raises:
+            SightlineError: it cannot be built; one message gives the reason.
+        """
+        raise self._does_not_encode("texts", "build_text")
+
+    def _does_not_encode(self, what: str, method: str) -> SightlineError:
+        others = [name for name in self.families if _overrides(name, method)]
+        return SightlineError(
+            f"family {self.family!r} ({self.model}) does not encode {what}; "
+            f"families that do: {', '.join(others)}"
+        )
+
+
+def _overrides(family: str, method: str) -> bool:
+    """Whether a family overrides a method; one that cannot be imported is not suggested."""
+    try:
+        chosen = EncoderConfig.of_family(family)
+    except SightlineError:
+        return False
+    return getattr(chosen, method) is not getattr(EncoderConfig, method)
+
+
+_Pixels = Annotated[int, Field(ge=1, le=4096)]
+_Triple = tuple[float, float, float]
+_Interpolation = Literal["bilinear", "bicubic"]
+
+
+class TorchvisionConfig(EncoderConfig):
+    """ResNets: images.
+
+    Attributes:
+        resize, crop: in pixels: shorter side, and side of the centre crop.
+        interpolation, mean, std: override the published values.
+        compile: run the model with ``torch.compile``.
+    """
+
+    family: Literal["torchvision"]
+    resize: _Pixels | None = None
+    crop: _Pixels | None = None
+    interpolation: _Interpolation | None = None
+    mean: _Triple | None = None
+    std: _Triple | None = None
+    compile: bool = False
+
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        from pipeline.encoders import torchvision_resnet
+
+        return torchvision_resnet.build_image(self, device, precision)
+
+
+class OpenClipConfig(EncoderConfig):
+    """Both towers of a CLIP: images and texts.
+
+    Attributes:
+        model: an open_clip name, or the path of a model config (JSON).
+        interpolation, mean, std: override the published values.
+        compile: run the model with ``torch.compile``.
+        channels_last: the memory layout of images and convolutions, for towers made of these
+            (ResNets are always run so).
+    """
+
+    family: Literal["open_clip"]
+    interpolation: _Interpolation | None = None
+    mean: _Triple | None = None
+    std: _Triple | None = None
+    compile: bool = False
+    channels_last: bool = False
+
+    def require_files(self) -> None:
+        if self.model.endswith(".json") and not Path(self.model).is_file():
+            raise SightlineError(
+                f"{self.model}: no such file; expected the JSON of an open_clip model config"
+            )
+        super().require_files()
+
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        from pipeline.encoders import clip
+
+        return clip.build_image(self, device, precision)
+
+    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
+        from pipeline.encoders import clip
+
+        return clip.build_text(self, device, precision)
+
+
+class TransformersConfig(EncoderConfig):
+    """A teacher: texts.
+
+    Attributes:
+        model: a folder or a hub name.
+        weights: ``pretrained`` alone uses the folder's content or the hub's main branch, and
+            ``pretrained:REVISION`` one revision of a hub name.
+        pooling: ``cls``, the default, is the raw last layer at [CLS].
+        max_length: in tokens; default: the encoder's own.
+        compile: run the model with ``torch.compile``, once for each padded length.
+    """
+
+    family: Literal["transformers"]
+    pooling: Pooling | None = None
+    max_length: Annotated[int, Field(ge=2)] | None = None
+    compile: bool = False
+
+    def require_files(self) -> None:
+        from sightline.pretrained import Pretrained
+
+        Pretrained(self.model, self.weights_spec.revision)
+        super().require_files()
+
+    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
+        from pipeline.encoders import teacher
+
+        return teacher.build_text(self, device, precision)
+
+
+EncoderKind = Literal["image", "text", "teacher"]
+RESNETS = ("resnet18", "resnet50", "resnet101", "resnet152")
+
+
+def named_encoder(
+    name: str,
+    weights: str,
+    kind: EncoderKind = "image",
+    *,
+    pooling: str | None = None,
+    max_length: int | None = None,
+    compile: bool = False,
+    channels_last: bool = False,
+) -> EncoderConfig:
+    """The configuration of an encoder given by `name` on a command line.
+
+    Args:
+        name: ``FAMILY:MODEL`` of any family; or, for images, a ResNet, an open_clip model or the
+            path of a model config (JSON); for texts the latter two; for a teacher a folder or a hub
+            name.
+        weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``.
+        pooling, max_length: of a teacher.
+        compile: run the model with ``torch.compile``.
+        channels_last: memory layout of an open_clip image tower.
+
+    Raises:
+        SightlineError: unknown name (lists the available ones and suggests the nearest), invalid
+            weights, or an option that does not apply to this encoder.
+    """
+    family, model = _family_and_model(name, kind)
+    given = {
+        "family": family,
+        "model": model,
+        "weights": weights,
+        "pooling": pooling,
+        "max_length": max_length,
+        "compile": compile or None,
+        "channels_last": channels_last or None,
+    }
+    try:
+        return EncoderConfig.model_validate({k: v for k, v in given.items() if v is not None})
+    except ValidationError as error:
+        raise SightlineError(f"{name}: {'; '.join(explain(error, EncoderConfig))}") from error
+
+
+def _family_and_model(name: str, kind: EncoderKind) -> tuple[str, str]:
+    family, colon, model = name.partition(":")
+    if colon and family in EncoderConfig.families:
+        return family, model
+    return _family_of(name, kind), name
+
+
+def _family_of(name: str, kind: EncoderKind) -> str:
+    if kind == "teacher":
+        return "transformers"
+    if name in RESNETS and kind == "image":
+        return "torchvision"
+    if name.endswith(".json"):
+        if not Path(name).is_file():
+            raise SightlineError(f"{name}: no such file; expected the JSON of an open_clip model")
+        return "open_clip"
+    models: list[str] = require("open_clip", "this encoder").list_models()
+    if name.replace("/", "-") in models:
+        return "open_clip"
+    known = [*(RESNETS if kind == "image" else ()), *models]
+    lowered = {model.lower(): model for model in known}
+    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.4)
+    guess = f" (did you mean {lowered[near[0]]}?)" if near else ""
+    resnets = f"torchvision: {', '.join(RESNETS)}; " if kind == "image" else ""
+    raise SightlineError(
+        f"unknown {kind} encoder {name!r}{guess}. Available: {resnets}"
+        f"open_clip: {', '.join(models)}; or the path of an open_clip model config (JSON), or "
+        f"FAMILY:MODEL with a family of {', '.join(EncoderConfig.families)}"
+    )
