@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from pipeline.params import ParamsError, read_yaml, validate_params
-from sightline.parameter_errors import unknown
+from sightline.settings import unknown
 
 CONFIGS = Path("configs")
 GRAPH_FILE = Path("dvc.yaml")

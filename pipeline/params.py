@@ -19,7 +19,7 @@ from pipeline.extract.engine import Engine
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline import outside
 from sightline.errors import SightlineError
-from sightline.parameter_errors import explain, unknown
+from sightline.settings import explain, unknown
 from train.evaluate.task_registry import TASKS
 from train.run_spec import Precision, StudentConfig, TrainConfig
 

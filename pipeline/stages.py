@@ -17,8 +17,8 @@ from pipeline.extract.runner import Invocation
 from pipeline.params import Dataset, Params, ParamsError
 from sightline.errors import SightlineError
 from sightline.output_file import write_file
-from sightline.parameter_errors import unknown
 from sightline.progress import PhaseProgress
+from sightline.settings import unknown
 from sightline.threads import compute_with
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from sightline.errors import SightlineError
-from sightline.pooling_names import Pooling
+from sightline.pooling import Pooling
 from sightline.pretrained import Pretrained
 
 if TYPE_CHECKING:

@@ -1,18 +1,23 @@
 """Pooling: one vector per sentence from an encoder's token vectors.
 
-The four names are those of the field. SimCSE calls `cls` "cls_before_pooler".
+The four names are those of the field. SimCSE calls `cls` "cls_before_pooler". Nothing here imports
+torch, so that checking a name costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sightline.errors import SightlineError
-from sightline.pooling_names import Pooling
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Pooling = Literal["cls", "pooler", "mean", "first_last_mean"]
+"""How token vectors become one sentence vector."""
+
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 

@@ -31,7 +31,7 @@ from pipeline.grounding.grounder_config import GrounderSettings
 from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from pipeline.params import load_params
 from sightline.errors import SightlineError
-from sightline.registry import Registry
+from sightline.settings import Registry
 from train.evaluate.task_registry import TASKS
 from train.objectives import OBJECTIVES, make_objective
 

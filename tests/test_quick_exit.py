@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import atexit, sys, threading, time
 from pathlib import Path
-from sightline.quick_exit import run_then_exit
+from sightline.signals import run_then_exit
 
 class Freed:
     def __del__(self):

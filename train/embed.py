@@ -18,8 +18,7 @@ from sightline.encoder_folder import (
     token_ids,
 )
 from sightline.errors import SightlineError
-from sightline.pooling import check_pooling, needs_hidden_states, pool_output
-from sightline.pooling_names import Pooling
+from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool_output
 from train.run_spec import Precision
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from sightline.errors import SightlineError
-from sightline.pooling_names import Pooling
+from sightline.pooling import Pooling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,8 +21,7 @@ from sightline.encoder_folder import (
     read_recipe,
 )
 from sightline.errors import SightlineError
-from sightline.pooling import needs_hidden_states, pool
-from sightline.pooling_names import Pooling
+from sightline.pooling import Pooling, needs_hidden_states, pool
 from train.batch import Batch, Phrases, Sentences
 from train.length_groups import group_overhead, length_groups
 from train.objectives.objective import Objective, Views

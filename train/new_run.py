@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from sightline.errors import SightlineError
-from sightline.parameter_errors import explain
+from sightline.settings import explain
 from train.run_spec import PairSource, RunSpec, StudentConfig, TextSource, TrainConfig
 
 if TYPE_CHECKING:

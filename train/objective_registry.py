@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sightline.registry import Registry
+from sightline.settings import Registry
 
 OBJECTIVES = Registry(
     "objective",

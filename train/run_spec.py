@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sightline.pooling_names import Pooling
+from sightline.pooling import Pooling
 
 Precision = Literal["fp32", "bf16", "fp16"]
 AUTO = "auto"

@@ -18,7 +18,7 @@ def console() -> None:
     """The entry point of the `sightline` command: `main` in a process of its own."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until `main` hears it, end silently
-    from sightline.quick_exit import run_then_exit
+    from sightline.signals import run_then_exit
 
     run_then_exit(main)
 

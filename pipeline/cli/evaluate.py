@@ -122,7 +122,7 @@ def _tasks_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, str]
 
 def _settings_of(names: Sequence[str], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Task → its settings, from the values of the options."""
-    from sightline.parameter_errors import unknown
+    from sightline.settings import unknown
     from train.evaluate.tasks import task_class
 
     classes = {name: task_class(name) for name in names}

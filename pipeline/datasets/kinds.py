@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.datasets.folder import MANIFESTS, building
 from pipeline.datasets.source import PrepareReport, Progress, Source
-from sightline.registry import Registry
+from sightline.settings import Registry
 
 KINDS = Registry(
     "kind of data set",

@@ -13,7 +13,7 @@ from pipeline.cache import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifes
 from pipeline.cache.keys import Keys
 from pipeline.datasets.kinds import prepare, source_type
 from pipeline.datasets.source import RECORD, DatasetError, Progress
-from sightline.parameter_errors import explain
+from sightline.settings import explain
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ from pydantic import Field, ValidationError, field_validator
 
 from sightline.errors import SightlineError
 from sightline.extras import require
-from sightline.family_settings import FamilySettings
-from sightline.parameter_errors import explain
-from sightline.pooling_names import Pooling
-from sightline.registry import Registry
+from sightline.pooling import Pooling
+from sightline.settings import FamilySettings, Registry, explain
 
 if TYPE_CHECKING:
     import torch

@@ -25,8 +25,7 @@ from pipeline.encoders.weights import (
 from sightline.devices import check_precision
 from sightline.encoder_folder import fit_pooler, positions, token_ids
 from sightline.errors import SightlineError
-from sightline.pooling import needs_hidden_states, pool_output
-from sightline.pooling_names import Pooling
+from sightline.pooling import Pooling, needs_hidden_states, pool_output
 from sightline.pretrained import Pretrained
 
 MASKED_ATTENTION = "sightline_masked_sdpa"

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipeline.encoders.config import parse_weights
 from pipeline.grounding.segmenters.segmenter_config import Sam2Settings, SegmenterSettings
-from sightline.family_settings import FamilySettings
-from sightline.registry import Registry
+from sightline.settings import FamilySettings, Registry
 
 if TYPE_CHECKING:
     import torch

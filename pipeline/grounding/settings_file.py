@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.errors import SightlineError
 from sightline.outside import read_yaml
-from sightline.parameter_errors import explain
+from sightline.settings import explain
 
 
 def read_settings(path: Path) -> GroundingSettings:

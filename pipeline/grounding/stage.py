@@ -17,7 +17,7 @@ from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.errors import SightlineError
 from sightline.overlap import check_apart
-from sightline.parameter_errors import explain
+from sightline.settings import explain
 
 
 @dataclass(frozen=True)

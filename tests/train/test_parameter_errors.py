@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from sightline.parameter_errors import explain, unknown
+from sightline.settings import explain, unknown
 
 
 class Strict(BaseModel):

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from sightline.errors import SightlineError
-from sightline.pooling_names import Pooling
+from sightline.pooling import Pooling
 from train.embed import Embedder
 from train.export import HEADS_FILE, LAST_FILE, MODEL_FOLDER, load_last
 from train.objectives import Objective, make_objective

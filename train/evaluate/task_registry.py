@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sightline.registry import Registry
+from sightline.settings import Registry
 
 TASKS = Registry(
     "evaluation task",

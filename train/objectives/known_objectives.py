@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sightline.errors import SightlineError
-from sightline.parameter_errors import explain
+from sightline.settings import explain
 from train.objective_registry import OBJECTIVES
 from train.objectives.objective import Objective
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from sightline.errors import SightlineError
-from sightline.parameter_errors import unknown
+from sightline.settings import unknown
 from train.report.find_runs import FoundRun, check_comparable
 from train.report.gains import AVERAGE
 from train.report.results import RunResult

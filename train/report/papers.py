@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from sightline.errors import SightlineError
 from sightline.outside import read_json
-from sightline.parameter_errors import unknown
+from sightline.settings import unknown
 from train.report.published import published_rows
 
 PAPERS = ("mcse", "kdmcse", "dalr", "mcseo")

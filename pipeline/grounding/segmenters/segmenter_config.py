@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from pipeline.encoders.config import WeightsSpec, parse_weights
-from sightline.family_settings import FamilySettings
-from sightline.registry import Registry
+from sightline.settings import FamilySettings, Registry
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sightline.errors import SightlineError
-from sightline.parameter_errors import located
+from sightline.settings import located
 from train.evaluate.task import Task
 from train.evaluate.task_registry import TASKS
 
