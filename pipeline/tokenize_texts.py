@@ -72,6 +72,6 @@ def weights_identity(student: str) -> str:
     if folder.is_dir():
         files = files_of(folder)
         return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
-    from sightline.pretrained import Pretrained
+    from sightline.loading import Pretrained
 
     return f"hub:{getattr(Pretrained(student).config(), '_commit_hash', None)}"

@@ -27,7 +27,7 @@ from pipeline.grounding.grounder_config import GrounderSettings
 from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from sightline.encoder_folder import load_model, read_recipe
 from sightline.errors import SightlineError
-from sightline.pretrained import Pretrained
+from sightline.loading import Pretrained
 from train.model import load_student
 from train.run_spec import StudentConfig
 

@@ -184,7 +184,7 @@ def _run(
     """
     import torch
 
-    from sightline.silenced_libraries import quiet
+    from sightline.loading import quiet
     from train.callbacks import ProgressReport
     from train.card import model_card
     from train.embed import Embedder

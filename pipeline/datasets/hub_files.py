@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pipeline.datasets.source import DatasetError
 from sightline.extras import require
-from sightline.hub import first_lines, reaching, use_cache_where_silent
-from sightline.silenced_libraries import quiet
+from sightline.loading import first_lines, from_hub, quiet
 
 _TABLES = ("parquet", "arrow")
 _SAVED = ("dataset_dict.json", "state.json")
@@ -31,9 +30,8 @@ def fetch(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    use_cache_where_silent()
     try:
-        with reaching(name, "data set"), quiet():
+        with from_hub(name, "data set"), quiet():
             found = snapshot_download(
                 name, repo_type="dataset", revision=revision, allow_patterns=_FETCHED
             )

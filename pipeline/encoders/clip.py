@@ -29,8 +29,7 @@ from sightline.devices import check_precision
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.extras import require
-from sightline.hub import reaching, use_cache_where_silent
-from sightline.silenced_libraries import quiet
+from sightline.loading import from_hub, quiet, reaching
 
 _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 
@@ -85,8 +84,7 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
         preprocessing: dict[str, Any] = {}
         if spec.kind == "pretrained":
             tag, published = _published(open_clip, name, spec.value, architecture)
-            use_cache_where_silent()
-            with quiet(), reaching(config.model, f"weights {tag!r}"):
+            with quiet(), from_hub(config.model, f"weights {tag!r}"):
                 downloaded = Path(open_clip.download_pretrained(published))
         with seeded(seed), quiet(), reaching(config.model, "model configuration"):
             model = _untrained(open_clip, name)
@@ -341,11 +339,11 @@ def _tokenizer(clip: ClipModel, context_length: int) -> Any:
     options = dict(text.get("tokenizer_kwargs", {}))
     name = text.get("hf_tokenizer_name")
     if name:
-        if clip.folder is not None and (clip.folder / name).is_dir():
+        here = clip.folder is not None and (clip.folder / name).is_dir()
+        if here:
             name = str(clip.folder / name)
-        else:
-            use_cache_where_silent()
-        with reaching(clip.identity.name, f"tokenizer {name!r}"), quiet():
+        fetching = reaching if here else from_hub
+        with fetching(clip.identity.name, f"tokenizer {name!r}"), quiet():
             tokenizer = open_clip.tokenizer.HFTokenizer(
                 name,
                 context_length=context_length,

@@ -222,7 +222,7 @@ class TransformersConfig(EncoderConfig):
     compile: bool = False
 
     def require_files(self) -> None:
-        from sightline.pretrained import Pretrained
+        from sightline.loading import Pretrained
 
         Pretrained(self.model, self.weights_spec.revision)
         super().require_files()

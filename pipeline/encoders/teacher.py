@@ -25,8 +25,8 @@ from pipeline.encoders.weights import (
 from sightline.devices import check_precision
 from sightline.encoder_folder import fit_pooler, positions, token_ids
 from sightline.errors import SightlineError
+from sightline.loading import Pretrained
 from sightline.pooling import Pooling, needs_hidden_states, pool_output
-from sightline.pretrained import Pretrained
 
 MASKED_ATTENTION = "sightline_masked_sdpa"
 _SENTENCE_CONFIG = "sentence_bert_config.json"

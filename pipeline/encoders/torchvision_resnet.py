@@ -25,8 +25,7 @@ from pipeline.encoders.weights import (
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.extras import require
-from sightline.hub import reaching
-from sightline.silenced_libraries import quiet
+from sightline.loading import quiet, reaching
 
 DIMS = {"resnet18": 512, "resnet50": 2048, "resnet101": 2048, "resnet152": 2048}
 """The available models, and the width of their pooled features."""

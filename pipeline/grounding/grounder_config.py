@@ -86,7 +86,7 @@ class _Model(GrounderSettings):
         return weights
 
     def require_files(self) -> None:
-        from sightline.pretrained import Pretrained
+        from sightline.loading import Pretrained
 
         Pretrained(self.model, parse_weights(self.weights).revision)
 

@@ -18,7 +18,7 @@ from pipeline.encoders.weights import (
     state_dict_sha256,
 )
 from sightline.errors import SightlineError
-from sightline.pretrained import Pretrained
+from sightline.loading import Pretrained
 
 
 @dataclass(frozen=True)

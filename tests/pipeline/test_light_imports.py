@@ -25,7 +25,7 @@ MODULES = (
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.score_run"),
     *("train.evaluate.find_neighbours", "train.evaluate.tasks.retrieval"),
     *("train.evaluate.tasks.neighbours", "train.evaluate.tasks.transfer", "train.report.compare"),
-    *("sightline.encoder_folder", "sightline.pretrained", "sightline.devices"),
+    *("sightline.encoder_folder", "sightline.loading", "sightline.devices"),
 )
 """Nothing heavy is imported with these."""
 

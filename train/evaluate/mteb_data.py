@@ -24,8 +24,7 @@ from mteb.abstasks import AbsTask, AbsTaskRetrieval, retrieval_dataset_loaders
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
 from sightline.errors import SightlineError
-from sightline.hub import first_lines
-from sightline.silenced_libraries import quiet
+from sightline.loading import first_lines, quiet
 from train.evaluate.mteb_scores import MtebTask
 
 TEST = "test"

@@ -63,7 +63,7 @@ def new_bert(*, layers: int, hidden: int, seed: int) -> BertModel:
 
 def save(folder: Path, model: BertModel) -> None:
     """Write ``model`` and its tokenizer as a Hugging Face folder (safetensors)."""
-    from sightline.silenced_libraries import quiet
+    from sightline.loading import quiet
 
     with quiet():
         model.save_pretrained(folder)

@@ -22,8 +22,7 @@ from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
 from pipeline.grounding.segmenters.segmenter_config import Sam2Settings
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
-from sightline.hub import reaching
-from sightline.silenced_libraries import quiet
+from sightline.loading import quiet, reaching
 
 INSTALL = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
 

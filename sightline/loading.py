@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
+import sys
+import time
+import urllib.error
+import urllib.request
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HFValidationError,
@@ -19,8 +25,108 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from sightline.errors import SightlineError
-from sightline.hub import first_lines, reaching, use_cache_where_silent
-from sightline.silenced_libraries import quiet
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings and progress bars of model libraries while a model is built or written.
+
+    They are about random weights and unused heads; where those matter, Sightline raises an error or
+    the identity records them. `logging.info` at module level, as in open_clip, also installs a
+    handler on the root logger; it is removed again.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    root = logging.getLogger()
+    handlers, disabled = list(root.handlers), root.manager.disable
+    bars = transformers_logging.is_progress_bar_enabled()
+    logging.disable(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        root.handlers[:] = handlers
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+_SECONDS = 5.0
+_FRESH = 60.0  # seconds in which an answer is not asked for again
+_answers: dict[str, tuple[float, str]] = {}
+
+
+def why_silent(address: str) -> str:
+    """Why the hub at ``address`` does not respond; empty if it does. Asks once a minute."""
+    when, reason = _answers.get(address, (-_FRESH, ""))
+    if time.monotonic() - when < _FRESH:
+        return reason
+    try:
+        with urllib.request.urlopen(address, timeout=_SECONDS):
+            reason = ""
+    except urllib.error.HTTPError:
+        reason = ""  # any response will do
+    except (OSError, ValueError) as error:
+        reason = str(getattr(error, "reason", error))
+    _answers[address] = time.monotonic(), reason
+    return reason
+
+
+@contextmanager
+def from_hub(model: str, what: str) -> Iterator[None]:
+    """As `reaching`; where the hub does not respond, only this machine's cache is used.
+
+    huggingface_hub would request every file of a model six times, half a minute each.
+    """
+    offline, address = constants.HF_HUB_OFFLINE, constants.ENDPOINT
+    known = _answers.get(address)
+    reason = "" if offline else why_silent(address)
+    if reason and _answers[address] != known:
+        print(
+            f"{address} does not answer ({reason}): only models in this machine's cache can be "
+            "loaded",
+            file=sys.stderr,
+        )
+    constants.HF_HUB_OFFLINE = offline or bool(reason)
+    try:
+        with reaching(model, what):
+            yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+@contextmanager
+def reaching(model: str, what: str) -> Iterator[None]:
+    """Turn any failure of a download into one SightlineError.
+
+    Args:
+        model: as the user named it.
+        what: is being fetched, such as ``weights 'openai'``.
+    """
+    try:
+        yield
+    except Exception as error:
+        # OSError covers urllib's URLError, timeouts, refused connections, huggingface_hub's
+        # "offline and not in the cache", and what transformers makes of them; the HTTP client
+        # under huggingface_hub has its own exceptions, under a name that changes.
+        from_client = type(error).__module__.startswith("httpx")
+        if not isinstance(error, OSError) and not from_client:
+            raise
+        raise SightlineError(
+            f"{model}: its {what} cannot be fetched: not cached here, and the download failed "
+            f"({type(error).__name__}: {first_lines(error, 1)}). Run this once with network access "
+            "to the hub, copy the files here and give their path, or correct the name. "
+            "No substitute was loaded"
+        ) from error
+
+
+def first_lines(error: Exception, count: int = 2) -> str:
+    """The first lines of a library's error, on one line; its class if it has no message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:count]).rstrip(". ") or type(error).__name__
+
 
 _EXPECTED = "expected config.json, model.safetensors and the tokenizer's files of one model"
 _POOLER = "pooler."
@@ -186,8 +292,7 @@ class Pretrained:
             what: is being read, such as ``weights``.
         """
         if self.folder is None:
-            use_cache_where_silent()
-            fetching = reaching(f"{self.name} (no such folder here, so a hub name)", what)
+            fetching = from_hub(f"{self.name} (no such folder here, so a hub name)", what)
         else:
             fetching = nullcontext()
         try:
