@@ -176,16 +176,16 @@ def fit_pooler(model: Any, name: str | Path, pooling: Pooling) -> None:
 
 
 def own_max_length(
-    tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, recipe: Recipe | None = None
+    tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, given: int | None = None
 ) -> int:
     """The longest input of an encoder in tokens, special tokens included; never the training 32.
 
-    The smallest of sentence_bert_config.json's `max_seq_length`, the tokenizer's
-    `model_max_length` and the number of usable `positions`, of those that are known.
+    That is ``given`` (sentence_bert_config.json's `max_seq_length`) or else the tokenizer's
+    `model_max_length`, but at most the number of usable `positions`.
     """
     limits = [int(tokenizer.model_max_length)] if tokenizer.model_max_length < _NO_LIMIT else []
-    if recipe is not None and recipe.max_length is not None:
-        limits = [recipe.max_length]
+    if given is not None:
+        limits = [given]
     usable = positions(config)
     if usable is not None:
         limits.append(usable)

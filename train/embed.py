@@ -107,7 +107,7 @@ class Embedder:
             model.to(where),  # pyright: ignore[reportArgumentType]
             tokenizer,
             chosen,
-            own_max_length(tokenizer, model.config, recipe),
+            own_max_length(tokenizer, model.config, recipe.max_length),
             precision=precision,
             normalize=recipe.normalize,
         )

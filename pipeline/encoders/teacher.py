@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModel
 
 from pipeline.encoders.config import TransformersConfig
@@ -23,7 +23,7 @@ from pipeline.encoders.weights import (
     state_dict_sha256,
 )
 from sightline.devices import check_precision
-from sightline.encoder_folder import fit_pooler, positions, token_ids
+from sightline.encoder_folder import fit_pooler, own_max_length, positions, token_ids
 from sightline.errors import SightlineError
 from sightline.loading import Pretrained
 from sightline.pooling import Pooling, needs_hidden_states, pool_output
@@ -37,17 +37,15 @@ class TeacherModel:
     """An encoder on the CPU, and its configuration.
 
     Attributes:
-        positions: maximum tokens of its position embeddings; None if unknown.
         sentence_length: evaluation length in tokens from a published sentence encoder's
-            ``sentence_bert_config.json``; 0 if it gives none, and not read if the user gives a
+            ``sentence_bert_config.json``; None if it gives none, and not read if the user gives a
             maximum length.
     """
 
-    model: nn.Module
+    model: Any
     tokenizer: Any
     identity: EncoderIdentity
-    positions: int | None
-    sentence_length: int
+    sentence_length: int | None
 
 
 def load_teacher(config: TransformersConfig, pooling: Pooling) -> TeacherModel:
@@ -87,13 +85,13 @@ def load_teacher(config: TransformersConfig, pooling: Pooling) -> TeacherModel:
         weights_sha256=state_dict_sha256(model.state_dict()),
         untrained=spec.kind == "random",
     )
-    length = 0
+    length = None
     if config.max_length is None:
         same = source if source.folder else replace(source, revision=commit or spec.revision)
         with same.reading(_SENTENCE_CONFIG):
             found = same.json(_SENTENCE_CONFIG, or_give="max_length") or {}
-            length = int(found.get("max_seq_length") or 0)
-    return TeacherModel(model, tokenizer, identity, positions(settings), length)
+            length = int(found.get("max_seq_length") or 0) or None
+    return TeacherModel(model, tokenizer, identity, length)
 
 
 def _encoder_part(model: Any, state: dict[str, Tensor], pooling: str) -> dict[str, Tensor]:
@@ -219,7 +217,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
             "use an encoder (BERT, RoBERTa, MPNet, …)"
         )
     tokenizer.padding_side = "right"  # [CLS] stays the first token
-    max_length = _max_length(config, teacher.positions, tokenizer, teacher.sentence_length)
+    max_length = _max_length(config, teacher)
     frozen = FrozenModel(
         teacher.model, device, precision, compiled=config.compile, cast_buffers=False
     )
@@ -234,17 +232,15 @@ def bucket(tokens: int, max_length: int) -> int:
     return min(length, max_length)
 
 
-def _max_length(config: TransformersConfig, positions: int | None, tokenizer: Any, own: int) -> int:
-    """The user's value, else the sentence encoder's, else the number of positions."""
-    if config.max_length is not None:
-        if positions is not None and config.max_length > positions:
-            raise SightlineError(
-                f"{config.model}: max_length {config.max_length} is beyond the {positions} "
-                f"positions it was trained with; use at most {positions}"
-            )
-        return config.max_length
-    # Tokenizers without a limit report an astronomical number.
-    known = [n for n in (own, positions, tokenizer.model_max_length) if n and n < 1 << 20]
-    if not known:
-        raise SightlineError(f"{config.model}: it has no maximum length; give max_length")
-    return int(min(known))
+def _max_length(config: TransformersConfig, teacher: TeacherModel) -> int:
+    """The user's value, else the sentence encoder's own."""
+    settings = teacher.model.config
+    if config.max_length is None:
+        return own_max_length(teacher.tokenizer, settings, teacher.sentence_length)
+    most = positions(settings)
+    if most is not None and config.max_length > most:
+        raise SightlineError(
+            f"{config.model}: max_length {config.max_length} is beyond the {most} positions it was "
+            f"trained with; use at most {most}"
+        )
+    return config.max_length
