@@ -43,8 +43,7 @@ from pipeline.encoders.weights import seeded
 from pipeline.extract.batches import ImageReader, decode_batch
 from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
 from pipeline.extract.inputs import image_entries_of
-from sightline.devices import AUTOCAST, computing, pick_device
-from sightline.threads import using_threads
+from sightline.devices import AUTOCAST, computing, pick_device, using_threads
 
 MODELS = {"resnet50": 1.0, "ViT-B-32": 1.0, "ViT-L-14": 0.125}
 """Each model with its share of the images on a CPU: a ViT-L/14 costs 20 times a ResNet-50."""

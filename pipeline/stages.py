@@ -15,11 +15,11 @@ from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.runner import Invocation
 from pipeline.params import Dataset, Params, ParamsError
+from sightline.devices import compute_with
 from sightline.errors import SightlineError
 from sightline.output_file import write_file
 from sightline.progress import PhaseProgress
 from sightline.settings import unknown
-from sightline.threads import compute_with
 
 if TYPE_CHECKING:
     from pipeline.grounding.stats import GroundStats

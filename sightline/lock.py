@@ -11,8 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from sightline.errors import BusyError, SightlineError
-from sightline.files import token
-from sightline.mounts import options_of
+from sightline.files import options_of, token
 
 try:
     import fcntl

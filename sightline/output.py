@@ -27,13 +27,13 @@ from sightline.errors import SightlineError
 from sightline.files import (
     fsync_file,
     fsync_folder,
+    is_mount_point,
     remove_leftovers,
     token,
     write_all,
     write_bytes,
 )
 from sightline.lock import WriterLock
-from sightline.mounts import is_mount_point
 from sightline.overlap import check_apart
 
 RECORDS = {

@@ -13,13 +13,12 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from sightline.devices import device_name
+from sightline.devices import device_name, threads_here
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.hardware import processor
 from sightline.lock import WriterLock
 from sightline.output_file import write_file
-from sightline.threads import threads_here
 from train.data import TrainingData
 from train.model import GroundedModel, load_student
 from train.objectives.simcse import SimCSE, SimCSEParams

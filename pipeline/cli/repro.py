@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.threads import OMP
+from sightline.devices import OMP
 
 if TYPE_CHECKING:
     from pipeline.params import Params

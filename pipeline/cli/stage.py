@@ -301,7 +301,7 @@ def load_here(path: Path) -> Params:
     From here on this process computes with the threads that they ask for.
     """
     from pipeline.params import ParamsError, load_params
-    from sightline.threads import compute_with
+    from sightline.devices import compute_with
 
     params = load_params(path)
     if not Path(".dvc").is_dir():

@@ -19,10 +19,10 @@ from pipeline.cache.worker import Worker
 from pipeline.extract import machine
 from pipeline.extract.account import SetSummary, account, check_failures, named_failures, say_why
 from pipeline.extract.memory import HalvingCalls, halved_to
+from sightline.devices import threads_here, using_threads
 from sightline.errors import BusyError
 from sightline.hardware import cpu_warning
 from sightline.progress import progress, to_stderr
-from sightline.threads import threads_here, using_threads
 
 Failures = dict[bytes, Failure]
 """Key → code, path and reason of a failed row."""

@@ -21,10 +21,10 @@ from tempfile import TemporaryDirectory
 from pipeline.cache.set_writer import rows_done
 from pipeline.cache.worker import Worker
 from pipeline.extract.engine import Engine
+from sightline.devices import threads_here
 from sightline.errors import SightlineError
 from sightline.progress import SILENT, progress, to_stderr
 from sightline.signals import Stopped
-from sightline.threads import threads_here
 
 DEATHS = 5
 """Times that a worker is started again after it was killed."""

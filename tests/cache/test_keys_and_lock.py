@@ -124,7 +124,7 @@ def test_a_network_folder_mounted_without_locks_is_refused(tmp_path, monkeypatch
         "21 1 0:19 / /proc rw - proc proc rw\n"
         f"36 21 {os.major(device)}:{os.minor(device)} / /data rw shared:1 - nfs a:/b {options}\n"
     )
-    monkeypatch.setattr("sightline.mounts.MOUNTINFO", mounts)
+    monkeypatch.setattr("sightline.files.MOUNTINFO", mounts)
     if not refused:
         with WriterLock(tmp_path):
             return

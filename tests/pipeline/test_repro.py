@@ -20,8 +20,8 @@ from pipeline.cli.repro import _jobs as jobs_here
 from pipeline.params import validate_params
 from pipeline.repro import Jobs
 from sightline import jobs
+from sightline.devices import OMP
 from sightline.hardware import Memory, Processor
-from sightline.threads import OMP
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
