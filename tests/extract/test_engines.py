@@ -127,7 +127,7 @@ def test_a_launcher_is_not_read_unless_asked(tmp_path, monkeypatch, expected) ->
 
 def test_two_devices_leave_the_files_of_one_process(tmp_path, log, capfd, expected) -> None:
     work = StubWork(tmp_path / "set", log=log, meet=2)
-    assert re.match(r"237 rows · \d+ computed in .* untrained weights\n$", work.start(TWO))
+    assert re.match(r"237 rows · \d+ computed in .* untrained weights\n", work.start(TWO))
     assert without_lock(work.out) == expected
     assert numbers(log) == ["0", "1"]
     assert sum(path.stat().st_size for path in log.iterdir()) == 32  # each batch once

@@ -206,7 +206,7 @@ def test_more_threads_than_cpus_and_a_full_disk_are_problems():
     assert said.endswith("set OMP_NUM_THREADS=4")
     assert list(doctor._of_the_processor(limited, threads=4)) == []
     (said,) = doctor._of_disk(Path("/cache"), free=500_000_000)
-    assert said.startswith("/cache: only 0.5 GB free")
+    assert said.startswith("/cache: only 500.0 MB free")
 
 
 def test_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, capsys, tmp_path):

@@ -390,7 +390,6 @@ MISTAKES = {
         {},
         "1 of 6 rows have no key.*'3.png'.*--allow-missing",
     ),
-    "a control character": (lambda f: None, {"source": "a\x1b[0m"}, "--source"),
 }
 
 
@@ -649,9 +648,3 @@ def test_imported_rows_are_not_passed_off_as_computed_here(scenes, tmp_path):
     grown = read_features(folder)
     assert grown.rows == 4
     assert grown.provenance.imported
-
-
-def test_the_record_of_a_set_without_a_check_keeps_its_bytes(tmp_path):
-    write_set(tmp_path / "set", "float16")
-    text = (tmp_path / "set" / FILE_NAME).read_text()
-    assert json.loads(text)["provenance"] == {"imported": False, "recomputed": 0}
