@@ -14,7 +14,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any
 
 from sightline.errors import SightlineError, message_of
-from sightline.signals import Stopped, stop_on_signals
+from sightline.signals import Stopped, killed_by, stop_on_signals
 
 _LEAVE = 30.0  # seconds that the processes have to end after a signal
 
@@ -105,8 +105,7 @@ def _end_with_the_parent() -> None:
 def _death(code: int) -> str:
     if code > 0:
         return f"ended with status {code}; rerun the same command"
-    hint = ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{hint}; rerun the same command"
+    return f"{killed_by(-code)}; rerun the same command"
 
 
 def _end(processes: Sequence[ForkProcess], number: int) -> None:

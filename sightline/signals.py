@@ -87,6 +87,12 @@ def stop_on_signals() -> Heard:
     return heard
 
 
+def killed_by(number: int) -> str:
+    """What happened to a process that a signal ended, to follow its name."""
+    hint = ", perhaps for lack of memory" if number == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(number).name}{hint}"
+
+
 def run_then_exit(command: Callable[[], None]) -> None:
     """Run ``command``, then end the process as soon as its threads and exit handlers are done.
 

@@ -108,7 +108,7 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
 
     Raises:
         CacheError: the file is missing, not Parquet, has different columns, types or values
-            (`check_values`), several images with one id, or would expand far beyond its size.
+            (`check_values`), or several images with one id.
     """
     path = Path(path)
     if not path.is_file():

@@ -31,10 +31,12 @@ from pipeline.extract.workers import (
 )
 from sightline.errors import SightlineError
 from sightline.extras import require
+from sightline.progress import to_stderr
+from sightline.signals import killed_by
 
 _POLL = 0.5  # seconds
 _ANSWER = 5.0  # seconds that the head has to accept a connection
-_PATIENCE = 30.0  # seconds until a run says that it waits for room on the cluster
+_PATIENCE = 30.0  # seconds until a run says that it may be waiting for room on the cluster
 _HANDED_DOWN = ("HF_", "TRANSFORMERS_", "TOKENIZERS_", "PYTHONPATH")
 """Environment variables that nodes need as the command has them: where models are, offline."""
 
@@ -86,7 +88,10 @@ def _ends(ray: Any, names: dict[Any, Worker], watch: Watch) -> Iterator[Ended]:
             yield found
         if not rows and not said and time.monotonic() - begun > _PATIENCE:
             said = True
-            print("waiting for room on the Ray cluster (`ray status`)", file=sys.stderr, flush=True)
+            to_stderr(
+                "no row is done yet: workers are starting, or wait for room on the Ray cluster "
+                "(`ray status`)"
+            )
 
 
 def _cancel(ray: Any, names: dict[Any, Worker]) -> None:
@@ -115,7 +120,7 @@ def _worker(name: str, command: list[str], folder: str, environment: dict[str, s
         finally:
             stop([process], signal.SIGTERM)
         if status < 0:
-            raise Killed(f"{name} was killed by {signal.Signals(-status).name}")
+            raise Killed(f"{name} {killed_by(-status)}")
         return ended(name, status, written)
 
 

@@ -24,7 +24,7 @@ from pipeline.extract.engine import Engine
 from sightline.devices import threads_here
 from sightline.errors import SightlineError
 from sightline.progress import SILENT, progress, to_stderr
-from sightline.signals import Stopped
+from sightline.signals import Stopped, killed_by
 
 DEATHS = 5
 """Times that a worker is started again after it was killed."""
@@ -46,12 +46,14 @@ class Ended:
         name: such as ``worker 0/2 on cpu``.
         status: of its process; negative: the signal that killed it.
         printed, said: what it wrote to standard output and to standard error.
+        when: it last wrote to standard output, in seconds since the epoch.
     """
 
     name: str
     status: int
     printed: str
     said: str
+    when: float = 0.0
 
     @property
     def error(self) -> str:
@@ -59,9 +61,8 @@ class Ended:
         if self.status == 0:
             return ""
         if self.status < 0:
-            hint = ", perhaps for lack of memory" if -self.status == signal.SIGKILL else ""
-            return f"{self.name} was killed by {signal.Signals(-self.status).name}{hint}"
-        _, found, message = self.said.partition(_ERROR)
+            return f"{self.name} {killed_by(-self.status)}"
+        _, found, message = f"\n{self.said}".partition(f"\n{_ERROR}")
         return message.strip() if found else f"{self.name}: {self.said.strip() or self.status}"
 
 
@@ -88,7 +89,7 @@ def run_workers(
         module: which takes the words, if it is not `sightline`.
 
     Returns:
-        What the worker that was the last to end printed: the result.
+        What the worker that was the last to print did: it has published the set.
 
     Raises:
         SightlineError: workers failed, once the others have done their work or failed too; a
@@ -110,7 +111,7 @@ def run_workers(
             every = _on_devices(command, engine.devices, worker or Worker(0, 1), watch)
     failed = list(dict.fromkeys(each.error for each in every if each.error))
     if not failed:
-        return every[-1].printed
+        return max(every, key=lambda each: each.when).printed
     if any(not each.error for each in every):
         failed.append(
             "What the other workers computed is kept; rerun the same command to resume."
@@ -162,8 +163,9 @@ def start(command: Sequence[str], written: Path) -> subprocess.Popen[bytes]:
 
 def ended(name: str, status: int, written: Path) -> Ended:
     """The end of a worker that `start` has started."""
-    texts = (written.with_suffix(each).read_text(errors="replace") for each in (".out", ".err"))
-    return Ended(name, status, *texts)
+    output, errors = written.with_suffix(".out"), written.with_suffix(".err")
+    texts = output.read_text(errors="replace"), errors.read_text(errors="replace")
+    return Ended(name, status, *texts, output.stat().st_mtime)
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
@@ -199,8 +201,10 @@ class Watch:
 
     def look(self) -> int:
         """Count the rows that are done, and show it; returns how many there are."""
-        found = {folder: rows for folder in self._sets if (rows := rows_done(folder))}
-        for folder, (done, total) in list(found.items())[:1]:
+        for folder in self._sets:
+            if (rows := rows_done(folder)) is None:
+                continue
+            done, total = rows
             if folder != self._folder:
                 self._stack.close()
                 self._folder, self._done, self._total = folder, done, total
@@ -208,6 +212,7 @@ class Watch:
                 self._advance = self._stack.enter_context(show)
             self._advance(max(0, done - self._done))
             self._done = max(done, self._done)
+            break
         while self._failed and time.monotonic() - self._failed[0][0] > _GRACE:
             _, ended = self._failed.pop(0)
             to_stderr(f"{ended.name} failed; the others go on: {ended.error.splitlines()[-1]}")

@@ -175,6 +175,19 @@ def test_an_error_of_every_child_is_said_once(tmp_path) -> None:
     assert str(caught.value) == "the third batch is cursed; lift the curse"
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_the_result_is_that_of_the_worker_which_printed_last(tmp_path, monkeypatch, order) -> None:
+    ends = [workers.Ended("worker 0/2", 0, "left to others", "", 1.0)]
+    ends.append(workers.Ended("worker 1/2", 0, "published", "", 2.0))
+    monkeypatch.setattr(workers, "_on_devices", lambda *_: [ends[i] for i in order])
+    assert StubWork(tmp_path / "set").start(TWO) == "published"
+
+
+def test_a_warning_is_not_mistaken_for_the_error() -> None:
+    said = "a warning about error: rates\nerror: the third batch is cursed\n"
+    assert workers.Ended("worker 0/2", 1, "", said).error == "the third batch is cursed"
+
+
 def test_a_bug_is_reported_by_the_child_that_has_it(tmp_path, log) -> None:
     work = StubWork(tmp_path / "set", pause=0.05, broken={1: "bug"}, log=log, meet=2)
     with pytest.raises(SightlineError, match="KeyError: 'a bug'\" is a bug in Sightline") as caught:
