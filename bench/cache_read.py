@@ -22,7 +22,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from pipeline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec
+from sightline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec
 
 BATCH, ROUNDS, GATHERS = 128, 15, 200
 
@@ -91,7 +91,7 @@ def compare(folder: Path) -> dict[str, float]:
 OPEN = """
 import json, sys, time
 from pathlib import Path
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 start = time.perf_counter()
 features = FeatureSet.open(sys.argv[1])
 took = time.perf_counter() - start

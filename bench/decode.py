@@ -29,10 +29,10 @@ def main() -> None:
     from PIL import Image
     from torchvision.models import ResNet50_Weights
 
-    from pipeline.cache import Place
     from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
     from pipeline.extract.batches import ImageReader, decode_batch
     from pipeline.extract.decode import decode_image
+    from sightline.cache import Place
 
     torch.set_num_threads(1)
     entries = [(Place(path), hashlib.sha256(path.read_bytes()).digest()) for path in paths]

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.cache import (
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     EncoderRecord,
@@ -30,9 +30,9 @@ from pipeline.cache import (
     keys_of_texts,
     write_manifest,
 )
-from pipeline.cache.keys import KeyTable, unique_sorted
-from pipeline.cache.manifest import key_array
-from pipeline.cache.place import whole_files
+from sightline.cache.keys import KeyTable, unique_sorted
+from sightline.cache.manifest import key_array
+from sightline.cache.place import whole_files
 from train.diagnose.diagnosis import Settings, diagnose
 from train.diagnose.unit_rows import CHUNK, sample_size
 

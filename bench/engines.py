@@ -19,7 +19,7 @@ from statistics import median
 
 from incremental import draw
 
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 
 ENGINES = {
     "two workers": ["--devices", "cpu,cpu"],

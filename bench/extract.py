@@ -203,7 +203,7 @@ class Sides:
 
     def check(self, scratch: Path) -> None:
         """Both sides compute the same rows, or the ratio means nothing."""
-        from pipeline.cache import FeatureSet
+        from sightline.cache import FeatureSet
 
         plain = self.plain(scratch).numpy()
         features = FeatureSet.open(self.sightline(scratch))

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from pipeline import graph
-from pipeline.cache import CAPTIONS, FeatureSet, keys_of_texts, read_manifest
 from pipeline.datasets.scenes.captions import Description, describe, write
 from pipeline.datasets.scenes.scene import random_scene, stream
 from pipeline.datasets.scenes.similarity import similarity
 from pipeline.datasets.scenes.vocabulary import ATTRIBUTES
 from pipeline.params import load_params
+from sightline.cache import CAPTIONS, FeatureSet, keys_of_texts, read_manifest
 from train.objectives.similarity import cosine_matrix
 from train.pairs import read_pairs
 from train.schedule import Schedule

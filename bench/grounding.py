@@ -30,8 +30,6 @@ import torch
 from models.grounding import florence, segmenter
 from PIL import Image
 
-from pipeline.cache import Place, key_of_file
-from pipeline.cache.tables import read_phrases
 from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
@@ -39,6 +37,8 @@ from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Florence2Settings, Rules
 from pipeline.grounding.grounding_model import LoadedModel
 from pipeline.grounding.protocols import Caption
+from sightline.cache import Place, key_of_file
+from sightline.cache.tables import read_phrases
 from sightline.devices import computing
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "shared" / "data" / "flickr8k"

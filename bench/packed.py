@@ -72,9 +72,9 @@ def main() -> None:
     """Measure and print a table."""
     photos, repeats = photographs("Packed images against files.", 9)
 
-    from pipeline.cache import IMAGES, key_of_bytes, places_of, read_manifest
     from pipeline.datasets.kinds import prepare, source_type
     from pipeline.extract.decode import load_image, read_place
+    from sightline.cache import IMAGES, key_of_bytes, places_of, read_manifest
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

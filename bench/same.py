@@ -65,7 +65,7 @@ def describe(demo: Path) -> Description:
 
 def features(folder: Path) -> Iterator[tuple[str, str]]:
     """Key → digest of the row's bytes, in the order of the keys."""
-    from pipeline.cache import FeatureSet
+    from sightline.cache import FeatureSet
 
     rows = FeatureSet.open(folder)
     for key in sorted(bytes(key) for key in rows.keys):

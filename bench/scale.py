@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec, verify
-from pipeline.cache.compact import collect, compact
-from pipeline.cache.keys import Keys
+from sightline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec, verify
+from sightline.cache.compact import collect, compact
+from sightline.cache.keys import Keys
 
 DIM, TAKEN = 8, 1000
 SPEC = FeatureSpec(

@@ -38,7 +38,7 @@ from models.cache import LONGEST, SYSTEMS, Cache
 from train_step import IMAGE_DIM, PlainLoop, RowsOfTexts, word_tokenizer
 from transformers import BertConfig, BertModel
 
-from pipeline.cache import keys_of_texts
+from sightline.cache import keys_of_texts
 from sightline.devices import device_name, pick_device
 from train.checkpoints import Progress
 from train.data import TrainingData

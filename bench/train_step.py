@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from pipeline.cache import TokenHeader, TokenSet, keys_of_texts, write_tokens
+from sightline.cache import TokenHeader, TokenSet, keys_of_texts, write_tokens
 from train.batch import Batch
 from train.lookup import TokenLookup
 from train.losses import info_nce

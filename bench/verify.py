@@ -22,7 +22,7 @@ from statistics import median
 
 from cache_read import make_set
 
-from pipeline.cache import verify
+from sightline.cache import verify
 
 BLOCK = 1 << 20
 

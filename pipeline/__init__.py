@@ -8,8 +8,6 @@ from sightline.lazy_names import lazy_names
 
 TYPE_CHECKING = False  # `typing` takes 7 ms, in which Ctrl-C would be a traceback
 if TYPE_CHECKING:
-    from pipeline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
-    from pipeline.cache.tables import read_phrases
     from pipeline.datasets.prepared import PreparedDataset, prepare_dataset
     from pipeline.encoders.config import EncoderConfig, named_encoder
     from pipeline.extract.dataset_features import extract_features
@@ -18,6 +16,8 @@ if TYPE_CHECKING:
     from pipeline.grounding.stage import ground_captions
     from pipeline.interchange.in_memory import to_dataset
     from pipeline.tokenize_texts import tokenize
+    from sightline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
+    from sightline.cache.tables import read_phrases
     from sightline.errors import SightlineError
 
 __all__ = [
@@ -42,19 +42,19 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "CacheError": "pipeline.cache",
+        "CacheError": "sightline.cache",
         "EncoderConfig": "pipeline.encoders.config",
         "Engine": "pipeline.extract.engine",
-        "FeatureSet": "pipeline.cache",
+        "FeatureSet": "sightline.cache",
         "PreparedDataset": "pipeline.datasets.prepared",
         "SightlineError": "sightline.errors",
         "extract_features": "pipeline.extract.dataset_features",
         "ground_captions": "pipeline.grounding.stage",
-        "key_of_file": "pipeline.cache",
-        "keys_of_texts": "pipeline.cache",
+        "key_of_file": "sightline.cache",
+        "keys_of_texts": "sightline.cache",
         "named_encoder": "pipeline.encoders.config",
         "prepare_dataset": "pipeline.datasets.prepared",
-        "read_phrases": "pipeline.cache.tables",
+        "read_phrases": "sightline.cache.tables",
         "run_workers": "pipeline.extract.workers",
         "to_dataset": "pipeline.interchange.in_memory",
         "tokenize": "pipeline.tokenize_texts",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from pipeline.params import FILE_NAME, ParamsError
 
 if TYPE_CHECKING:
-    from pipeline.cache.record import Kind
     from pipeline.datasets.joined import JoinedSource
     from pipeline.extract.feature_inputs import FeatureInputs
     from pipeline.grounding.stage import GroundPaths
     from pipeline.params import Params
+    from sightline.cache.record import Kind
     from train.objectives import FeatureNeed
     from train.run_spec import RunSpec
 

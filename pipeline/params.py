@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from pipeline.cache.record import DTypeName
 from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
@@ -18,6 +17,7 @@ from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.engine import Engine
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline import outside
+from sightline.cache.record import DTypeName
 from sightline.errors import SightlineError
 from sightline.settings import explain, unknown
 from train.evaluate.task_registry import TASKS

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from pipeline import graph
-from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
 from pipeline.datasets.kinds import source_type
 from pipeline.datasets.source import Source
+from sightline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
 from sightline.errors import SightlineError
 
 _NORMALISED = {

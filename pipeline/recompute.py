@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import graph
-from pipeline.cache import CacheError, FeatureSet
-from pipeline.cache.commit import FILE_NAME, read_features, set_output, write_record
-from pipeline.cache.diff import cosines
-from pipeline.cache.keys import KeyTable, as_keys
-from pipeline.cache.record import FeatureSpec, Kind, Provenance, Recheck
-from pipeline.cache.unit_rows import unit_rows
 from pipeline.extract.encode_missing import WEIGHTS_CAST, ExtractSettings
 from pipeline.extract.feature_inputs import FeatureInputs, images_of, objects_of, texts_of
+from sightline.cache import CacheError, FeatureSet
+from sightline.cache.commit import FILE_NAME, read_features, set_output, write_record
+from sightline.cache.diff import cosines
+from sightline.cache.keys import KeyTable, as_keys
+from sightline.cache.record import FeatureSpec, Kind, Provenance, Recheck
+from sightline.cache.unit_rows import unit_rows
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:

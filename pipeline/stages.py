@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import graph
-from pipeline.cache.record import Kind
 from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.runner import Invocation
 from pipeline.params import Dataset, Params, ParamsError
+from sightline.cache.record import Kind
 from sightline.devices import compute_with
 from sightline.errors import SightlineError
 from sightline.output_file import write_file

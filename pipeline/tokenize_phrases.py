@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cache import (
+from pipeline.encoders.tokenizers import tokenizer_sha256
+from sightline.cache import (
     CAPTIONS,
     PhraseTokenHeader,
     as_keys,
@@ -19,9 +20,8 @@ from pipeline.cache import (
     read_manifest,
     write_phrase_tokens,
 )
-from pipeline.cache.commit import refuse_other_kinds, set_output
-from pipeline.cache.tables import read_phrases
-from pipeline.encoders.tokenizers import tokenizer_sha256
+from sightline.cache.commit import refuse_other_kinds, set_output
+from sightline.cache.tables import read_phrases
 from sightline.errors import SightlineError
 from sightline.progress import progress
 

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cache import TokenHeader, keys_of_texts, write_tokens
-from pipeline.cache.commit import refuse_other_kinds, set_output
-from pipeline.cache.keys import key_of_file
 from pipeline.encoders.tokenizers import tokenizer_sha256
+from sightline.cache import TokenHeader, keys_of_texts, write_tokens
+from sightline.cache.commit import refuse_other_kinds, set_output
+from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
 from sightline.progress import progress
 

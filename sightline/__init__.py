@@ -1,1 +1,1 @@
-"""Shared by pipeline and trainer: errors, files, locks, signals, progress, devices, loading."""
+"""Shared by pipeline and trainer: errors, files, locks, signals, progress, loading, the cache."""

@@ -1,7 +1,7 @@
 """Files from outside: read whole, and checked before anything else sees them.
 
 One function per format of text. JSON and the values of CSV, TSV and XML are checked against a
-pydantic schema; Parquet has `pipeline.cache.manifest.read_manifest`.
+pydantic schema; Parquet has `sightline.cache.manifest.read_manifest`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from PIL import Image
 
-from pipeline.cache import CAPTIONS, IMAGES, key_of_bytes, write_manifest
+from sightline.cache import CAPTIONS, IMAGES, key_of_bytes, write_manifest
 
 HOSTILE = '<script>alert(1)</script> & "quoted" \x1b[31m {{ 7 * 7 }} \u202e'
 CAPTIONS_OF = {

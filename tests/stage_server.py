@@ -150,7 +150,7 @@ class StubEncoder:
 
 def hash_of(text: str) -> float:
     """A number between 0 and 255 that only ``text`` decides."""
-    from pipeline.cache import key_of_text
+    from sightline.cache import key_of_text
 
     return float(key_of_text(text)[0])
 
@@ -194,10 +194,10 @@ def _child(request: Request, trace: int, counter: int) -> int:
 
 def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline import cli
-    from pipeline.cache import feature_writer as writer
-    from pipeline.cache.worker import Worker
     from pipeline.cli import commands
     from pipeline.extract import encode_missing as run
+    from sightline.cache import feature_writer as writer
+    from sightline.cache.worker import Worker
 
     without_torch()
     writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)

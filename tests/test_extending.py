@@ -22,14 +22,14 @@ from shown_commands import ROOT, shown_commands
 from tiny_encoder import make_encoder
 
 from pipeline import graph
-from pipeline.cache import FeatureSet, key_of_file, verify
-from pipeline.cache.rle import decode_mask
-from pipeline.cache.tables import read_phrases
 from pipeline.datasets.kinds import KINDS
 from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.grounder_config import GrounderSettings
 from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from pipeline.params import load_params
+from sightline.cache import FeatureSet, key_of_file, verify
+from sightline.cache.rle import decode_mask
+from sightline.cache.tables import read_phrases
 from sightline.errors import SightlineError
 from sightline.settings import Registry
 from train.evaluate.task_registry import TASKS

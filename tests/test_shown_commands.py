@@ -20,7 +20,7 @@ from shown_commands import ROOT, shown_commands
 from small_senteval import write_senteval, write_transfer
 from tiny_encoder import make_encoder
 
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 from train.evaluate.sts import TASKS
 
 STAND_INS = {"pretrained:IMAGENET1K_V1": "random:0", "bert-base-uncased": "student"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from pipeline.cache import key_of_file
+from sightline.cache import key_of_file
 from sightline.errors import SightlineError
 from train.feature_use import FeatureUse
 from train.run_summary import FILE_NAME, RunSummary

@@ -21,7 +21,7 @@ ROOTS = (
     "train.schedule",
     "train.optimizer",
     "sightline.pooling",
-    "pipeline.cache.caption_choice",
+    "sightline.cache.caption_choice",
 )
 """Modules that train every system. The last two are arithmetic outside `train`."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache import (
+from sightline.cache import (
     SENTENCES,
     CacheError,
     FeatureSet,
@@ -23,7 +23,7 @@ from pipeline.cache import (
     keys_of_texts,
     read_manifest,
 )
-from pipeline.cache.record import Kind
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.lookup import FeatureLookup, TokenLookup

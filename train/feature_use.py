@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline.cache import FeatureSet, FeatureSetRecord
-from pipeline.cache.record import Doubt
+from sightline.cache import FeatureSet, FeatureSetRecord
+from sightline.cache.record import Doubt
 
 
 class FeatureUse(BaseModel):
@@ -15,7 +15,7 @@ class FeatureUse(BaseModel):
         name: `<dataset>/<kind>/<encoder>`, as under data/features.
         encoder: architecture; `source`: where its weights came from.
         untrained: its weights are random; every table says so.
-        provenance: who computed the rows, as `pipeline.cache.record.Provenance` says it.
+        provenance: who computed the rows, as `sightline.cache.record.Provenance` says it.
         doubt: about imported rows that were not recomputed, or not with the same result; every
             table says so.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache import FeatureSet, TokenSet
+from sightline.cache import FeatureSet, TokenSet
 from sightline.devices import to_device
 
 if TYPE_CHECKING:

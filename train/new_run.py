@@ -13,7 +13,7 @@ from sightline.settings import explain
 from train.run_spec import PairSource, RunSpec, StudentConfig, TextSource, TrainConfig
 
 if TYPE_CHECKING:
-    from pipeline.cache import FeatureSet
+    from sightline.cache import FeatureSet
     from sightline.progress import Say
     from train.objectives import Objective
     from train.run_summary import RunSummary

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache import FeatureSet, PhraseTokens, RaggedPhrases, TokenSet, ranges
+from sightline.cache import FeatureSet, PhraseTokens, RaggedPhrases, TokenSet, ranges
 from sightline.errors import SightlineError
 from train.batch import Phrases
 from train.lookup import FeatureLookup

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache import (
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     TRAINED_SPLITS,
@@ -17,7 +17,7 @@ from pipeline.cache import (
     keys_of_texts,
     read_manifest,
 )
-from pipeline.cache.caption_choice import CaptionPolicy, choose_captions
+from sightline.cache.caption_choice import CaptionPolicy, choose_captions
 from sightline.errors import SightlineError
 from train.run_spec import PairSource
 

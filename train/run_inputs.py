@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cache.keys import key_of_file
+from sightline.cache.keys import key_of_file
 from sightline.digest import digest
 from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.cache import (
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     SENTENCES,

@@ -64,9 +64,9 @@ def verify(
 
     Example: sightline cache verify data
     """
-    from pipeline.cache.commit import read_record
-    from pipeline.cache.record import FeatureSetRecord
-    from pipeline.cache.verify import verify as verify_set
+    from sightline.cache.commit import read_record
+    from sightline.cache.record import FeatureSetRecord
+    from sightline.cache.verify import verify as verify_set
 
     named = {"inputs": inputs, "root": root, "phrases": phrases}
     named |= {"encoder": encoder, "weights": weights}
@@ -106,8 +106,8 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
     Example: sightline cache repair data/features/scenes/image/clip
     """
-    from pipeline.cache import CacheError
-    from pipeline.cache.repair import repair as repair_set
+    from sightline.cache import CacheError
+    from sightline.cache.repair import repair as repair_set
     from sightline.errors import SightlineError
 
     results: dict[str, list[str]] = {}
@@ -141,9 +141,9 @@ def compact(path: PATH, as_json: JSON = False) -> None:
 
     Example: sightline cache compact data/features/scenes/image/clip
     """
-    from pipeline.cache.commit import read_record
-    from pipeline.cache.compact import compact as compact_set
-    from pipeline.cache.record import SINGLE_KINDS, FeatureSetRecord, TableSetRecord
+    from sightline.cache.commit import read_record
+    from sightline.cache.compact import compact as compact_set
+    from sightline.cache.record import SINGLE_KINDS, FeatureSetRecord, TableSetRecord
 
     results: dict[str, dict[str, int]] = {}
     for folder in sets_below(path):
@@ -172,7 +172,7 @@ def gc(
 
     Example: sightline cache gc data --dry-run
     """
-    from pipeline.cache.compact import collect, garbage
+    from sightline.cache.compact import collect, garbage
 
     found = {
         folder.as_posix(): (garbage if dry_run else collect)(folder) for folder in sets_below(path)
@@ -199,9 +199,9 @@ app.command("export-mcse")(share.export_mcse)
 @contextmanager
 def _progress(what: str, folder: Path) -> Iterator[Callable[[int], None]]:
     """A progress bar in megabytes that takes bytes, from any thread."""
-    from pipeline.cache import CacheError
-    from pipeline.cache.commit import read_record
-    from pipeline.cache.verify import bytes_to_verify
+    from sightline.cache import CacheError
+    from sightline.cache.commit import read_record
+    from sightline.cache.verify import bytes_to_verify
     from sightline.progress import progress
 
     try:

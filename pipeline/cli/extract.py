@@ -347,7 +347,7 @@ def _run(
 
 
 def _print(summary: SetSummary, out: Path, as_json: bool) -> None:
-    from pipeline.cache import FeatureSetRecord
+    from sightline.cache import FeatureSetRecord
 
     record = summary.record
     if not as_json:

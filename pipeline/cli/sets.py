@@ -14,7 +14,7 @@ from pipeline.cli.options import JSON, print_json
 from sightline.wording import in_bytes
 
 if TYPE_CHECKING:
-    from pipeline.cache.record import FeatureSetRecord, SetRecord
+    from sightline.cache.record import FeatureSetRecord, SetRecord
 
 _EXPECTED = "expected a set, or a folder of sets"
 _LOST = re.compile(r"(shard|index|images|phrases|drops|cutouts|\w*tokens)-[0-9a-f]{32}\.\w+")
@@ -27,8 +27,8 @@ def list_sets(path: PATH = Path("data"), as_json: JSON = False) -> None:
 
     Example: sightline cache list data
     """
-    from pipeline.cache import CacheError
-    from pipeline.cache.commit import read_record
+    from sightline.cache import CacheError
+    from sightline.cache.commit import read_record
 
     found: list[tuple[Path, SetRecord]] = []
     damaged: list[str] = []
@@ -50,7 +50,7 @@ def _print_sets(found: list[tuple[Path, SetRecord]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from pipeline.cache.record import FeatureSetRecord
+    from sightline.cache.record import FeatureSetRecord
 
     table = Table("set", "kind", "rows", "failed", "dim", "size", "made by", "weights", box=None)
     for folder, record in found:
@@ -73,8 +73,8 @@ def info(path: SET, as_json: JSON = False) -> None:
 
     Example: sightline cache info data/features/scenes/image/clip
     """
-    from pipeline.cache.commit import read_record
     from pipeline.provenance import licence_note, paragraph
+    from sightline.cache.commit import read_record
 
     record = read_record(path)
     licence = licence_note(path)
@@ -90,8 +90,8 @@ def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
     Args:
         lost: include folders with files of a set but no commit file.
     """
-    from pipeline.cache import CacheError
-    from pipeline.cache.commit import FILE_NAME
+    from sightline.cache import CacheError
+    from sightline.cache.commit import FILE_NAME
 
     if not path.is_dir():
         raise CacheError(f"{path}: {'a file' if path.exists() else 'no such folder'}; {_EXPECTED}")
@@ -113,7 +113,7 @@ def _raise(error: OSError) -> None:
 
 
 def _about(path: Path, record: SetRecord) -> dict[str, Any]:
-    from pipeline.cache.record import FeatureSetRecord, TableSetRecord
+    from sightline.cache.record import FeatureSetRecord, TableSetRecord
 
     about: dict[str, Any] = {"path": path.as_posix(), "kind": record.spec.kind}
     if isinstance(record, FeatureSetRecord):

@@ -45,7 +45,7 @@ def diff(a: SET, b: SET, as_json: JSON = False) -> None:
 
     Example: sightline cache diff features/old features/new
     """
-    from pipeline.cache.diff import compare
+    from sightline.cache.diff import compare
 
     found = compare(a, b)
     if as_json:
@@ -92,7 +92,7 @@ def export_set(
     Example: sightline cache export data/features/scenes/image/clip --format parquet
     --out clip-of-scenes
     """
-    from pipeline.cache.archive import export_set as export
+    from sightline.cache.archive import export_set as export
 
     if form is Format.TAR:
         _only_with("another --format", dataset=dataset, normalise=normalise, licence=licence)
@@ -186,8 +186,8 @@ def import_set(
 
 
 def _import_archive(archive: Path, out: Path) -> None:
-    from pipeline.cache.archive import import_set as unpack
-    from pipeline.cache.record import NAMES
+    from sightline.cache.archive import import_set as unpack
+    from sightline.cache.record import NAMES
 
     record = unpack(archive, out)
     size = in_bytes(record.size)

@@ -25,9 +25,9 @@ from pipeline.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.cache.record import Kind
     from pipeline.extract.runner import Invocation
     from pipeline.params import Params
+    from sightline.cache.record import Kind
 
 app = typer.Typer(help="Run one stage of the graph, as `dvc repro` does.", no_args_is_help=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, TRAINED_SPLITS, write_manifest
+from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, TRAINED_SPLITS, write_manifest
 
 # White space, format and control characters, and what Unicode lists as default-ignorable besides,
 # with the blank Braille pattern.

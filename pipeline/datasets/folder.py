@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.manifest import IMAGES, SENTENCES, read_manifest
 from pipeline.datasets.source import RECORD, SCHEMA, DatasetError, PrepareReport
+from sightline.cache.errors import CacheError
+from sightline.cache.manifest import IMAGES, SENTENCES, read_manifest
 from sightline.output import Output, json_record
 
 MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")

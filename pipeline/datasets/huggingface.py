@@ -9,8 +9,6 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from pipeline.cache.keys import key_of_bytes
-from pipeline.cache.place import Place
 from pipeline.datasets.arrow_rows import Columns, ImageRow, read_rows
 from pipeline.datasets.folder import MANIFESTS
 from pipeline.datasets.hub_files import cached, fetch, files_by_split, missing_numbers
@@ -25,6 +23,8 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
+from sightline.cache.keys import key_of_bytes
+from sightline.cache.place import Place
 from sightline.hub_datasets import HUB_DATASET
 
 WRITES = (*MANIFESTS, "images/00000.tar")

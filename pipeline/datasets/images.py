@@ -14,8 +14,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from pipeline.cache.keys import KEY_BYTES, Keys, key_of_text
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
+from sightline.cache.keys import KEY_BYTES, Keys, key_of_text
 from sightline.extras import require
 from sightline.outside import control_fault
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator
 
-from pipeline.cache.manifest import CAPTIONS, IMAGES, read_manifest
 from pipeline.datasets.captioned import write_captioned
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+from sightline.cache.manifest import CAPTIONS, IMAGES, read_manifest
 from sightline.hub_datasets import HUB_DATASET, hub_datasets
 
 

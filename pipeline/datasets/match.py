@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.cache.manifest import CAPTIONS, IMAGES, key_array
-from pipeline.cache.place import whole_files
 from pipeline.datasets.captioned import visible, write_captioned
 from pipeline.datasets.captions import Captions
 from pipeline.datasets.images import ImageTable
 from pipeline.datasets.source import DatasetError, PrepareReport, split_name
+from sightline.cache.manifest import CAPTIONS, IMAGES, key_array
+from sightline.cache.place import whole_files
 from sightline.outside import read_lines
 
 UNKNOWN, AMBIGUOUS = -1, -2

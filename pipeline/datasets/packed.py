@@ -15,12 +15,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.cache.keys import key_of_bytes
-from pipeline.cache.manifest import CAPTIONS, IMAGES
-from pipeline.cache.place import Place
 from pipeline.datasets.captioned import write_captioned
 from pipeline.datasets.images import upright_size
 from pipeline.datasets.source import DatasetError, PrepareReport
+from sightline.cache.keys import key_of_bytes
+from sightline.cache.manifest import CAPTIONS, IMAGES
+from sightline.cache.place import Place
 from sightline.outside import CONTROL
 
 _LISTED_SHARDS = 6  # on the terminal; dataset.json has all

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
-from pipeline.cache import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifest
-from pipeline.cache.keys import Keys
 from pipeline.datasets.kinds import prepare, source_type
 from pipeline.datasets.source import RECORD, DatasetError, Progress
+from sightline.cache import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifest
+from sightline.cache.keys import Keys
 from sightline.settings import explain
 
 

@@ -11,9 +11,9 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, write_manifest
 from pipeline.datasets.captioned import visible
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, write_manifest
 from sightline.outside import read_lines
 
 

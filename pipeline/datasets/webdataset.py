@@ -13,11 +13,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, ValidationError, create_model, field_validator
 
-from pipeline.cache.place import Place
 from pipeline.datasets.images import SUFFIXES, any_pixel_count
 from pipeline.datasets.packed import Manifests, Packed
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source, split_name
 from pipeline.datasets.tar_shard import Member, TarShard
+from sightline.cache.place import Place
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_SHARDS = 1_000_000

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cache.failures import FailureList
-from pipeline.cache.record import FeatureSetRecord, TableSetRecord
-from pipeline.cache.set_writer import SetWriter
+from sightline.cache.failures import FailureList
+from sightline.cache.record import FeatureSetRecord, TableSetRecord
+from sightline.cache.set_writer import SetWriter
 from sightline.errors import SightlineError
 from sightline.progress import to_stderr
 from sightline.signals import Stopped

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from pipeline.cache import Place
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from sightline.cache import Place
 from sightline.errors import SightlineError
 
 _SIGNAL_GRACE = 0.5  # seconds

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.cache.rle import CROP_RULE
 from pipeline.encoders.preprocessing import KERNEL, ImagePreprocessing, resize
+from sightline.cache.rle import CROP_RULE
 
 if TYPE_CHECKING:
     from torch import Tensor

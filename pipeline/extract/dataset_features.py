@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.cache import FeatureSet
-from pipeline.cache.record import Kind
 from pipeline.datasets.prepared import PreparedDataset
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.encode_missing import ExtractSettings
 from pipeline.extract.feature_inputs import FeatureInputs, images_of, objects_of, texts_of
+from sightline.cache import FeatureSet
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from pipeline.cache import Place, key_of_bytes
 from pipeline.extract.png import SIGNATURE, png_fault
+from sightline.cache import Place, key_of_bytes
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:

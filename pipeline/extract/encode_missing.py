@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, Place
-from pipeline.cache.keys import Keys, KeyTable, as_keys, keys_of_texts, sort_order
-from pipeline.cache.plan import Batch
-from pipeline.cache.record import DTypeName, EncoderRecord, Kind
 from pipeline.extract.account import SetSummary
 from pipeline.extract.memory import HalvingCalls
 from pipeline.extract.runner import Advance, Computed, Contents, Failures, Job, RunSettings, run
+from sightline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, Place
+from sightline.cache.keys import Keys, KeyTable, as_keys, keys_of_texts, sort_order
+from sightline.cache.plan import Batch
+from sightline.cache.record import DTypeName, EncoderRecord, Kind
 from sightline.errors import SightlineError
 from sightline.wording import counted
 

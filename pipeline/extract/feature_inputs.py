@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cache import keys_of_texts
-from pipeline.cache.commit import refuse_other_kinds, set_output
-from pipeline.cache.record import Kind
 from pipeline.extract.encode_missing import (
     ExtractSettings,
     extract_images,
@@ -18,6 +15,9 @@ from pipeline.extract.encode_missing import (
 )
 from pipeline.extract.inputs import image_entries_of, objects_of_phrases, texts_in
 from pipeline.extract.runner import Invocation
+from sightline.cache import keys_of_texts
+from sightline.cache.commit import refuse_other_kinds, set_output
+from sightline.cache.record import Kind
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cache import IMAGES, Place, key_column, places_of, read_manifest
-from pipeline.cache.keys import unique_sorted
-from pipeline.cache.manifest import check_values
-from pipeline.cache.parquet import read_schema, read_table
-from pipeline.cache.tables import read_phrases
 from pipeline.extract.encode_missing import ImageEntry
+from sightline.cache import IMAGES, Place, key_column, places_of, read_manifest
+from sightline.cache.keys import unique_sorted
+from sightline.cache.manifest import check_values
+from sightline.cache.parquet import read_schema, read_table
+from sightline.cache.tables import read_phrases
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
 

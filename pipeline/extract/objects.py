@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache import CacheError, Place
-from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from pipeline.extract.cutouts import CutoutPreprocessing
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from sightline.cache import CacheError, Place
+from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ class CutoutEntry(NamedTuple):
 
     Attributes:
         place: where the image is.
-        key: key of the cut-out, from `pipeline.cache.rle.cutout_key` (32 bytes).
+        key: key of the cut-out, from `sightline.cache.rle.cutout_key` (32 bytes).
         image_key: SHA-256 of the image's bytes (32 bytes).
         size: (height, width) of the mask in pixels.
         counts: COCO's compressed runs.

@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.cache.worker import Worker
 from pipeline.extract.engine import Engine
 from pipeline.extract.workers import (
     DEATHS,
@@ -29,6 +28,7 @@ from pipeline.extract.workers import (
     start,
     stop,
 )
+from sightline.cache.worker import Worker
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.progress import to_stderr

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.cache.failures import Failure
-from pipeline.cache.keys import Keys
-from pipeline.cache.plan import Batch
-from pipeline.cache.record import FeatureSetRecord, TableSetRecord
-from pipeline.cache.set_writer import SetWriter
-from pipeline.cache.worker import Worker
 from pipeline.extract import machine
 from pipeline.extract.account import SetSummary, account, check_failures, named_failures, say_why
 from pipeline.extract.memory import HalvingCalls, halved_to
+from sightline.cache.failures import Failure
+from sightline.cache.keys import Keys
+from sightline.cache.plan import Batch
+from sightline.cache.record import FeatureSetRecord, TableSetRecord
+from sightline.cache.set_writer import SetWriter
+from sightline.cache.worker import Worker
 from sightline.devices import threads_here, using_threads
 from sightline.errors import BusyError
 from sightline.hardware import cpu_warning

@@ -8,15 +8,6 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cache import (
-    PHRASES,
-    CacheError,
-    key_of_bytes,
-    key_of_file,
-    key_of_text,
-    read_manifest,
-)
-from pipeline.cache.rle import decode_mask
 from pipeline.grounding.entities import (
     NOT_VISUAL,
     Annotation,
@@ -34,6 +25,15 @@ from pipeline.grounding.protocols import (
     Grounder,
     GroundingError,
 )
+from sightline.cache import (
+    PHRASES,
+    CacheError,
+    key_of_bytes,
+    key_of_file,
+    key_of_text,
+    read_manifest,
+)
+from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from sightline.outside import read_data
 

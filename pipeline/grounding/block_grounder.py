@@ -31,7 +31,7 @@ class GroundSettings(RunSettings):
         batch_size: initial captions, and images, per model call; halved if memory runs out.
         workers: decode threads.
         block_images: images that are finished together; a kill loses at most this many.
-        shard_images: images per shard; None: the default of `pipeline.cache.table_writer`.
+        shard_images: images per shard; None: the default of `sightline.cache.table_writer`.
         max_pixels: images that declare more are rejected.
     """
 

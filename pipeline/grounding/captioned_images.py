@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
 from pipeline.grounding.grounder_config import CaptionChoice
 from pipeline.grounding.protocols import Caption
+from sightline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
 from sightline.errors import SightlineError
 
 
@@ -48,7 +48,7 @@ def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) ->
         SightlineError: a manifest or the folder is missing, an image has an invalid place, or a
             caption's image is not in the manifest.
     """
-    from pipeline.cache.caption_choice import choose_captions
+    from sightline.cache.caption_choice import choose_captions
 
     if not root.is_dir():
         raise SightlineError(f"{root}: no such image folder; check the path")

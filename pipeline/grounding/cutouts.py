@@ -17,18 +17,18 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from pipeline.cache import Place
-from pipeline.cache.keys import KeyTable, unique_sorted
-from pipeline.cache.manifest import key_column
-from pipeline.cache.plan import Batch
-from pipeline.cache.record import TableSetRecord, TableShard, TableSpec
-from pipeline.cache.rle import CROP_RULE, decode_mask
-from pipeline.cache.table_writer import TableSetWriter
-from pipeline.cache.tables import CUTOUTS, read_tables
 from pipeline.extract.account import SetSummary
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from pipeline.extract.objects import cut_out
 from pipeline.extract.runner import Advance, Computed, Contents, Job, RunSettings, run
+from sightline.cache import Place
+from sightline.cache.keys import KeyTable, unique_sorted
+from sightline.cache.manifest import key_column
+from sightline.cache.plan import Batch
+from sightline.cache.record import TableSetRecord, TableShard, TableSpec
+from sightline.cache.rle import CROP_RULE, decode_mask
+from sightline.cache.table_writer import TableSetWriter
+from sightline.cache.tables import CUTOUTS, read_tables
 from sightline.errors import SightlineError
 
 _FORMAT = "cutouts/1"
@@ -44,7 +44,7 @@ class CutoutSettings(RunSettings):
         workers: threads that decode images and compress cut-outs.
         max_pixels: images that declare more are rejected.
         block_objects: objects that are finished together; a kill loses at most this many.
-        shard_objects: objects per shard; None: the default of `pipeline.cache.table_writer`.
+        shard_objects: objects per shard; None: the default of `sightline.cache.table_writer`.
     """
 
     workers: int = 2

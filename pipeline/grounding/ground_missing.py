@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.cache.keys import as_keys
-from pipeline.cache.plan import Batch
-from pipeline.cache.record import TableSetRecord, TableShard, TableSpec
-from pipeline.cache.rle import CROP_RULE
-from pipeline.cache.table_writer import TableSetWriter
-from pipeline.cache.tables import read_table
 from pipeline.extract.account import SetSummary
 from pipeline.extract.runner import Advance, Computed, Contents, Job, run
 from pipeline.grounding.block_grounder import BlockGrounder, GroundSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.protocols import Grounder, Segmenter
+from sightline.cache.keys import as_keys
+from sightline.cache.plan import Batch
+from sightline.cache.record import TableSetRecord, TableShard, TableSpec
+from sightline.cache.rle import CROP_RULE
+from sightline.cache.table_writer import TableSetWriter
+from sightline.cache.tables import read_table
 from sightline.errors import SightlineError
 from sightline.wording import counted
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.cache.commit import refuse_other_kinds, set_output
 from pipeline.datasets.prepared import PreparedDataset
 from pipeline.extract.account import SetSummary
 from pipeline.extract.runner import Invocation, RunSettings
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.grounder_config import GroundingSettings
+from sightline.cache.commit import refuse_other_kinds, set_output
 from sightline.errors import SightlineError
 from sightline.overlap import check_apart
 from sightline.settings import explain

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cache import CAPTIONS, CacheError, key_of_text, read_manifest
-from pipeline.cache.tables import read_phrases, read_tables
+from sightline.cache import CAPTIONS, CacheError, key_of_text, read_manifest
+from sightline.cache.tables import read_phrases, read_tables
 from sightline.output import Output, json_record
 
 PUBLISHED_PAIRS = 4.2

@@ -10,15 +10,15 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from pipeline.cache import key_of_text
-from pipeline.cache.failures import Failure
-from pipeline.cache.manifest import PHRASES
-from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
-from pipeline.cache.tables import DROPS, GROUNDED_IMAGES
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import hull
 from pipeline.grounding.protocols import Caption, Dropped, Grounded, GroundingError
+from sightline.cache import key_of_text
+from sightline.cache.failures import Failure
+from sightline.cache.manifest import PHRASES
+from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
+from sightline.cache.tables import DROPS, GROUNDED_IMAGES
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Selected:
 
 @dataclass
 class Tables:
-    """Rows of one block of images, collected in order; see `pipeline.cache.tables`."""
+    """Rows of one block of images, collected in order; see `sightline.cache.tables`."""
 
     images: list[dict[str, Any]] = field(default_factory=list)
     phrases: list[dict[str, Any]] = field(default_factory=list)

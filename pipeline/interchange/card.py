@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.cache import FeatureSpec
 from pipeline.interchange.row_files import KEY, Form
+from sightline.cache import FeatureSpec
 
 _PREVIEW = {Form.PARQUET: "data/*.parquet"}  # of the others, hubs show the metadata
 _LOAD = {

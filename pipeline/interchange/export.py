@@ -15,7 +15,9 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.cache import (
+from pipeline.interchange.card import card
+from pipeline.interchange.row_files import Form, Source, write_files
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     SENTENCES,
@@ -28,13 +30,11 @@ from pipeline.cache import (
     places_of,
     read_manifest,
 )
-from pipeline.cache.commit import read_features
-from pipeline.cache.content import Content
-from pipeline.cache.keys import Keys
-from pipeline.cache.record import Provenance
-from pipeline.cache.unit_rows import unit_rows
-from pipeline.interchange.card import card
-from pipeline.interchange.row_files import Form, Source, write_files
+from sightline.cache.commit import read_features
+from sightline.cache.content import Content
+from sightline.cache.keys import Keys
+from sightline.cache.record import Provenance
+from sightline.cache.unit_rows import unit_rows
 from sightline.errors import SightlineError
 from sightline.output import Output, json_record
 from sightline.wording import in_bytes

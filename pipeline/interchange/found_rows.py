@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cache.record import Kind
 from pipeline.interchange.row_readers import (
     RowFile,
     arrow_column,
@@ -26,6 +25,7 @@ from pipeline.interchange.row_readers import (
     parquet_column,
     texts_of_column,
 )
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 
 IMAGE_NAMES = ("image_path", "path", "file_name", "filename", "image_id", "uid", "__key__")

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from pipeline.cache import IMAGES, key_column, key_of_file, read_manifest
 from pipeline.datasets.images import SUFFIXES
+from sightline.cache import IMAGES, key_column, key_of_file, read_manifest
 from sightline.errors import SightlineError
 
 _SAMPLE = 1000

@@ -10,8 +10,6 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from pipeline.cache.content import Content
-from pipeline.cache.keys import Keys, as_keys, increasing
 from pipeline.interchange.export import RECORD, ExportRecord, schema_of
 from pipeline.interchange.import_rows import Imported
 from pipeline.interchange.imported import write_rows
@@ -23,6 +21,8 @@ from pipeline.interchange.row_readers import (
     safetensors_file,
     texts_of_column,
 )
+from sightline.cache.content import Content
+from sightline.cache.keys import Keys, as_keys, increasing
 from sightline.claims import MOST_BYTES
 from sightline.errors import SightlineError
 from sightline.progress import progress

@@ -16,7 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.cache import (
+from pipeline.datasets.captioned import write_captioned
+from pipeline.datasets.source import PrepareReport
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     EncoderRecord,
@@ -29,11 +31,9 @@ from pipeline.cache import (
     key_of_file,
     whole_files,
 )
-from pipeline.cache.failures import Failure
-from pipeline.cache.keys import Keys
-from pipeline.cache.record import FOREIGN, DTypeName, Kind, Provenance
-from pipeline.datasets.captioned import write_captioned
-from pipeline.datasets.source import PrepareReport
+from sightline.cache.failures import Failure
+from sightline.cache.keys import Keys
+from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
 
 _BATCH = 1024

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.cache import FeatureSet
-from pipeline.cache.keys import Keys
 from pipeline.datasets.prepared import PreparedDataset
 from pipeline.interchange.export import names_in
 from pipeline.interchange.row_files import Source, row_schema, row_tables
+from sightline.cache import FeatureSet
+from sightline.cache.keys import Keys
 from sightline.extras import require
 
 if TYPE_CHECKING:

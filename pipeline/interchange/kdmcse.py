@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache import FeatureSetRecord, as_keys, key_of_text
 from pipeline.datasets.folder import building
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
+from sightline.cache import FeatureSetRecord, as_keys, key_of_text
 from sightline.errors import SightlineError
 
 MAX_ENTRY = 64 << 20

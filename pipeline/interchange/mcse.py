@@ -14,7 +14,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache import (
+from pipeline.datasets.folder import building
+from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     FeatureSet,
@@ -23,8 +25,6 @@ from pipeline.cache import (
     key_column,
     read_manifest,
 )
-from pipeline.datasets.folder import building
-from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
 from sightline.errors import SightlineError
 from sightline.output_file import check_output_file, replacing_file
 from sightline.outside import read_lines

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from pipeline.cache.keys import Keys
+from sightline.cache.keys import Keys
 from sightline.errors import SightlineError
 
 FEATURES, KEY = "features", "key"

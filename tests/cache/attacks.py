@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from forger import DIM, Attacks, Forger, harmful_pickle, zeros
 
-from pipeline.cache.commit import FILE_NAME
+from sightline.cache.commit import FILE_NAME
 
 
 def _rename_shard(name: str) -> Callable[[Forger], None]:

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from pipeline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, keys_of_texts
-from pipeline.cache.commit import FILE_NAME
+from sightline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, keys_of_texts
+from sightline.cache.commit import FILE_NAME
 from sightline.digest import digest
 
 DIM, ROWS = 8, 90

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cache import (
+from sightline.cache import (
     EncoderRecord,
     FeatureSetRecord,
     FeatureSetWriter,

@@ -18,7 +18,9 @@ sys.path.append(str(Path(__file__).parents[1] / "grounding"))
 
 from ground_data import SETTINGS, DataSet, WordGrounder, run_ground
 
-from pipeline.cache import (
+from pipeline.grounding.block_grounder import GroundSettings
+from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+from sightline.cache import (
     PhraseTokenHeader,
     PhraseTokens,
     TokenHeader,
@@ -27,11 +29,9 @@ from pipeline.cache import (
     write_phrase_tokens,
     write_tokens,
 )
-from pipeline.cache.commit import FILE_NAME
-from pipeline.cache.record import TABLES_OF, TableKind, TableSpec
-from pipeline.cache.tables import read_tables
-from pipeline.grounding.block_grounder import GroundSettings
-from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+from sightline.cache.commit import FILE_NAME
+from sightline.cache.record import TABLES_OF, TableKind, TableSpec
+from sightline.cache.tables import read_tables
 from sightline.digest import digest
 
 TEXTS = [f"text {i}" for i in range(40)]

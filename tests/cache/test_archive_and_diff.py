@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from stub_set import KEYS, SPEC, files, fill, flip, rows_of
 
-from pipeline.cache import CacheError, FeatureSetWriter, verify
-from pipeline.cache.archive import SUMS, export_set, import_set
-from pipeline.cache.commit import FILE_NAME
-from pipeline.cache.diff import compare
+from sightline.cache import CacheError, FeatureSetWriter, verify
+from sightline.cache.archive import SUMS, export_set, import_set
+from sightline.cache.commit import FILE_NAME
+from sightline.cache.diff import compare
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pipeline.cache.failures import FailureList
+from sightline.cache.failures import FailureList
 
 KEY = bytes(range(32))
 

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import DIM, KEYS, SHARD_BYTES, SPEC, files, fill, rows_of
 
-from pipeline.cache import (
+from sightline.cache import (
     CacheError,
     FeatureSet,
     FeatureSetWriter,
     MissingKeys,
     verify,
 )
-from pipeline.cache.commit import FILE_NAME
+from sightline.cache.commit import FILE_NAME
 from sightline.digest import digest
 
 
@@ -154,7 +154,7 @@ def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path):
 
 
 def test_the_content_digest_is_that_of_sorted_keys_and_their_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.cache.content._BLOCK", 16)
+    monkeypatch.setattr("sightline.cache.content._BLOCK", 16)
     failing = frozenset(key.tobytes() for key in KEYS[[5, 50]])
     record = write(tmp_path / "set", failing=failing)
     expected = blake3(record.fingerprint.encode())

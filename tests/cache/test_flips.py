@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from forger import KEYS, write_set
 
-from pipeline.cache import CacheError, FeatureSet, verify
+from sightline.cache import CacheError, FeatureSet, verify
 
 
 def damage(data: bytes, rng: random.Random) -> tuple[bytes, str]:

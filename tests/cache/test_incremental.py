@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import KEYS, SHARD_ROWS, SPEC, files, fill, flip, rows_of
 
-from pipeline.cache import CacheError, FeatureSet, FeatureSetWriter, feature_writer, verify
-from pipeline.cache.compact import collect, compact, garbage
-from pipeline.cache.record import Provenance
-from pipeline.cache.repair import repair
-from pipeline.cache.set_writer import MAX_SMALL_SHARDS
-from pipeline.cache.worker import Worker
+from sightline.cache import CacheError, FeatureSet, FeatureSetWriter, feature_writer, verify
+from sightline.cache.compact import collect, compact, garbage
+from sightline.cache.record import Provenance
+from sightline.cache.repair import repair
+from sightline.cache.set_writer import MAX_SMALL_SHARDS
+from sightline.cache.worker import Worker
 from sightline.errors import BusyError
 from sightline.lock import WriterLock
 
@@ -176,7 +176,7 @@ def test_compact_and_gc_wait_for_no_run(tmp_path):
     import subprocess
     import sys
 
-    code = "from pathlib import Path; from pipeline.cache.compact import collect, compact\n"
+    code = "from pathlib import Path; from sightline.cache.compact import collect, compact\n"
     code += f"{{}}(Path({str(tmp_path / 'set')!r}))"
     with FeatureSetWriter(tmp_path / "set", SPEC):
         for action in ("collect", "compact"):

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import KEYS, SPEC
 
-from pipeline.cache import FeatureSetWriter, key_of_bytes, key_of_file, key_of_text
-from pipeline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
+from sightline.cache import FeatureSetWriter, key_of_bytes, key_of_file, key_of_text
+from sightline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
 from sightline.errors import BusyError, SightlineError
 from sightline.files import write_bytes
 from sightline.lock import WriterLock

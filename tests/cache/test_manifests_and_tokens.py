@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cache import (
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     PHRASES,
@@ -27,7 +27,7 @@ from pipeline.cache import (
     write_manifest,
     write_tokens,
 )
-from pipeline.cache.record import TableSpec
+from sightline.cache.record import TableSpec
 from sightline.digest import digest
 
 HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)

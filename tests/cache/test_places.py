@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cache import (
+from pipeline.datasets.folder import building
+from sightline.cache import (
     IMAGES,
     CacheError,
     Place,
@@ -19,7 +20,6 @@ from pipeline.cache import (
     whole_files,
     write_manifest,
 )
-from pipeline.datasets.folder import building
 
 NAME = Path("images.parquet")
 SOUND = {"image_id": "a", "path": "a.tar", "key": bytes(32), "width": 1, "height": 1, "split": ""}

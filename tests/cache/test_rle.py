@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.rle import (
+from sightline.cache.errors import CacheError
+from sightline.cache.rle import (
     compress_counts,
     cutout_key,
     decode_mask,

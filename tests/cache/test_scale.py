@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from stub_set import DIM, SPEC
 
-from pipeline.cache import FeatureSet, FeatureSetWriter, verify
-from pipeline.cache.compact import collect
+from sightline.cache import FeatureSet, FeatureSetWriter, verify
+from sightline.cache.compact import collect
 
 ROWS = 200_000
 MORE = ROWS // 100

@@ -31,15 +31,15 @@ from table_sets import (
 )
 from tiny_encoder import make_encoder
 
-from pipeline.cache import CacheError, PhraseTokens, TokenSet, keys_of_texts, verify, write_tokens
-from pipeline.cache.archive import export_set, import_set
-from pipeline.cache.commit import FILE_NAME, read_record, refuse_other_kinds
-from pipeline.cache.compact import collect, garbage
-from pipeline.cache.diff import compare
-from pipeline.cache.record import TABLE_KINDS, TABLES_OF, TableKind
-from pipeline.cache.repair import repair
-from pipeline.cache.tables import TABLES, read_tables, table_content
-from pipeline.cache.verify import bytes_to_verify
+from sightline.cache import CacheError, PhraseTokens, TokenSet, keys_of_texts, verify, write_tokens
+from sightline.cache.archive import export_set, import_set
+from sightline.cache.commit import FILE_NAME, read_record, refuse_other_kinds
+from sightline.cache.compact import collect, garbage
+from sightline.cache.diff import compare
+from sightline.cache.record import TABLE_KINDS, TABLES_OF, TableKind
+from sightline.cache.repair import repair
+from sightline.cache.tables import TABLES, read_tables, table_content
+from sightline.cache.verify import bytes_to_verify
 
 every_kind = pytest.mark.parametrize("kind", TABLE_KINDS)
 
@@ -553,7 +553,7 @@ def test_a_digest_does_not_depend_on_how_arrow_holds_the_values(world: Path, mon
     """Chunks, offsets into larger buffers and validity bitmaps change nothing."""
     record = read_record(world / "grounding")
     shards, spec = record.shards, record.spec  # type: ignore
-    from pipeline.cache import tables
+    from sightline.cache import tables
 
     whole = tables.read_table
 
@@ -569,7 +569,7 @@ def test_a_digest_does_not_depend_on_how_arrow_holds_the_values(world: Path, mon
 
 @pytest.mark.parametrize("values", [["", "a", "é", "", "b" * 99], [], [""]])
 def test_texts_are_digested_by_their_bytes_and_lengths(values: list[str]) -> None:
-    from pipeline.cache.tables import _canonical
+    from sightline.cache.tables import _canonical
 
     data = [value.encode() for value in values]
     expected = np.array([len(value) for value in data], "<i8").tobytes() + b"".join(data)

@@ -11,7 +11,7 @@ from attacks import ATTACKS
 from forger import ROWS, Forger, harmful_pickle, write_set, zeros
 from safetensors import safe_open
 
-from pipeline.cache import (
+from sightline.cache import (
     IMAGES,
     CacheError,
     FeatureSet,

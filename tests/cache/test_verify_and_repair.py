@@ -11,10 +11,10 @@ import pytest
 from blake3 import blake3
 from stub_set import KEYS, SPEC, files, fill, flip
 
-from pipeline.cache import CacheError, FeatureSet, verify
-from pipeline.cache.commit import FILE_NAME, read_features
-from pipeline.cache.repair import repair
-from pipeline.cache.verify import bytes_to_verify
+from sightline.cache import CacheError, FeatureSet, verify
+from sightline.cache.commit import FILE_NAME, read_features
+from sightline.cache.repair import repair
+from sightline.cache.verify import bytes_to_verify
 from sightline.digest import digest
 from sightline.output import Output
 

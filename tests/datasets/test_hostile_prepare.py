@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pipeline.cache.manifest import CAPTIONS, SENTENCES, read_manifest
+from sightline.cache.manifest import CAPTIONS, SENTENCES, read_manifest
 from sightline.output import run_folder_of
 
 pytestmark = pytest.mark.slow

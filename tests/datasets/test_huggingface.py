@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from shards import picture, sample, write_tar
 
 from pipeline import graph, stages
-from pipeline.cache import CAPTIONS, IMAGES, places_of, read_manifest
 from pipeline.datasets.huggingface import HuggingFaceSource
 from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.params import validate_params
+from sightline.cache import CAPTIONS, IMAGES, places_of, read_manifest
 from sightline.errors import SightlineError
 
 datasets = pytest.importorskip("datasets")

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 from pipeline import graph
-from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 from pipeline.datasets.joined import JoinedSource, common_root
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.sentences import SentencesSource
 from pipeline.datasets.source import DatasetError
 from pipeline.params import load_params
+from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 from sightline.errors import SightlineError
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"

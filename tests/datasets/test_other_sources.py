@@ -7,11 +7,11 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 from pipeline.datasets.coco import CocoSource
 from pipeline.datasets.flickr30k import Flickr30kSource
 from pipeline.datasets.kinds import KINDS, prepare, source_type
 from pipeline.datasets.sentences import SentencesSource
+from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 from sightline.errors import SightlineError
 
 TOKENS = "".join(f"{n}.jpg#{k}\tcaption {n} {k}\n" for n in (11, 22, 33) for k in range(5))

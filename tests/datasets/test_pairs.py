@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.source import DatasetError
+from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 
 
 def prepare(source, out):

@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 from tiny_scenes import TINY
 
-from pipeline.cache.keys import key_of_text
-from pipeline.cache.manifest import CAPTIONS, IMAGES, PHRASES, SENTENCES, read_manifest
-from pipeline.cache.rle import cutout_key, decode_mask
 from pipeline.datasets.kinds import prepare, source_type
 from pipeline.datasets.scenes.draw import box_of
 from pipeline.datasets.scenes.phrases import CROP_RULE
 from pipeline.datasets.scenes.student import HEADS
+from sightline.cache.keys import key_of_text
+from sightline.cache.manifest import CAPTIONS, IMAGES, PHRASES, SENTENCES, read_manifest
+from sightline.cache.rle import cutout_key, decode_mask
 
 
 def draw(out, **changes):

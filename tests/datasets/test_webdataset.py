@@ -14,11 +14,11 @@ from command_line import sightline
 from pydantic import ValidationError
 from shards import picture, sample, write_tar
 
-from pipeline.cache import CAPTIONS, IMAGES, places_of, read_manifest
 from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
 from pipeline.datasets.webdataset import WebDatasetSource
 from pipeline.extract.decode import ImageError, load_image
+from sightline.cache import CAPTIONS, IMAGES, places_of, read_manifest
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 
-from pipeline.cache import (
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     EncoderRecord,
@@ -21,7 +21,7 @@ from pipeline.cache import (
     key_of_text,
     write_manifest,
 )
-from pipeline.cache.place import whole_files
+from sightline.cache.place import whole_files
 
 DIM = 12
 IMAGES_COUNT, CAPTIONS_EACH = 30, 3

@@ -11,7 +11,7 @@ from command_line import sightline
 from demo_params import demo_params_text
 from diagnosed_world import DiagnosedWorld
 
-from pipeline.cache import key_of_text
+from sightline.cache import key_of_text
 
 ROOT = Path(__file__).parents[2]
 SETS = "data/features/scenes/image/clip", "data/features/scenes/text/clip"

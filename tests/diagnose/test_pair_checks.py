@@ -7,7 +7,7 @@ import pytest
 import torch
 from diagnosed_world import CAPTIONS_EACH, DiagnosedWorld, poison, unit, write_set
 
-from pipeline.cache import FeatureSet, key_of_text, keys_of_texts
+from sightline.cache import FeatureSet, key_of_text, keys_of_texts
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.diagnose.diagnosis import Diagnosis, Settings, diagnose

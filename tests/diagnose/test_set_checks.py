@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from diagnosed_world import DIM, DiagnosedWorld, poison, stored_units, write_set
 
-from pipeline.cache import key_of_text
+from sightline.cache import key_of_text
 from train.diagnose.diagnosis import Diagnosis, Settings, diagnose
 from train.diagnose.findings import findings
 from train.diagnose.set_checks import SetChecks, effective_rank

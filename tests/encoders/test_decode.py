@@ -15,7 +15,6 @@ import torch
 from image_files import photograph, png, saved, sixteen_bit_png
 from PIL import Image, ImageOps
 
-from pipeline.cache import Place
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import decode
 from pipeline.extract.batches import (
@@ -24,6 +23,7 @@ from pipeline.extract.batches import (
     decoded_batches,
 )
 from pipeline.extract.decode import ImageError, decode_image, load_image
+from sightline.cache import Place
 
 SMALL = ImagePreprocessing(
     resize=(16, 16), crop=(16, 16), interpolation="bilinear", mean=(0.5,) * 3, std=(0.5,) * 3

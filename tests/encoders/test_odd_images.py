@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 from torch import Tensor
 
-from pipeline.cache import FeatureSet, Place, key_of_file
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
 from pipeline.extract.inputs import image_entries_of
+from sightline.cache import FeatureSet, Place, key_of_file
 
 SIDE = 8
 PREPROCESSING = ImagePreprocessing(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from pipeline.cache import (
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     EncoderRecord,

@@ -267,7 +267,7 @@ def test_the_page_shows_pictures_and_problems_and_is_replaced(place, sightline):
 def test_an_image_that_the_manifest_lacks_is_reported(place, sightline):
     import pyarrow.parquet as pq
 
-    from pipeline.cache import IMAGES, write_manifest
+    from sightline.cache import IMAGES, write_manifest
 
     table = pq.read_table("set/images.parquet")
     write_manifest(Path("set/images.parquet"), table.slice(1), IMAGES)

@@ -11,7 +11,7 @@ import pytest
 from planted_world import Folder, Model, World, cosines, make_world, plain_recalls
 from torch import nn
 
-from pipeline.cache import CacheError, key_of_text
+from sightline.cache import CacheError, key_of_text
 from sightline.errors import SightlineError
 from train.evaluate.retrieval import chance
 from train.evaluate.tasks.retrieval import CHANCE, METRICS

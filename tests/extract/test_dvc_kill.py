@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cache import FeatureSet, verify
+from sightline.cache import FeatureSet, verify
 
 pytestmark = pytest.mark.slow
 

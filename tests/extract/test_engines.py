@@ -16,11 +16,11 @@ from command_line import sightline
 from engine_work import StubWork
 from test_kills import files
 
-from pipeline.cache import verify
-from pipeline.cache.worker import Worker
 from pipeline.extract import workers
 from pipeline.extract.engine import Engine
 from pipeline.extract.runner import Invocation
+from sightline.cache import verify
+from sightline.cache.worker import Worker
 from sightline.errors import SightlineError
 
 ONE = Invocation(threads=1)

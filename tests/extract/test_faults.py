@@ -74,7 +74,7 @@ import os, resource, sys
 from pathlib import Path
 from pipeline import cli
 from pipeline.cli import commands
-from pipeline.cache import FeatureSet, feature_writer as writer, verify
+from sightline.cache import FeatureSet, feature_writer as writer, verify
 from pipeline.extract import encode_missing as run
 from stage_server import StubEncoder, without_torch
 

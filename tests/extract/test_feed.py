@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.cache import FeatureSet, Place
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.batches import ImageReader, decode_batch
 from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
 from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
 from pipeline.extract.feed import Feed
+from sightline.cache import FeatureSet, Place
 
 CPU = torch.device("cpu")
 SAME = 0.9999
@@ -77,7 +77,7 @@ def test_options_are_part_of_plan_and_record(
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
     out, plans = tmp_path / "set", []
-    from pipeline.cache.feature_writer import FeatureSetWriter
+    from sightline.cache.feature_writer import FeatureSetWriter
 
     usual = FeatureSetWriter.plan
 

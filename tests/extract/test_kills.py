@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from stage_server import BATCH, BLOCK, Outcome, StageServer
 
-from pipeline.cache import FeatureSet, verify
+from sightline.cache import FeatureSet, verify
 
 BEFORE, AFTER = 100, 240  # texts of the existing set, and of the interrupted run
 KILLED = -9

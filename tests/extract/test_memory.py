@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.cache import FeatureSet, keys_of_texts, verify
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.extract.encode_missing import ExtractSettings, extract_texts
+from sightline.cache import FeatureSet, keys_of_texts, verify
 from sightline.errors import SightlineError
 
 TEXTS = [f"text {i}" for i in range(50)]

@@ -14,7 +14,7 @@ import pytest
 from stage_server import Outcome, StageServer
 from test_kills import AFTER, BEFORE, KILLED, World, boundaries, files, make_world
 
-from pipeline.cache.worker import Worker
+from sightline.cache.worker import Worker
 from sightline.errors import SightlineError
 
 LEFT = "other workers are still active; the last one publishes the set"

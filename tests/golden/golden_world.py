@@ -40,17 +40,17 @@ from pipeline import (
     read_phrases,
     tokenize,
 )
-from pipeline.cache import (
+from pipeline.extract.cutouts import CutoutRules
+from pipeline.extract.encode_missing import ExtractSettings
+from pipeline.tokenize_phrases import tokenize_phrases
+from sightline.cache import (
     PHRASES,
     EncoderRecord,
     FeatureSetWriter,
     FeatureSpec,
     write_manifest,
 )
-from pipeline.cache.rle import decode_mask
-from pipeline.extract.cutouts import CutoutRules
-from pipeline.extract.encode_missing import ExtractSettings
-from pipeline.tokenize_phrases import tokenize_phrases
+from sightline.cache.rle import decode_mask
 
 HERE = Path(__file__).parent
 PHRASES_FILE = HERE / "phrases.parquet"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache import IMAGES, read_manifest, write_manifest
+from sightline.cache import IMAGES, read_manifest, write_manifest
 
 SHARDS = 2
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from pipeline.cache import CAPTIONS, IMAGES, PHRASES, key_of_file, key_of_text, write_manifest
-from pipeline.cache.commit import set_output
-from pipeline.cache.record import TableShard, TableSpec
-from pipeline.cache.rle import encode_mask
-from pipeline.cache.tables import DROPS, GROUNDED_IMAGES, publish_tables, write_table
+from sightline.cache import CAPTIONS, IMAGES, PHRASES, key_of_file, key_of_text, write_manifest
+from sightline.cache.commit import set_output
+from sightline.cache.record import TableShard, TableSpec
+from sightline.cache.rle import encode_mask
+from sightline.cache.tables import DROPS, GROUNDED_IMAGES, publish_tables, write_table
 
 HOSTILE = (
     "a \"dog\" & <script>window.hacked = 1</script> <img src=x onerror='window.hacked=1'> "

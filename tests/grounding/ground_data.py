@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pipeline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
 from pipeline.extract.account import SetSummary
 from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import CaptionChoice, Rules
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
+from sightline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
 
 SETTINGS = GroundSettings(batch_size=4, workers=2, block_images=3, shard_images=3, max_failed=1.0)
 

@@ -20,11 +20,11 @@ from typing import Any
 from fault_layer import FaultLayer
 from ground_data import SETTINGS, BoxSegmenter, WordGrounder
 
-from pipeline.cache.worker import Worker
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Rules
+from sightline.cache.worker import Worker
 
 
 def run(data: Path, out: Path, cutouts: Path, given: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.cache import key_of_text
 from pipeline.grounding.protocols import Caption
+from sightline.cache import key_of_text
 
 
 def pictures(*sizes: tuple[int, int]) -> list[Tensor]:

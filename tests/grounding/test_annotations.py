@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pipeline.cache import PHRASES, key_of_text, write_manifest
-from pipeline.cache.rle import encode_mask
 from pipeline.grounding.annotations import open_annotations
 from pipeline.grounding.entities import align, parse_sentence
 from pipeline.grounding.protocols import Caption, Grounded, GroundingError
+from sightline.cache import PHRASES, key_of_text, write_manifest
+from sightline.cache.rle import encode_mask
 from sightline.errors import SightlineError
 
 KEY = b"k" * 32

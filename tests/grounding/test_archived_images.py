@@ -16,8 +16,8 @@ from archived_images import archive, write_rows
 from command_line import sightline
 from ground_data import DataSet, files_of, run_ground
 
-from pipeline.cache import IMAGES, PHRASES, FeatureSet, read_manifest, write_manifest
-from pipeline.cache.tables import read_phrases, read_tables
+from sightline.cache import IMAGES, PHRASES, FeatureSet, read_manifest, write_manifest
+from sightline.cache.tables import read_phrases, read_tables
 
 CLIP = {
     "embed_dim": 8,

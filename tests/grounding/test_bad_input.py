@@ -13,9 +13,9 @@ from ground_data import DataSet
 from PIL import Image
 from typer.testing import CliRunner
 
-from pipeline.cache import key_of_file
-from pipeline.cache.tables import read_tables
 from pipeline.cli.commands import app
+from sightline.cache import key_of_file
+from sightline.cache.tables import read_tables
 
 WIDTH, HEIGHT = 40, 30
 LONG = " ".join(["word"] * 1998)

@@ -10,10 +10,10 @@ import pytest
 from ground_data import DataSet, files_of, run_ground
 from PIL import Image
 
-from pipeline.cache.commit import FILE_NAME
-from pipeline.cache.rle import decode_mask
-from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+from sightline.cache.commit import FILE_NAME
+from sightline.cache.rle import decode_mask
+from sightline.cache.tables import read_phrases, read_tables
 from sightline.errors import SightlineError
 
 

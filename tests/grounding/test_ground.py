@@ -22,15 +22,15 @@ from ground_data import (
 )
 from PIL import Image
 
-from pipeline.cache import CacheError, key_of_file, key_of_text
-from pipeline.cache.commit import FILE_NAME, read_tables_record
-from pipeline.cache.compact import collect, garbage
-from pipeline.cache.rle import CROP_RULE, cutout_key, decode_mask
-from pipeline.cache.tables import read_phrases, read_tables
-from pipeline.cache.verify import verify
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.protocols import GroundingError
+from sightline.cache import CacheError, key_of_file, key_of_text
+from sightline.cache.commit import FILE_NAME, read_tables_record
+from sightline.cache.compact import collect, garbage
+from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
+from sightline.cache.tables import read_phrases, read_tables
+from sightline.cache.verify import verify
 from sightline.digest import digest
 from sightline.errors import BusyError, SightlineError
 from sightline.signals import Stopped

@@ -14,12 +14,12 @@ from ground_data import DataSet, run_ground
 from typer.testing import CliRunner
 
 from pipeline import graph, stages
-from pipeline.cache.commit import FILE_NAME
-from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.cli.commands import app
 from pipeline.extract.runner import Invocation
 from pipeline.grounding.settings_file import read_settings
 from pipeline.params import Params, ParamsError, load_params
+from sightline.cache.commit import FILE_NAME
+from sightline.cache.tables import read_phrases, read_tables
 from sightline.errors import SightlineError
 
 

@@ -10,14 +10,14 @@ from ground_data import SETTINGS, DataSet, files_of, run_ground
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.cache import CacheError, verify
-from pipeline.cache.bundles import Bundle, BundleRows
-from pipeline.cache.commit import FILE_NAME, read_tables_record
-from pipeline.cache.compact import collect, compact, garbage
-from pipeline.cache.repair import repair
-from pipeline.cache.set_writer import MAX_SMALL_SHARDS
-from pipeline.cache.tables import read_tables
 from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+from sightline.cache import CacheError, verify
+from sightline.cache.bundles import Bundle, BundleRows
+from sightline.cache.commit import FILE_NAME, read_tables_record
+from sightline.cache.compact import collect, compact, garbage
+from sightline.cache.repair import repair
+from sightline.cache.set_writer import MAX_SMALL_SHARDS
+from sightline.cache.tables import read_tables
 
 CUTTING = CutoutSettings(block_objects=5, shard_objects=8)
 

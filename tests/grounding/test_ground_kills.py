@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ground_data import DataSet
 
-from pipeline.cache.tables import read_phrases, read_tables
+from sightline.cache.tables import read_phrases, read_tables
 
 HERE = Path(__file__).parent
 OUTPUTS = ("out", "cut", "out.run", "cut.run")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from ground_data import SETTINGS, BoxSegmenter, DataSet, Killed, WordGrounder, files_of, run_ground
 
-from pipeline.cache.commit import read_tables_record
-from pipeline.cache.tables import read_phrases
 from pipeline.extract.memory import HalvingCalls
+from sightline.cache.commit import read_tables_record
+from sightline.cache.tables import read_phrases
 from sightline.errors import SightlineError
 
 

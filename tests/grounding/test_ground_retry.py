@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from ground_data import SETTINGS, DataSet, Killed, WordGrounder, files_of, run_ground
 
-from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.grounding.protocols import GroundingError
+from sightline.cache.tables import read_phrases, read_tables
 
 RETRY = dataclasses.replace(SETTINGS, retry_failed=True)
 

@@ -9,10 +9,10 @@ import pytest
 from gallery_data import HOSTILE, small_grounding
 from typer.testing import CliRunner
 
-from pipeline.cache import CAPTIONS, PHRASES, CacheError, write_manifest
-from pipeline.cache.tables import read_phrases
 from pipeline.cli.commands import app
 from pipeline.grounding.stats import ground_stats, write_stats
+from sightline.cache import CAPTIONS, PHRASES, CacheError, write_manifest
+from sightline.cache.tables import read_phrases
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from hostile_files import MANY, Change, hostile_tables, run, write_hostile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cache import CAPTIONS, IMAGES, key_of_file, key_of_text
-from pipeline.cache.manifest import PHRASES, SENTENCES
-from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
+from sightline.cache import CAPTIONS, IMAGES, key_of_file, key_of_text
+from sightline.cache.manifest import PHRASES, SENTENCES
+from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
 
 pytestmark = pytest.mark.slow
 CLIP = {

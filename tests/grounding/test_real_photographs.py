@@ -11,8 +11,6 @@ from tiny_grounders import save_dino, save_florence
 from tiny_sam2 import configuration, hf_config
 from torch import Tensor
 
-from pipeline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
-from pipeline.cache.tables import read_phrases
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
 from pipeline.grounding.block_grounder import GroundSettings
@@ -22,6 +20,8 @@ from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Florence2Settings, GroundingDinoSettings, Rules
 from pipeline.grounding.protocols import Answer, Caption, Grounded
 from pipeline.grounding.segmenters.segmenter_config import Sam2HfSettings, Sam2Settings
+from sightline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
+from sightline.cache.tables import read_phrases
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.cache import CAPTIONS, PHRASES, key_of_bytes, key_of_text, read_manifest
-from pipeline.cache.rle import decode_mask
-from pipeline.cache.tables import read_phrases, read_tables
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.scenes.draw import box_of, draw, png
 from pipeline.datasets.scenes.scene import random_scene, stream
@@ -24,6 +21,9 @@ from pipeline.extract.objects import ObjectReader
 from pipeline.extract.runner import Invocation
 from pipeline.grounding.grounder_config import GroundingSettings
 from pipeline.grounding.stage import GroundPaths, ground_dataset
+from sightline.cache import CAPTIONS, PHRASES, key_of_bytes, key_of_text, read_manifest
+from sightline.cache.rle import decode_mask
+from sightline.cache.tables import read_phrases, read_tables
 
 FILL = (124, 116, 104)
 COUNT, EDGE, SEED = 30, 64, 5

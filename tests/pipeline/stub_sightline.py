@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from pipeline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec, keys_of_texts
+from sightline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec, keys_of_texts
 
 DIM = 256
 PICTURES = Path("pictures.txt")

@@ -12,9 +12,9 @@ import typer
 from command_line import sightline
 from demo_params import demo_params_text
 
-from pipeline.cache.record import FEATURE_KINDS
 from pipeline.cli import main
 from pipeline.cli.commands import app
+from sightline.cache.record import FEATURE_KINDS
 from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from command_line import sightline
 from PIL import Image
 
-from pipeline.cache import FeatureSet, verify
+from sightline.cache import FeatureSet, verify
 
 CLIP = {
     "embed_dim": 8,
@@ -122,7 +122,7 @@ def test_rows_can_be_re_encoded_and_compared(capsys, world, kind, inputs):
 
 
 def test_rows_that_the_encoder_does_not_reproduce_are_found(capsys, world):
-    from pipeline.cache import FeatureSetWriter
+    from sightline.cache import FeatureSetWriter
 
     features = FeatureSet.open(world / "image")
     spec, keys = features.record.spec, np.array(features.keys)

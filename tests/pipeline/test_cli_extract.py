@@ -12,7 +12,7 @@ import pytest
 from command_line import sightline
 from PIL import Image
 
-from pipeline.cache import FeatureSet, key_of_file, key_of_text, verify
+from sightline.cache import FeatureSet, key_of_file, key_of_text, verify
 
 CLIP = {
     "embed_dim": 8,

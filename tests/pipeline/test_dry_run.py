@@ -15,8 +15,8 @@ import pytest
 from command_line import sightline
 from PIL import Image
 
-from pipeline.cache import FeatureSet
 from sightline import hardware
+from sightline.cache import FeatureSet
 from sightline.errors import SightlineError
 from sightline.wording import in_bytes
 
@@ -122,8 +122,8 @@ def test_a_dry_run_writes_nothing(capsys, place, words):
 def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     capsys, place, monkeypatch
 ):
-    from pipeline.cache import feature_writer
     from pipeline.extract import runner
+    from sightline.cache import feature_writer
 
     monkeypatch.setitem(feature_writer.BLOCK_ROWS, "image", 4)
     add = runner._Writing.__call__
@@ -152,7 +152,7 @@ def test_no_image_is_read(capsys, place):
 
 
 def test_a_dry_run_beside_a_run_is_neither_stopped_nor_stops_it(capsys, place):
-    from pipeline.cache.commit import set_output
+    from sightline.cache.commit import set_output
 
     with set_output(place / "out"):  # as a run that has just begun
         assert to_do(capsys, *images())["to_do"] == 10

@@ -19,7 +19,12 @@ from command_line import sightline
 from PIL import Image
 from tiny_scenes import TINY
 
-from pipeline.cache import (
+from pipeline.datasets.kinds import prepare
+from pipeline.datasets.scenes import ScenesSource
+from pipeline.interchange import row_files
+from pipeline.interchange.import_export import import_export
+from pipeline.interchange.import_rows import ImportOptions, import_rows
+from sightline.cache import (
     EncoderRecord,
     FeatureSet,
     FeatureSetWriter,
@@ -29,12 +34,7 @@ from pipeline.cache import (
     keys_of_texts,
     verify,
 )
-from pipeline.cache.commit import FILE_NAME, read_features
-from pipeline.datasets.kinds import prepare
-from pipeline.datasets.scenes import ScenesSource
-from pipeline.interchange import row_files
-from pipeline.interchange.import_export import import_export
-from pipeline.interchange.import_rows import ImportOptions, import_rows
+from sightline.cache.commit import FILE_NAME, read_features
 from sightline.errors import SightlineError
 
 FORMS = ("parquet", "npy", "safetensors")

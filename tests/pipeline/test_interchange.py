@@ -10,7 +10,9 @@ import h5py
 import numpy as np
 import pytest
 
-from pipeline.cache import (
+from pipeline.interchange.kdmcse import import_kdmcse, read_entries
+from pipeline.interchange.mcse import export_mcse, import_mcse
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     FeatureSet,
@@ -19,8 +21,6 @@ from pipeline.cache import (
     read_manifest,
     verify,
 )
-from pipeline.interchange.kdmcse import import_kdmcse, read_entries
-from pipeline.interchange.mcse import export_mcse, import_mcse
 from sightline.errors import SightlineError
 
 ROWS = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)

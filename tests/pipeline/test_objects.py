@@ -11,7 +11,8 @@ import pytest
 from command_line import sightline
 from PIL import Image
 
-from pipeline.cache import (
+from pipeline.extract import objects
+from sightline.cache import (
     IMAGES,
     PHRASES,
     FeatureSet,
@@ -22,8 +23,7 @@ from pipeline.cache import (
     whole_files,
     write_manifest,
 )
-from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
-from pipeline.extract import objects
+from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
 from sightline.errors import SightlineError
 
 CLIP = {

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
-from pipeline.cache import (
+from pipeline.tokenize_phrases import summary, token_span, tokenize_phrases
+from sightline.cache import (
     CAPTIONS,
     PHRASES,
     CacheError,
@@ -20,9 +21,8 @@ from pipeline.cache import (
     keys_of_texts,
     write_manifest,
 )
-from pipeline.cache.tables import read_tables, write_single
-from pipeline.cache.verify import verify
-from pipeline.tokenize_phrases import summary, token_span, tokenize_phrases
+from sightline.cache.tables import read_tables, write_single
+from sightline.cache.verify import verify
 from sightline.errors import SightlineError
 
 IMAGE, OTHER = b"i" * 32, b"o" * 32

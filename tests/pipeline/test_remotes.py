@@ -13,7 +13,7 @@ import pytest
 from clones import CLIP, DATASET, RESNET, Clone, repository, stub_path
 from remote_servers import PASSWORD, REMOTES, Remote
 
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 
 COMPUTED, GREW = "computed", "grew"  # tags: 2,000 pictures, then one per cent more
 

@@ -16,7 +16,7 @@ from clones import CLIP, RESNET, ROOT, Clone, path_with, repository, stub_path
 from demo_params import demo_params
 from tiny_scenes import TINY
 
-from pipeline.cache import FeatureSet, verify
+from sightline.cache import FeatureSet, verify
 
 NO_GPU = "You have no GPU, and a team-mate has a cache"
 REAL = (sys.executable, "-c", "from pipeline.cli import main; main()")

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from scipy.stats import ttest_ind
 
-from pipeline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
+from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
 from train.feature_use import FeatureUse
 from train.report.compare import compare_results

@@ -11,7 +11,7 @@ import torch
 from conftest import World
 from torch import Tensor
 
-from pipeline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, key_of_text
+from sightline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, key_of_text
 from train.batch import Batch
 
 

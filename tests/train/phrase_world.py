@@ -11,7 +11,7 @@ from conftest import COLOURS, MAX_LENGTH, SHAPES, World
 from feature_sets import Features
 from torch import Tensor
 
-from pipeline.cache import (
+from sightline.cache import (
     PhraseTokenHeader,
     as_keys,
     key_of_bytes,

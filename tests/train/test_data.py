@@ -12,7 +12,7 @@ import torch
 from conftest import IMAGE_DIM, World, make_world
 from pydantic import ValidationError
 
-from pipeline.cache import (
+from sightline.cache import (
     CAPTIONS,
     FeatureSet,
     TokenSet,
@@ -20,7 +20,7 @@ from pipeline.cache import (
     read_manifest,
     write_manifest,
 )
-from pipeline.cache.caption_choice import choose_captions
+from sightline.cache.caption_choice import choose_captions
 from sightline.errors import SightlineError
 from train.data import TrainingData
 from train.objectives import make_objective

@@ -9,7 +9,7 @@ from hostile_files import MANY, Change, hostile_tables, run, write_hostile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cache import CAPTIONS, IMAGES, SENTENCES, read_manifest
+from sightline.cache import CAPTIONS, IMAGES, SENTENCES, read_manifest
 
 pytestmark = pytest.mark.slow
 SCHEMAS = {"captions": CAPTIONS, "images": IMAGES, "sentences": SENTENCES}

@@ -24,7 +24,7 @@ from step_oracle import (
 )
 from torch import Tensor
 
-from pipeline.cache import PhraseTokenHeader, as_keys, write_phrase_tokens
+from sightline.cache import PhraseTokenHeader, as_keys, write_phrase_tokens
 from sightline.errors import SightlineError
 from train.batch import Phrases
 from train.objectives import make_objective
@@ -213,7 +213,7 @@ def test_exchanged_objects_stay_within_their_caption(world, features, objects):
 
 
 def test_an_object_that_failed_costs_its_phrase(world, features, objects):
-    from pipeline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec
+    from sightline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec
 
     bad = next(iter(objects.rows))
     spec = FeatureSpec(

@@ -102,7 +102,7 @@ def by_hand(folder: Path, features: Features, run: str) -> list[float]:
     assert len(rows) == CAPTIONS
     texts = [row["text"] for row in rows]
     model = SentenceTransformer(str(folder / "model"), device="cpu")
-    from pipeline.cache import key_of_text
+    from sightline.cache import key_of_text
 
     images = np.array([features.rows[name][key_of_text(text)] for text in texts[::3]])
     found = evaluate_retrieval(

@@ -13,8 +13,8 @@ from feature_sets import Features
 from kills import Killed
 from phrase_world import Objects
 
-from pipeline.cache import PhraseTokens
-from pipeline.cache.tables import read_tables, write_single
+from sightline.cache import PhraseTokens
+from sightline.cache.tables import read_tables, write_single
 from sightline.errors import BusyError, SightlineError
 from train.checkpoints import Progress
 from train.loop import Callback, LoopState, NonFiniteLoss

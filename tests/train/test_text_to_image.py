@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import World, make_world, silent
 
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 from sightline.errors import SightlineError
 from train.evaluate.evaluated_model import EvaluatedModel, project
 from train.evaluate.image_space import image_space, open_features, rows_of_images

@@ -12,7 +12,7 @@ import pytest
 from conftest import World
 from PIL import Image
 
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 from train.report.results import RunResult, save_result
 
 ABSENT = ("dvc", "dvclive", "sentence_transformers", "matplotlib")

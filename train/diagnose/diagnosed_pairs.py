@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache import FeatureSet
-from pipeline.cache.caption_choice import CaptionPolicy
-from pipeline.cache.keys import Keys, KeyTable, unique_sorted
+from sightline.cache import FeatureSet
+from sightline.cache.caption_choice import CaptionPolicy
+from sightline.cache.keys import Keys, KeyTable, unique_sorted
 from sightline.errors import SightlineError
 from train.diagnose.unit_rows import Scan
 from train.pairs import read_pairs

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 from train.diagnose.diagnosed_pairs import DiagnosedPairs
 from train.diagnose.pair_checks import Scores
 from train.diagnose.unit_rows import Tell, read

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 from train.diagnose.diagnosed_pairs import DiagnosedPairs
 from train.diagnose.distribution import Distribution, separation
 from train.diagnose.unit_rows import Tell, chunks, drawn, read, read_units, sample_size, units

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.cache import FeatureSet
-from pipeline.cache.record import Doubt
+from sightline.cache import FeatureSet
+from sightline.cache.record import Doubt
 from train.diagnose.distribution import Distribution
 from train.diagnose.unit_rows import (
     Scan,

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 
 CHUNK = 4096
 """Rows that are read, and scores per row that are held, at once."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cache import CAPTIONS, read_manifest
+from sightline.cache import CAPTIONS, read_manifest
 from sightline.errors import SightlineError
 from train.evaluate.similarity import read_lines
 

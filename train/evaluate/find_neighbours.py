@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.cache import IMAGES, read_manifest
+from sightline.cache import IMAGES, read_manifest
 from sightline.errors import SightlineError
 from train.evaluate.caption_pool import CaptionPool
 from train.evaluate.found_neighbours import Found, Neighbour
@@ -17,7 +17,7 @@ from train.evaluate.neighbours import Neighbours, cosines, nearest
 from train.evaluate.retrieval_data import require_images
 
 if TYPE_CHECKING:
-    from pipeline.cache import FeatureSet
+    from sightline.cache import FeatureSet
     from train.evaluate.evaluated_model import EvaluatedModel
     from train.evaluate.image_space import ImageSpace
 

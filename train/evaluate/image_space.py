@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.cache import FeatureSet
+from sightline.cache import FeatureSet
 from sightline.errors import SightlineError
 from train.evaluate.evaluated_model import EvaluatedModel, NoHeadsError
 

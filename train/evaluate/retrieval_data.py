@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache import (
+from sightline.cache import (
     CAPTIONS,
     IMAGES,
     CacheError,
@@ -20,7 +20,7 @@ from pipeline.cache import (
     keys_of_texts,
     read_manifest,
 )
-from pipeline.cache.record import Kind
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.cache.keys import key_of_file
+from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
 from train.evaluate.evaluated_model import EvaluatedModel
 from train.evaluate.score import Evaluation, Scores

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.cache.caption_choice import CaptionPolicy
-from pipeline.cache.record import Kind
+from sightline.cache.caption_choice import CaptionPolicy
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.objectives.grounded import GroundedObjective, GroundedParams

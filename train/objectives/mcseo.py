@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pipeline.cache.caption_choice import CaptionPolicy
+from sightline.cache.caption_choice import CaptionPolicy
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.objectives.grounded import GroundedObjective, GroundedParams

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pipeline.cache.caption_choice import CaptionPolicy
-from pipeline.cache.record import Kind
+from sightline.cache.caption_choice import CaptionPolicy
+from sightline.cache.record import Kind
 from train.batch import Batch
 
 if TYPE_CHECKING:

@@ -8,9 +8,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.cache.keys import as_keys, key_of_bytes
-from pipeline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_array, write_manifest
-from pipeline.cache.place import whole_files
 from pipeline.datasets.scenes.captions import Caption, describe, write
 from pipeline.datasets.scenes.draw import draw, png
 from pipeline.datasets.scenes.models import write_models
@@ -19,6 +16,9 @@ from pipeline.datasets.scenes.scene import Scene, random_scene, stream
 from pipeline.datasets.scenes.similarity import GradedPair, graded_pairs
 from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.datasets.source import PrepareReport, Progress
+from sightline.cache.keys import as_keys, key_of_bytes
+from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_array, write_manifest
+from sightline.cache.place import whole_files
 
 CAPTIONS_EACH = 5
 SPLITS = ("train", "dev", "test")

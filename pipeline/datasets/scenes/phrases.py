@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.cache.keys import key_of_text
-from pipeline.cache.manifest import PHRASES, write_manifest
-from pipeline.cache.rle import CROP_RULE, cutout_key, encode_mask
 from pipeline.datasets.scenes.captions import Caption
 from pipeline.datasets.scenes.draw import box_of
+from sightline.cache.keys import key_of_text
+from sightline.cache.manifest import PHRASES, write_manifest
+from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
 
 
 class PhraseRows:

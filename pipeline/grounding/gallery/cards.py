@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
-from pipeline.cache.tables import DROPS, read_phrases, read_tables
+from sightline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
+from sightline.cache.tables import DROPS, read_phrases, read_tables
 from sightline.errors import SightlineError
 
 COLOURS = 8

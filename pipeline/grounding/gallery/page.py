@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from pipeline.cache.rle import decode_mask
 from pipeline.extract.decode import ImageError, load_picture
 from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
+from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from sightline.html_templates import html_templates, source_digest
 from sightline.output_file import check_output_file, replacing_file

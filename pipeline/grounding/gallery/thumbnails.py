@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.cache import IMAGES, places_of, read_manifest
+from sightline.cache import IMAGES, places_of, read_manifest
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.thumbnail import Thumbnail

@@ -26,7 +26,7 @@ from train.evaluate.retrieval_data import note_of_failed, open_below
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
 
 if TYPE_CHECKING:
-    from pipeline.cache import FeatureSet
+    from sightline.cache import FeatureSet
     from train.evaluate.evaluated_model import EvaluatedModel
     from train.evaluate.image_space import ImageSpace
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pipeline.cache import FeatureSet, keys_of_texts
-from pipeline.cache.record import Kind
+from sightline.cache import FeatureSet, keys_of_texts
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.retrieval import KS, Retrieval, UndefinedRecall, chance, evaluate_retrieval

@@ -9,10 +9,10 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from pipeline.cache.index import Index
-from pipeline.cache.keys import Keys
-from pipeline.cache.mapped_rows import MappedRows
-from pipeline.cache.record import FeatureSpec, ShardRecord
+from sightline.cache.index import Index
+from sightline.cache.keys import Keys
+from sightline.cache.mapped_rows import MappedRows
+from sightline.cache.record import FeatureSpec, ShardRecord
 
 _BLOCK = 1024
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.record import FeatureSpec, ShardRecord
-from pipeline.cache.shard import map_features
+from sightline.cache.record import FeatureSpec, ShardRecord
+from sightline.cache.shard import map_features
 
 
 class MappedRows:

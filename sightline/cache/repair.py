@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cache.assemble import Placed, publish
-from pipeline.cache.commit import read_record, set_output
-from pipeline.cache.errors import CacheError
-from pipeline.cache.index import Index, read_index
-from pipeline.cache.keys import unique_sorted
-from pipeline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
-from pipeline.cache.shard import check_file, map_features, map_keys
-from pipeline.cache.tables import publish_tables
-from pipeline.cache.verify import (
+from sightline.cache.assemble import Placed, publish
+from sightline.cache.commit import read_record, set_output
+from sightline.cache.errors import CacheError
+from sightline.cache.index import Index, read_index
+from sightline.cache.keys import unique_sorted
+from sightline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
+from sightline.cache.shard import check_file, map_features, map_keys
+from sightline.cache.tables import publish_tables
+from sightline.cache.verify import (
     Progress,
     check_index,
     check_shards,

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import KEY_BYTES, Keys, as_keys, increasing, picked, sort_order
-from pipeline.cache.manifest import key_array, key_column
-from pipeline.cache.parquet import read_batches, read_schema
-from pipeline.cache.record import FeatureSetRecord, FileRecord
-from pipeline.cache.shard import check_file
+from sightline.cache.errors import CacheError
+from sightline.cache.keys import KEY_BYTES, Keys, as_keys, increasing, picked, sort_order
+from sightline.cache.manifest import key_array, key_column
+from sightline.cache.parquet import read_batches, read_schema
+from sightline.cache.record import FeatureSetRecord, FileRecord
+from sightline.cache.shard import check_file
 from sightline.output import Output
 
 OK = "ok"

@@ -11,20 +11,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.cache.assemble import merged
-from pipeline.cache.blocks import Block
-from pipeline.cache.bundles import KEY_OF, Bundle, BundleRows, as_tensors, from_tensor
-from pipeline.cache.commit import FILE_NAME, read_tables_record
-from pipeline.cache.errors import CacheError
-from pipeline.cache.failures import Failure
-from pipeline.cache.keys import Keys, KeyTable, sort_order
-from pipeline.cache.manifest import key_column
-from pipeline.cache.parquet import read_table as read_columns
-from pipeline.cache.plan import Batch, Shape
-from pipeline.cache.record import TABLES_OF, TableKind, TableSetRecord, TableShard, TableSpec
-from pipeline.cache.set_writer import MAX_SMALL_SHARDS, SetWriter
-from pipeline.cache.tables import is_whole, publish_tables, read_table, write_table
-from pipeline.cache.worker import Worker
+from sightline.cache.assemble import merged
+from sightline.cache.blocks import Block
+from sightline.cache.bundles import KEY_OF, Bundle, BundleRows, as_tensors, from_tensor
+from sightline.cache.commit import FILE_NAME, read_tables_record
+from sightline.cache.errors import CacheError
+from sightline.cache.failures import Failure
+from sightline.cache.keys import Keys, KeyTable, sort_order
+from sightline.cache.manifest import key_column
+from sightline.cache.parquet import read_table as read_columns
+from sightline.cache.plan import Batch, Shape
+from sightline.cache.record import TABLES_OF, TableKind, TableSetRecord, TableShard, TableSpec
+from sightline.cache.set_writer import MAX_SMALL_SHARDS, SetWriter
+from sightline.cache.tables import is_whole, publish_tables, read_table, write_table
+from sightline.cache.worker import Worker
 from sightline.output import Output
 
 SHARD_ROWS: dict[TableKind, int] = {"grounding": 1024, "cutouts": 2048}
@@ -92,7 +92,7 @@ class TableSetWriter(SetWriter[TableSpec]):
             block_rows: units per block.
             shard_rows: units per shard; default: by kind.
             retry_failed: also recompute failed units.
-            threads, code: as in `pipeline.cache.plan.Shape`.
+            threads, code: as in `sightline.cache.plan.Shape`.
 
         Raises:
             SightlineError: other workers use a different plan.

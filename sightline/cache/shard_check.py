@@ -9,11 +9,11 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.index import Index
-from pipeline.cache.keys import increasing
-from pipeline.cache.record import FeatureSetRecord, FileRecord, ShardRecord
-from pipeline.cache.shard import check_file, map_features, map_keys
+from sightline.cache.errors import CacheError
+from sightline.cache.index import Index
+from sightline.cache.keys import increasing
+from sightline.cache.record import FeatureSetRecord, FileRecord, ShardRecord
+from sightline.cache.shard import check_file, map_features, map_keys
 
 _READ_BYTES = 1 << 20  # small enough to stay in the CPU cache between two passes
 _INFINITY = {2: (np.uint16, 0x7C00), 4: (np.uint32, 0x7F800000)}

@@ -13,11 +13,11 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from pipeline.cache.commit import FILE_NAME, read_record, set_output, to_bytes, write_record
-from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import key_of_file
-from pipeline.cache.record import SetRecord
-from pipeline.cache.verify import verify
+from sightline.cache.commit import FILE_NAME, read_record, set_output, to_bytes, write_record
+from sightline.cache.errors import CacheError
+from sightline.cache.keys import key_of_file
+from sightline.cache.record import SetRecord
+from sightline.cache.verify import verify
 from sightline.output_file import replacing_file
 
 SUMS = "SHA256SUMS"

@@ -20,10 +20,10 @@ import pyarrow as pa
 from blake3 import blake3
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.cache.commit import read_tables_record, refuse_other_kinds, set_output, write_record
-from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import sort_order
-from pipeline.cache.manifest import (
+from sightline.cache.commit import read_tables_record, refuse_other_kinds, set_output, write_record
+from sightline.cache.errors import CacheError
+from sightline.cache.keys import sort_order
+from sightline.cache.manifest import (
     PHRASE_TOKENS,
     PHRASES,
     TOKENS,
@@ -31,7 +31,7 @@ from pipeline.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipeline.cache.record import (
+from sightline.cache.record import (
     TABLES_OF,
     Provenance,
     TableKind,
@@ -40,8 +40,8 @@ from pipeline.cache.record import (
     TableShard,
     TableSpec,
 )
-from pipeline.cache.shard import check_file
-from pipeline.cache.shard_check import file_fault
+from sightline.cache.shard import check_file
+from sightline.cache.shard_check import file_fault
 from sightline.files import fsync_folder, token
 from sightline.output import Output
 

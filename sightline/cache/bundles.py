@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.cache.keys import Keys, KeyTable, unique_sorted
-from pipeline.cache.manifest import key_column
-from pipeline.cache.ranges import ranges
-from pipeline.cache.record import TABLES_OF, TableKind
+from sightline.cache.keys import Keys, KeyTable, unique_sorted
+from sightline.cache.manifest import key_column
+from sightline.cache.ranges import ranges
+from sightline.cache.record import TABLES_OF, TableKind
 
 KEY_OF: dict[TableKind, str] = {"grounding": "unit_key", "cutouts": "key"}
 """Column of the first table that identifies a unit."""

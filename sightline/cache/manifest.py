@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import KEY_BYTES, Keys
-from pipeline.cache.parquet import read_schema, read_table
+from sightline.cache.errors import CacheError
+from sightline.cache.keys import KEY_BYTES, Keys
+from sightline.cache.parquet import read_schema, read_table
 from sightline.files import replacing
 
 _KEY = pa.binary(32)
@@ -34,7 +34,7 @@ IMAGES = pa.schema(
     ],
     metadata={"sightline": "images/2"},
 )
-"""One row per image; `pipeline.cache.place` locates its bytes."""
+"""One row per image; `sightline.cache.place` locates its bytes."""
 
 CAPTIONS = pa.schema(
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.cache.errors import CacheError
+from sightline.cache.errors import CacheError
 
 
 def read_schema(path: Path) -> pa.Schema:

@@ -12,9 +12,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import KEY_BYTES, Keys
-from pipeline.cache.record import FileRecord, ShardRecord
+from sightline.cache.errors import CacheError
+from sightline.cache.keys import KEY_BYTES, Keys
+from sightline.cache.record import FileRecord, ShardRecord
 from sightline.output import Output
 
 FEATURES, KEYS = "features", "keys"

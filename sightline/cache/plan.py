@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.keys import KEY_BYTES, Keys, sort_order
+from sightline.cache.keys import KEY_BYTES, Keys, sort_order
 from sightline.files import write_bytes
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cache.commit import FILE_NAME, read_record, to_bytes
-from pipeline.cache.content import content_digest
-from pipeline.cache.errors import CacheError
-from pipeline.cache.index import Index, read_index
-from pipeline.cache.record import FeatureSetRecord, SetRecord, TableRecord, TableSetRecord
-from pipeline.cache.shard_check import Progress, file_fault, shard_faults
-from pipeline.cache.tables import read_table, table_content
+from sightline.cache.commit import FILE_NAME, read_record, to_bytes
+from sightline.cache.content import content_digest
+from sightline.cache.errors import CacheError
+from sightline.cache.index import Index, read_index
+from sightline.cache.record import FeatureSetRecord, SetRecord, TableRecord, TableSetRecord
+from sightline.cache.shard_check import Progress, file_fault, shard_faults
+from sightline.cache.tables import read_table, table_content
 
 _CORES = os.cpu_count() or 1
 

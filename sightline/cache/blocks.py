@@ -16,8 +16,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from pipeline.cache.failures import Failure
-from pipeline.cache.keys import KEY_BYTES, Keys
+from sightline.cache.failures import Failure
+from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.files import fsync_folder, remove_leftovers, write_bytes
 
 FOLDER = "blocks"

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing, unique_sorted
-from pipeline.cache.manifest import TOKENS, key_array, key_column
-from pipeline.cache.ranges import ranges
-from pipeline.cache.tables import read_single, write_single
+from sightline.cache.errors import CacheError
+from sightline.cache.keys import Keys, KeyTable, as_keys, raise_missing, unique_sorted
+from sightline.cache.manifest import TOKENS, key_array, key_column
+from sightline.cache.ranges import ranges
+from sightline.cache.tables import read_single, write_single
 
 
 @dataclass(frozen=True)

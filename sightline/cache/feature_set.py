@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.commit import read_features
-from pipeline.cache.errors import CacheError
-from pipeline.cache.index import Index, read_index
-from pipeline.cache.keys import Keys, KeyTable, as_keys, raise_missing
-from pipeline.cache.mapped_rows import MappedRows
-from pipeline.cache.record import FeatureSetRecord
+from sightline.cache.commit import read_features
+from sightline.cache.errors import CacheError
+from sightline.cache.index import Index, read_index
+from sightline.cache.keys import Keys, KeyTable, as_keys, raise_missing
+from sightline.cache.mapped_rows import MappedRows
+from sightline.cache.record import FeatureSetRecord
 
 
 class FeatureSet:
@@ -56,7 +56,7 @@ class FeatureSet:
                 "different weights, preprocessing or precision; rerun its stage"
             )
         if verified:
-            from pipeline.cache.verify import verify
+            from sightline.cache.verify import verify
 
             faults = verify(path)
             if faults:

@@ -14,13 +14,13 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.blocks import Block, FinishedBlocks, rows_in_blocks
-from pipeline.cache.commit import refuse_other_kinds, set_output
-from pipeline.cache.failures import Failure, FailureList
-from pipeline.cache.keys import Keys, KeyTable, as_keys, picked, unique_sorted
-from pipeline.cache.plan import Batch, Plan, Shape, planned_rows
-from pipeline.cache.record import FeatureSetRecord, FeatureSpec, TableSetRecord, TableSpec
-from pipeline.cache.worker import Worker
+from sightline.cache.blocks import Block, FinishedBlocks, rows_in_blocks
+from sightline.cache.commit import refuse_other_kinds, set_output
+from sightline.cache.failures import Failure, FailureList
+from sightline.cache.keys import Keys, KeyTable, as_keys, picked, unique_sorted
+from sightline.cache.plan import Batch, Plan, Shape, planned_rows
+from sightline.cache.record import FeatureSetRecord, FeatureSpec, TableSetRecord, TableSpec
+from sightline.cache.worker import Worker
 from sightline.errors import SightlineError
 from sightline.lock import WriterLock
 from sightline.output import run_folder_of

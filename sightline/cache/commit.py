@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.record import (
+from sightline.cache.errors import CacheError
+from sightline.cache.record import (
     FILE_NAMES,
     NAMES,
     SCHEMA,

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.assemble import Computed, Placed
-from pipeline.cache.blocks import Block
-from pipeline.cache.commit import FILE_NAME, read_features
-from pipeline.cache.errors import CacheError
-from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, unique_sorted
-from pipeline.cache.mapped_rows import MappedRows
-from pipeline.cache.record import FeatureSpec
-from pipeline.cache.shard import map_keys
-from pipeline.cache.shard_check import file_fault
+from sightline.cache.assemble import Computed, Placed
+from sightline.cache.blocks import Block
+from sightline.cache.commit import FILE_NAME, read_features
+from sightline.cache.errors import CacheError
+from sightline.cache.feature_set import FeatureSet
+from sightline.cache.keys import KEY_BYTES, Keys, KeyTable, unique_sorted
+from sightline.cache.mapped_rows import MappedRows
+from sightline.cache.record import FeatureSpec
+from sightline.cache.shard import map_keys
+from sightline.cache.shard_check import file_fault
 
 
 class PlacedRows:

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.commit import read_record, read_tables_record
-from pipeline.cache.errors import CacheError
-from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.keys import Keys
-from pipeline.cache.record import TableSetRecord, differences
-from pipeline.cache.tables import rows_by_key
+from sightline.cache.commit import read_record, read_tables_record
+from sightline.cache.errors import CacheError
+from sightline.cache.feature_set import FeatureSet
+from sightline.cache.keys import Keys
+from sightline.cache.record import TableSetRecord, differences
+from sightline.cache.tables import rows_by_key
 
 _BLOCK = 8192
 

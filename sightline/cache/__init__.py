@@ -1,14 +1,13 @@
 """The contract: every on-disk schema, with its reader and writer.
 
-Both the pipeline, which fills a cache, and the trainer, which reads one, use it. Within the
-project it imports only the base layer (`sightline`).
+Both rooms stand on it: the pipeline fills a cache, the trainer reads one.
 """
 
-from pipeline.cache.errors import CacheError, MissingKeys
-from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.feature_writer import FeatureSetWriter
-from pipeline.cache.keys import as_keys, key_of_bytes, key_of_file, key_of_text, keys_of_texts
-from pipeline.cache.manifest import (
+from sightline.cache.errors import CacheError, MissingKeys
+from sightline.cache.feature_set import FeatureSet
+from sightline.cache.feature_writer import FeatureSetWriter
+from sightline.cache.keys import as_keys, key_of_bytes, key_of_file, key_of_text, keys_of_texts
+from sightline.cache.manifest import (
     CAPTIONS,
     IMAGES,
     PHRASE_TOKENS,
@@ -21,18 +20,18 @@ from pipeline.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipeline.cache.phrase_token_set import (
+from sightline.cache.phrase_token_set import (
     PhraseTokenHeader,
     PhraseTokens,
     RaggedPhrases,
     pair_keys,
     write_phrase_tokens,
 )
-from pipeline.cache.place import Place, places_of, whole_files
-from pipeline.cache.ranges import ranges
-from pipeline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
-from pipeline.cache.token_set import TokenHeader, TokenSet, write_tokens
-from pipeline.cache.verify import verify
+from sightline.cache.place import Place, places_of, whole_files
+from sightline.cache.ranges import ranges
+from sightline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
+from sightline.cache.token_set import TokenHeader, TokenSet, write_tokens
+from sightline.cache.verify import verify
 
 __all__ = [
     "CAPTIONS",

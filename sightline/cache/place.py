@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipeline.cache.errors import CacheError
+from sightline.cache.errors import CacheError
 
 
 class Place(NamedTuple):
@@ -40,7 +40,7 @@ def places_of(manifest: Path, images: pa.Table) -> list[Place]:
 
     Args:
         manifest: the file that ``images`` was read from, for messages.
-        images: table of the schema `pipeline.cache.manifest.IMAGES`.
+        images: table of the schema `sightline.cache.manifest.IMAGES`.
 
     Raises:
         CacheError: a row has an offset without a length, or the other way round.

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cache.assemble import Placed, publish, write_shards
-from pipeline.cache.bundles import Bundle, BundleRows, mapped
-from pipeline.cache.commit import FILE_NAME, read_record, set_output
-from pipeline.cache.errors import CacheError
-from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.keys import Keys, as_keys, sort_order
-from pipeline.cache.record import (
+from sightline.cache.assemble import Placed, publish, write_shards
+from sightline.cache.bundles import Bundle, BundleRows, mapped
+from sightline.cache.commit import FILE_NAME, read_record, set_output
+from sightline.cache.errors import CacheError
+from sightline.cache.feature_set import FeatureSet
+from sightline.cache.keys import Keys, as_keys, sort_order
+from sightline.cache.record import (
     NAMES,
     SINGLE_KINDS,
     FeatureSetRecord,
     ShardRecord,
     TableSetRecord,
 )
-from pipeline.cache.row_sources import PlacedRows, live_rows, only_sound
-from pipeline.cache.shard import rows_per_shard
-from pipeline.cache.table_writer import SHARD_ROWS, write_table_shards
-from pipeline.cache.tables import publish_tables, read_table
+from sightline.cache.row_sources import PlacedRows, live_rows, only_sound
+from sightline.cache.shard import rows_per_shard
+from sightline.cache.table_writer import SHARD_ROWS, write_table_shards
+from sightline.cache.tables import publish_tables, read_table
 from sightline.claims import read_claims
 from sightline.output import Output
 

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.assemble import Placed, RowSource, publish, write_shards
-from pipeline.cache.commit import FILE_NAME, read_features
-from pipeline.cache.errors import CacheError
-from pipeline.cache.failures import Failure
-from pipeline.cache.feature_set import FeatureSet
-from pipeline.cache.keys import KEY_BYTES, Keys, KeyTable, as_keys, sort_order
-from pipeline.cache.plan import Batch, Shape
-from pipeline.cache.record import FeatureSetRecord, FeatureSpec, Provenance
-from pipeline.cache.repair import drop_unreadable
-from pipeline.cache.row_sources import BlockRows, PlacedRows, live_rows, only_sound, rows_on_disk
-from pipeline.cache.set_writer import MAX_SMALL_SHARDS, SetWriter
-from pipeline.cache.shard import TARGET_BYTES, rows_per_shard
-from pipeline.cache.worker import Worker
+from sightline.cache.assemble import Placed, RowSource, publish, write_shards
+from sightline.cache.commit import FILE_NAME, read_features
+from sightline.cache.errors import CacheError
+from sightline.cache.failures import Failure
+from sightline.cache.feature_set import FeatureSet
+from sightline.cache.keys import KEY_BYTES, Keys, KeyTable, as_keys, sort_order
+from sightline.cache.plan import Batch, Shape
+from sightline.cache.record import FeatureSetRecord, FeatureSpec, Provenance
+from sightline.cache.repair import drop_unreadable
+from sightline.cache.row_sources import BlockRows, PlacedRows, live_rows, only_sound, rows_on_disk
+from sightline.cache.set_writer import MAX_SMALL_SHARDS, SetWriter
+from sightline.cache.shard import TARGET_BYTES, rows_per_shard
+from sightline.cache.worker import Worker
 from sightline.errors import SightlineError
 from sightline.files import free_bytes
 from sightline.wording import in_bytes
@@ -81,7 +81,7 @@ class FeatureSetWriter(SetWriter[FeatureSpec]):
             retry_failed: also recompute failed rows.
             copy_from: folder of other feature sets; rows in a set with this fingerprint are
                 copied. Rows that this set dropped but still has on disk are always reused.
-            threads, code: as in `pipeline.cache.plan.Shape`.
+            threads, code: as in `sightline.cache.plan.Shape`.
 
         Raises:
             SightlineError: the disk has no room for the estimated output, or other workers use a

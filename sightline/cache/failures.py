@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from pipeline.cache.errors import CacheError
+from sightline.cache.errors import CacheError
 from sightline.files import write_bytes
 
 Failure = dict[str, str]

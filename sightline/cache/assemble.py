@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.commit import write_record
-from pipeline.cache.content import content_digest
-from pipeline.cache.errors import CacheError
-from pipeline.cache.index import Index, write_index
-from pipeline.cache.keys import KEY_BYTES, Keys, increasing, picked, sort_order
-from pipeline.cache.record import FeatureSetRecord, FeatureSpec, Provenance, ShardRecord
-from pipeline.cache.shard import write_shard
+from sightline.cache.commit import write_record
+from sightline.cache.content import content_digest
+from sightline.cache.errors import CacheError
+from sightline.cache.index import Index, write_index
+from sightline.cache.keys import KEY_BYTES, Keys, increasing, picked, sort_order
+from sightline.cache.record import FeatureSetRecord, FeatureSpec, Provenance, ShardRecord
+from sightline.cache.shard import write_shard
 from sightline.output import Output
 
 Computed = dict[str, Any]

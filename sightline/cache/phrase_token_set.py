@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.cache.errors import CacheError
-from pipeline.cache.keys import Keys, KeyTable, as_keys, key_of_bytes, sort_order
-from pipeline.cache.manifest import PHRASE_TOKENS, key_array, key_column
-from pipeline.cache.ranges import ranges
-from pipeline.cache.tables import read_single, write_single
+from sightline.cache.errors import CacheError
+from sightline.cache.keys import Keys, KeyTable, as_keys, key_of_bytes, sort_order
+from sightline.cache.manifest import PHRASE_TOKENS, key_array, key_column
+from sightline.cache.ranges import ranges
+from sightline.cache.tables import read_single, write_single
 
 
 @dataclass(frozen=True)
