@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.cache import (
     CAPTIONS,
     PhraseTokenHeader,
@@ -63,7 +62,7 @@ def tokenize_phrases(
                 f"{text[:60]!r}, which has {len(text)}; recreate the phrases of these captions"
             )
         rows_of.setdefault(text, []).append(row)
-    from sightline.encoder_folder import load_tokenizer, read_recipe
+    from sightline.encoder_folder import load_tokenizer, read_recipe, tokenizer_sha256
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
     if not tokenizer.is_fast:

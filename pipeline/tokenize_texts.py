@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.cache import TokenHeader, keys_of_texts, write_tokens
 from sightline.cache.commit import refuse_other_kinds, set_output
 from sightline.cache.keys import key_of_file
@@ -40,7 +39,12 @@ def tokenize(
     student, out = str(student), Path(out)
     refuse_other_kinds(out, "tokens")
     set_output(out, [*inputs, Path(student)]).check_place()
-    from sightline.encoder_folder import load_tokenizer, read_recipe, token_ids
+    from sightline.encoder_folder import (
+        load_tokenizer,
+        read_recipe,
+        token_ids,
+        tokenizer_sha256,
+    )
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
     pad = tokenizer.pad_token_id

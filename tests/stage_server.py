@@ -233,10 +233,10 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
 
 def _watch_batches(reached: Any) -> None:
     """Make points of the batches that a real image encoder is given and that workers decode."""
-    from pipeline.encoders import clip
+    from pipeline.encoders.frozen_model import FrozenImageEncoder
     from pipeline.extract import batches
 
-    encode, decode = clip.ClipImageEncoder.encode, batches.decode_batch
+    encode, decode = FrozenImageEncoder.encode, batches.decode_batch
     encoded: list[int] = []
 
     def encoding(self: Any, images: Any) -> Any:
@@ -251,7 +251,7 @@ def _watch_batches(reached: Any) -> None:
         reached(f"decode {len(decoded)}")
         return decode(*arguments)
 
-    clip.ClipImageEncoder.encode = encoding
+    FrozenImageEncoder.encode = encoding
     batches.decode_batch = decoding
 
 

@@ -11,27 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeline.encoders.config import OpenClipConfig
-from pipeline.encoders.frozen_model import FrozenModel
+from pipeline.encoders.frozen_model import FrozenImageEncoder, FrozenModel
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
-from pipeline.encoders.tokenizers import tokenizer_sha256
-from pipeline.encoders.weights import (
-    describe_source,
-    load_exactly,
-    read_state_dict,
-    seeded,
-    state_dict_sha256,
-)
-from sightline.devices import check_precision
+from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.digest import digest
+from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.loading import from_hub, quiet, reaching
 
+DEFAULT_CONTEXT_LENGTH = 77
+"""Default tokens per text (CLIP's), if a model config gives none."""
+
+_NEEDED = ("embed_dim", "vision_cfg", "text_cfg")
 _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
+_TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
 
 
 @dataclass(frozen=True)
@@ -39,23 +37,22 @@ class ClipModel:
     """Both towers on the CPU, and their configuration.
 
     Attributes:
-        model: open_clip's module.
+        model: open_clip's module; its image tower holds the preprocessing of model and weights.
         architecture: the model config: ``embed_dim``, ``vision_cfg``, ``text_cfg``.
-        image_preprocessing: ``size``, ``mean``, ``std``, ``interpolation``, ``resize_mode``,
-            ``fill_color`` of the model and its weights.
         folder: folder of a config file; None for a library name.
     """
 
-    model: nn.Module
+    model: Any
     identity: EncoderIdentity
     architecture: dict[str, Any]
-    image_preprocessing: dict[str, Any]
     folder: Path | None
 
-    @property
-    def dim(self) -> int:
-        """Width of the space that both towers project into."""
-        return int(self.architecture["embed_dim"])
+    def without(self, modules: Sequence[str]) -> Any:
+        """The model without the parts that the other tower needs."""
+        for name in modules:
+            if isinstance(getattr(self.model, name, None), torch.nn.Module):
+                delattr(self.model, name)
+        return self.model
 
 
 def load_clip(config: OpenClipConfig) -> ClipModel:
@@ -68,11 +65,8 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
     config.require_files()
     open_clip: Any = require("open_clip", "this encoder")
     spec = config.weights_spec
-    seed = spec.seed if spec.kind == "random" else 0
     path = Path(config.model) if config.model.endswith(".json") else None
-    tag = revision = ""
-    downloaded = Path()
-    published: dict[str, Any] = {}
+    preprocessing: dict[str, Any] = {}
     if path is None:
         name = config.model.replace("/", "-")
         architecture = open_clip.get_model_config(name)
@@ -81,69 +75,65 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
                 f"unknown open_clip model {config.model!r}; give the JSON file of a model config "
                 f"or one of {', '.join(open_clip.list_models())}"
             )
-        preprocessing: dict[str, Any] = {}
-        if spec.kind == "pretrained":
-            tag, published = _published(open_clip, name, spec.value, architecture)
-            with quiet(), from_hub(config.model, f"weights {tag!r}"):
-                downloaded = Path(open_clip.download_pretrained(published))
-        with seeded(seed), quiet(), reaching(config.model, "model configuration"):
-            model = _untrained(open_clip, name)
     else:
-        if spec.kind == "pretrained":
+        architecture, preprocessing = _read_config(path)
+        # weights do not reveal heads or activations, so the name does
+        name = f"{path.stem}@{digest(architecture)[:12]}"
+    weights, source = Path(spec.value), spec.value
+    revision = ""
+    if spec.kind == "pretrained":
+        if path is not None:
             raise SightlineError(
                 f"{path}: a custom model config has no published weights; "
                 "use file:PATH or random:SEED"
             )
-        architecture, preprocessing = _read_config(path)
-        name = f"{path.stem}@{_config_digest(architecture)}"
-        with tempfile.TemporaryDirectory() as folder:
-            # open_clip reads a custom config from a folder, under this fixed name.
-            text = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocessing})
-            (Path(folder) / "open_clip_config.json").write_text(text, encoding="utf-8")
-            with seeded(seed), quiet(), reaching(config.model, "model configuration"):
-                try:
-                    model = _untrained(open_clip, f"local-dir:{folder}")
-                except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
-                    raise SightlineError(
-                        f"{path}: open_clip cannot build this model config "
-                        f"({type(error).__name__}: {error})"
-                    ) from error
+        source = config.weights
+        published = _published(open_clip, name, spec.value, architecture)
+        preprocessing = {key: published.get(key) for key in _PREPROCESSING}
+        with quiet(), from_hub(config.model, f"weights {spec.value!r}"):
+            weights = Path(open_clip.download_pretrained(published))
+        revision = str(published.get("hf_hub") or weights.stem).rstrip("/")
+    for key in ("mean", "std", "interpolation"):
+        preprocessing[key] = getattr(config, key) or preprocessing.get(key)
 
-    if spec.kind == "file":
-        weights = Path(spec.value)
-        _load(open_clip, model, read_state_dict(weights), str(weights), config.model)
-    elif spec.kind == "pretrained":
-        revision = str(published.get("hf_hub") or downloaded.stem).rstrip("/")
-        _load(open_clip, model, read_state_dict(downloaded), f"pretrained:{tag}", config.model)
-
-    identity = EncoderIdentity(
-        name=f"open_clip/{name}",
-        source=describe_source(spec, tag),
-        revision=revision,
-        weights_sha256=state_dict_sha256(model.state_dict()),
-        untrained=spec.kind == "random",
-    )
-    visual: Any = model.visual
-    merged = dict(visual.preprocess_cfg)
-    merged |= {key: published[key] for key in _PREPROCESSING if published.get(key) is not None}
-    merged |= {
-        key: value
-        for key in ("mean", "std", "interpolation")
-        if (value := getattr(config, key)) is not None
-    }
-    return ClipModel(model, identity, architecture, merged, path.parent if path else None)
+    model = _untrained(open_clip, config.model, architecture, preprocessing, spec.seed)
+    if spec.kind != "random":
+        _load(open_clip, model, read_state_dict(weights), source, config.model)
+    identity = identity_of(model, f"open_clip/{name}", spec, revision=revision)
+    return ClipModel(model, identity, architecture, path.parent if path else None)
 
 
-def _untrained(open_clip: Any, name: str) -> nn.Module:
-    """The architecture `name` with weights drawn from the current random state."""
-    return open_clip.create_model(
-        name,
-        load_weights=False,
-        pretrained_image=False,
-        pretrained_text=False,
-        precision="fp32",
-        device="cpu",
-    ).eval()
+def _untrained(
+    open_clip: Any,
+    name: str,
+    architecture: Mapping[str, Any],
+    preprocessing: Mapping[str, Any],
+    seed: int,
+) -> Any:
+    """The model of that architecture with weights drawn with that seed, in fp32 on the CPU.
+
+    Args:
+        name: as the user named it, for errors.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # open_clip reads a config from a folder, under this fixed name.
+        text = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocessing})
+        (Path(folder) / "open_clip_config.json").write_text(text, encoding="utf-8")
+        with seeded(seed), quiet(), reaching(name, "model configuration"):
+            try:
+                return open_clip.create_model(
+                    f"local-dir:{folder}",
+                    load_weights=False,
+                    pretrained_image=False,
+                    pretrained_text=False,
+                    precision="fp32",
+                    device="cpu",
+                ).eval()
+            except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
+                raise SightlineError(
+                    f"{name}: open_clip cannot build this model config "
+                    f"({type(error).__name__}: {error})"
+                ) from error
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -154,45 +144,38 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise SightlineError(f"{path}: not readable as JSON ({error})") from error
     content = content if isinstance(content, dict) else {}
     architecture = content.get("model_cfg", content)
-    preprocessing = content.get("preprocess_cfg", {})
-    needed = ("embed_dim", "vision_cfg", "text_cfg")
-    missing = [name for name in needed if name not in architecture]
+    missing = [name for name in _NEEDED if name not in architecture]
     if missing:
         raise SightlineError(
             f"{path}: not an open_clip model config, {', '.join(missing)} missing; "
-            f"expected {', '.join(needed)} and, where wanted, preprocess_cfg"
+            f"expected {', '.join(_NEEDED)} and, where wanted, preprocess_cfg"
         )
-    return {k: v for k, v in architecture.items() if k != "preprocess_cfg"}, preprocessing
-
-
-def _config_digest(architecture: Mapping[str, Any]) -> str:
-    """Twelve-digit hex digest of the architecture: weights do not reveal heads or activations."""
-    return digest(architecture)[:12]
+    kept = {key: value for key, value in architecture.items() if key != "preprocess_cfg"}
+    return kept, content.get("preprocess_cfg", {})
 
 
 def _published(
     open_clip: Any, name: str, tag: str, architecture: Mapping[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    """(tag, the library's record of it) for published weights of the model `name`."""
-    tags = open_clip.list_pretrained_tags_by_model(name)
+) -> Mapping[str, Any]:
+    """The library's record of published weights of the model `name`."""
     record = open_clip.get_pretrained_cfg(name, tag)
     if not record:
+        tags = open_clip.list_pretrained_tags_by_model(name)
         there = ", ".join(tags) or "none; use file:PATH or random:SEED"
         found = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
         raise SightlineError(f"{name} {found}; published tags: {there}")
-    if bool(record.get("quick_gelu")) != bool(architecture.get("quick_gelu")):
+    quick = bool(record.get("quick_gelu"))
+    if quick != bool(architecture.get("quick_gelu")):
         # open_clip only warns and uses the wrong activation; the features would be wrong.
-        twin = f"{name}-quickgelu" if record.get("quick_gelu") else name.removesuffix("-quickgelu")
+        twin = f"{name}-quickgelu" if quick else name.removesuffix("-quickgelu")
         raise SightlineError(
-            f"weights {tag!r} of {name} were trained with "
-            f"{'QuickGELU' if record.get('quick_gelu') else 'GELU'}; use model {twin!r} with them"
+            f"weights {tag!r} of {name} were trained with {'QuickGELU' if quick else 'GELU'}; "
+            f"use model {twin!r} with them"
         )
-    return tag, dict(record)
+    return record
 
 
-def _load(
-    open_clip: Any, model: nn.Module, state: Mapping[str, Tensor], source: str, name: str
-) -> None:
+def _load(open_clip: Any, model: Any, state: Mapping[str, Tensor], source: str, name: str) -> None:
     """Load `state`, accepting the two older layouts that open_clip itself still reads."""
     tensors = dict(state)
     if "positional_embedding" in tensors and not hasattr(model, "positional_embedding"):
@@ -207,61 +190,45 @@ def _load(
     load_exactly(model, tensors, source, name)
 
 
-_TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
+def build_image(config: OpenClipConfig, device: torch.device, precision: str) -> FrozenImageEncoder:
+    """The image tower that `config` names, on `device`: images → projected CLIP features."""
+    clip = load_clip(config)
+    preprocessing = preprocessing_of(clip)
+    model = clip.without(_TEXT_MODULES)
 
-
-class ClipImageEncoder:
-    """Images → projected CLIP features, not normalised. Build it with `build_image`."""
-
-    def __init__(
-        self, clip: ClipModel, config: OpenClipConfig, device: torch.device, precision: str
-    ) -> None:
-        self.preprocessing: ImagePreprocessing = preprocessing_of(clip)
-        self.dim: int = clip.dim
-        for name in _TEXT_MODULES:
-            if isinstance(getattr(clip.model, name, None), torch.nn.Module):
-                delattr(clip.model, name)
-        self._frozen = FrozenModel(
-            clip.model,
-            device,
-            precision,
-            channels_last=config.channels_last,
-            compiled=config.compile,
-        )
-        self.device = device
-        self.identity: EncoderIdentity = self._frozen.identity(clip.identity)
-
-    def encode(self, images: Tensor) -> Tensor:
-        """float32 [n, 3, h, w] → float32 [n, dim] on `device`."""
-        frozen = self._frozen
+    def forward(images: Tensor) -> Tensor:
         # CoCa's towers normalise by default, which cannot be undone.
-        rows: Tensor = frozen(frozen.model.encode_image, frozen.images(images), normalize=False)
-        return rows.float()
+        return model.encode_image(images, normalize=False)
 
-
-def build_image(config: OpenClipConfig, device: torch.device, precision: str) -> ClipImageEncoder:
-    """The image tower that `config` names, on `device`."""
-    return ClipImageEncoder(load_clip(config), config, device, check_precision(precision))
+    frozen = FrozenModel(
+        model,
+        clip.identity,
+        device,
+        precision,
+        forward,
+        channels_last=config.channels_last,
+        compiled=config.compile,
+    )
+    return FrozenImageEncoder(frozen, preprocessing, int(clip.architecture["embed_dim"]))
 
 
 def preprocessing_of(clip: ClipModel) -> ImagePreprocessing:
     """open_clip's evaluation transform for this model and these weights, on uint8 tensors."""
-    cfg = clip.image_preprocessing
+    cfg = clip.model.visual.preprocess_cfg
     size = cfg["size"]
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     interpolation, mode = cfg["interpolation"], cfg["resize_mode"]
     if interpolation == "random":  # open_clip's name for "any"; it evaluates with bicubic
         interpolation = "bicubic"
-    if interpolation not in ("bilinear", "bicubic"):
-        raise SightlineError(
-            f"{clip.identity.name}: interpolation {interpolation!r} in its preprocess_cfg; "
-            "expected bilinear or bicubic"
-        )
-    if mode not in ("shortest", "longest", "squash"):
-        raise SightlineError(
-            f"{clip.identity.name}: resize_mode {mode!r} in its preprocess_cfg; "
-            "expected shortest, longest or squash"
-        )
+    for key, value, known in (
+        ("interpolation", interpolation, ("bilinear", "bicubic")),
+        ("resize_mode", mode, ("shortest", "longest", "squash")),
+    ):
+        if value not in known:
+            raise SightlineError(
+                f"{clip.identity.name}: {key} {value!r} in its preprocess_cfg; "
+                f"expected {', '.join(known[:-1])} or {known[-1]}"
+            )
     return ImagePreprocessing(
         resize=(height, width),
         crop=(height, width),
@@ -278,25 +245,16 @@ def _triple(value: Any) -> tuple[float, float, float]:
     return values[0], values[1], values[2]
 
 
-DEFAULT_CONTEXT_LENGTH = 77
-"""Default tokens per text (CLIP's), if a model config gives none."""
-
-
 class ClipTextEncoder:
     """Texts → projected CLIP features, not normalised. Build it with `build_text`."""
 
-    def __init__(
-        self, clip: ClipModel, config: OpenClipConfig, device: torch.device, precision: str
-    ) -> None:
+    def __init__(self, clip: ClipModel, frozen: FrozenModel) -> None:
         text = clip.architecture["text_cfg"]
-        self.dim: int = clip.dim
+        self.identity = frozen.identity
+        self.dim = int(clip.architecture["embed_dim"])
         self._context_length = int(text.get("context_length", DEFAULT_CONTEXT_LENGTH))
         self._tokenizer = _tokenizer(clip, self._context_length)
-        for name in ("visual", "text_decoder"):
-            if hasattr(clip.model, name):
-                delattr(clip.model, name)
-        self._frozen = FrozenModel(clip.model, device, precision, compiled=config.compile)
-        self.identity: EncoderIdentity = self._frozen.identity(clip.identity)
+        self._frozen = frozen
         self.preprocessing: dict[str, object] = {
             "tokenizer": type(self._tokenizer).__name__,
             "tokenizer_sha256": _tokenizer_sha256(self._tokenizer),
@@ -318,14 +276,19 @@ class ClipTextEncoder:
         if length != self._context_length:
             raise ValueError(f"length is {length}; this tower takes {self._context_length} only")
         tokens = self._tokenizer(list(texts))  # int64 [n, context length]
-        frozen = self._frozen
-        batch = tokens.to(frozen.device, non_blocking=True)
-        return frozen(frozen.model.encode_text, batch, normalize=False).float().cpu()
+        return self._frozen(tokens.to(self._frozen.device, non_blocking=True)).float().cpu()
 
 
 def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> ClipTextEncoder:
     """The text tower that `config` names, on `device`."""
-    return ClipTextEncoder(load_clip(config), config, device, check_precision(precision))
+    clip = load_clip(config)
+    model = clip.without(("visual", "text_decoder"))
+
+    def forward(tokens: Tensor) -> Tensor:
+        return model.encode_text(tokens, normalize=False)
+
+    frozen = FrozenModel(model, clip.identity, device, precision, forward, compiled=config.compile)
+    return ClipTextEncoder(clip, frozen)
 
 
 def _tokenizer(clip: ClipModel, context_length: int) -> Any:

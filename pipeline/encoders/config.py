@@ -6,9 +6,9 @@ import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError
 
 from sightline.errors import SightlineError
 from sightline.extras import require
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pipeline.encoders.protocols import ImageEncoder, TextEncoder
 
 
-WeightsKind = Literal["pretrained", "file", "random"]
-
 WEIGHTS_FORMS = (
     "pretrained:TAG (published weights), file:PATH (safetensors, or a state dict that "
     "torch.save wrote) or random:SEED"
@@ -33,13 +31,13 @@ WEIGHTS_FORMS = (
 class WeightsSpec:
     """Parsed ``weights``: `value` is the tag or revision, the path, or the seed."""
 
-    kind: WeightsKind
+    kind: Literal["pretrained", "file", "random"]
     value: str
 
     @property
     def seed(self) -> int:
-        """The seed of ``random:SEED``."""
-        return int(self.value)
+        """The seed of ``random:SEED``; 0 where weights are loaded over those drawn."""
+        return int(self.value) if self.kind == "random" else 0
 
     @property
     def revision(self) -> str:
@@ -60,6 +58,15 @@ def parse_weights(weights: str) -> WeightsSpec:
     if kind == "random" and re.fullmatch(r"[0-9]{1,18}", value):
         return WeightsSpec("random", value)
     raise ValueError(f"{weights!r} are not valid weights; write {WEIGHTS_FORMS}")
+
+
+def _known_form(weights: str) -> str:
+    parse_weights(weights)
+    return weights
+
+
+Weights = Annotated[str, AfterValidator(_known_form)]
+"""``pretrained:TAG``, ``file:PATH`` or ``random:SEED``, as a user writes it."""
 
 
 def require_weights(path: Path) -> None:
@@ -90,13 +97,7 @@ class EncoderConfig(FamilySettings):
     )
 
     model: str = Field(min_length=1)
-    weights: str
-
-    @field_validator("weights")
-    @classmethod
-    def _weights_have_a_known_form(cls, weights: str) -> str:
-        parse_weights(weights)
-        return weights
+    weights: Weights
 
     @property
     def weights_spec(self) -> WeightsSpec:
@@ -238,14 +239,7 @@ RESNETS = ("resnet18", "resnet50", "resnet101", "resnet152")
 
 
 def named_encoder(
-    name: str,
-    weights: str,
-    kind: EncoderKind = "image",
-    *,
-    pooling: str | None = None,
-    max_length: int | None = None,
-    compile: bool = False,
-    channels_last: bool = False,
+    name: str, weights: str, kind: EncoderKind = "image", **parameters: Any
 ) -> EncoderConfig:
     """The configuration of an encoder given by `name` on a command line.
 
@@ -254,35 +248,25 @@ def named_encoder(
             path of a model config (JSON); for texts the latter two; for a teacher a folder or a hub
             name.
         weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``.
-        pooling, max_length: of a teacher.
-        compile: run the model with ``torch.compile``.
-        channels_last: memory layout of an open_clip image tower.
+        parameters: of its family, such as ``pooling`` and ``max_length`` of a teacher, or
+            ``compile``; None and False mean the default.
 
     Raises:
         SightlineError: unknown name (lists the available ones and suggests the nearest), invalid
             weights, or an option that does not apply to this encoder.
     """
-    family, model = _family_and_model(name, kind)
-    given = {
-        "family": family,
-        "model": model,
-        "weights": weights,
-        "pooling": pooling,
-        "max_length": max_length,
-        "compile": compile or None,
-        "channels_last": channels_last or None,
+    family, colon, model = name.partition(":")
+    if not colon or family not in EncoderConfig.families:
+        family, model = _family_of(name, kind), name
+    chosen = {
+        key: value for key, value in parameters.items() if value is not None and value is not False
     }
     try:
-        return EncoderConfig.model_validate({k: v for k, v in given.items() if v is not None})
+        return EncoderConfig.model_validate(
+            {"family": family, "model": model, "weights": weights, **chosen}
+        )
     except ValidationError as error:
         raise SightlineError(f"{name}: {'; '.join(explain(error, EncoderConfig))}") from error
-
-
-def _family_and_model(name: str, kind: EncoderKind) -> tuple[str, str]:
-    family, colon, model = name.partition(":")
-    if colon and family in EncoderConfig.families:
-        return family, model
-    return _family_of(name, kind), name
 
 
 def _family_of(name: str, kind: EncoderKind) -> str:

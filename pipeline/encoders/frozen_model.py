@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
 from sightline.devices import AUTOCAST, check_precision, computing
 from sightline.errors import SightlineError
-
-_COMPILED, _CHANNELS_LAST = "compiled", "channels last"
 
 
 class FrozenModel:
@@ -26,21 +25,26 @@ class FrozenModel:
 
     Args:
         model: the module; it is changed in place.
+        identity: of the weights that were loaded.
+        forward: what is run and compiled; default: the module itself.
         channels_last: keep images and convolutions in this memory layout.
-        compiled: compile the forward pass with ``torch.compile`` for each shape of a batch.
+        compiled: compile `forward` with ``torch.compile`` for each shape of a batch.
         cast_buffers: cast buffers too. transformers keeps them in float32: tables of rotary
             positions lose their meaning in bfloat16.
 
     Attributes:
         device: where it runs.
         dtype: dtype of its weights, and of floating-point inputs.
+        identity: of the weights, with how they are run here.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        identity: EncoderIdentity,
         device: torch.device,
         precision: str,
+        forward: Callable[..., Any] | None = None,
         *,
         channels_last: bool = False,
         compiled: bool = False,
@@ -48,47 +52,56 @@ class FrozenModel:
     ) -> None:
         self.device = device
         self.dtype = getattr(torch, AUTOCAST.get(check_precision(precision), "float32"))
+        options = ("channels last",) * channels_last + ("compiled",) * compiled
+        self.identity = replace(identity, casts_weights=True, options=options)
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
-        self._compiled = compiled
-        self._options = (_CHANNELS_LAST,) * channels_last + (_COMPILED,) * compiled
         self.model: Any = cast_weights(model.eval(), self.dtype, cast_buffers).to(device)
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
-        self._calls: dict[Any, Callable[..., Any]] = {}
-
-    def identity(self, loaded: EncoderIdentity) -> EncoderIdentity:
-        """The identity of the ``loaded`` weights, with how they are run here."""
-        return replace(loaded, casts_weights=True, options=self._options)
+        self._compiled = compiled
+        self._forward = forward or self.model
+        if compiled:
+            self._forward = torch.compile(self._forward, dynamic=False)
 
     def images(self, images: Tensor) -> Tensor:
         """float32 [n, 3, h, w] anywhere → the model's input on its device."""
         there = images.to(self.device, non_blocking=True)
         return there.to(self.dtype).contiguous(memory_format=self._layout)
 
-    def __call__(self, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-        """``forward(*inputs, **options)``, a method of the model or the model itself.
+    def __call__(self, *inputs: Any) -> Any:
+        """What `forward` makes of ``inputs``.
 
         Raises:
             SightlineError: it cannot be compiled here.
         """
         with computing(self.device, "fp32"):  # the weights' dtype decides, not autocast
             if not self._compiled:
-                return forward(*inputs, **options)
-            return self._run_compiled(forward, *inputs, **options)
+                return self._forward(*inputs)
+            from torch._dynamo.exc import TorchDynamoException
 
-    def _run_compiled(self, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-        from torch._dynamo.exc import TorchDynamoException
+            try:
+                return self._forward(*inputs)
+            except TorchDynamoException as error:
+                reason = str(error).strip().splitlines()[0]
+                raise SightlineError(
+                    f"torch.compile failed on {self.device.type} ({reason}); install what it "
+                    "names, or leave out `compile`. Finished work is kept"
+                ) from error
 
-        if forward not in self._calls:
-            self._calls[forward] = torch.compile(forward, dynamic=False)
-        try:
-            return self._calls[forward](*inputs, **options)
-        except TorchDynamoException as error:
-            reason = str(error).strip().splitlines()[0]
-            raise SightlineError(
-                f"torch.compile failed on {self.device.type} ({reason}); install what it names, or "
-                "leave out `compile`. Finished work is kept"
-            ) from error
+
+class FrozenImageEncoder:
+    """Images → what a `FrozenModel` makes of them, not normalised."""
+
+    def __init__(self, frozen: FrozenModel, preprocessing: ImagePreprocessing, dim: int) -> None:
+        self.identity = frozen.identity
+        self.preprocessing = preprocessing
+        self.dim = dim
+        self.device = frozen.device
+        self._frozen = frozen
+
+    def encode(self, images: Tensor) -> Tensor:
+        """float32 [n, 3, h, w] → float32 [n, dim] on `device`."""
+        return self._frozen(self._frozen.images(images)).float()
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype, buffers: bool = True) -> nn.Module:

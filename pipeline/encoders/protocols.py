@@ -6,18 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pipeline.encoders.preprocessing import ImagePreprocessing
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = [
-    "EncoderIdentity",
-    "ImageEncoder",
-    "ImagePreprocessing",
-    "TextEncoder",
-]
+    from pipeline.encoders.preprocessing import ImagePreprocessing
 
 
 @dataclass(frozen=True)
@@ -53,21 +46,16 @@ class ImageEncoder(Protocol):
 
     A row depends only on its own image as long as the number of rows per call is fixed;
     floating-point sums change with that number, so it is part of an extraction's plan.
+
+    Attributes:
+        preprocessing: turns a decoded image into the model's input. Picklable, for worker
+            processes.
     """
 
-    @property
-    def identity(self) -> EncoderIdentity: ...
-
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def preprocessing(self) -> ImagePreprocessing:
-        """Turns a decoded image into the model's input. Picklable, for worker processes."""
-        ...
-
-    @property
-    def device(self) -> torch.device: ...
+    identity: EncoderIdentity
+    dim: int
+    preprocessing: ImagePreprocessing
+    device: torch.device
 
     def encode(self, images: Tensor) -> Tensor:
         """Features of a batch, not normalised: float32 [n, 3, h, w] → float32 [n, dim].
@@ -78,18 +66,16 @@ class ImageEncoder(Protocol):
 
 
 class TextEncoder(Protocol):
-    """A frozen model that maps texts to vectors. Rows are as independent as an `ImageEncoder`'s."""
+    """A frozen model that maps texts to vectors. Rows are as independent as an `ImageEncoder`'s.
 
-    @property
-    def identity(self) -> EncoderIdentity: ...
+    Attributes:
+        preprocessing: what determines the model's input (tokenizer digest, lengths, pooling); JSON
+            values.
+    """
 
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def preprocessing(self) -> dict[str, object]:
-        """What determines the model's input (tokenizer digest, lengths, pooling); JSON values."""
-        ...
+    identity: EncoderIdentity
+    dim: int
+    preprocessing: dict[str, object]
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """The padded length, in tokens, at which each text is computed.

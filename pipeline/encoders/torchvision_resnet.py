@@ -11,83 +11,48 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.config import TorchvisionConfig
-from pipeline.encoders.frozen_model import FrozenModel
+from pipeline.encoders.config import RESNETS, TorchvisionConfig
+from pipeline.encoders.frozen_model import FrozenImageEncoder, FrozenModel
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
-from pipeline.encoders.protocols import EncoderIdentity
-from pipeline.encoders.weights import (
-    describe_source,
-    load_exactly,
-    read_state_dict,
-    seeded,
-    state_dict_sha256,
-)
-from sightline.devices import check_precision
+from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.loading import quiet, reaching
 
-DIMS = {"resnet18": 512, "resnet50": 2048, "resnet101": 2048, "resnet152": 2048}
-"""The available models, and the width of their pooled features."""
 
-
-class ResNetEncoder:
-    """Images → the output of a ResNet's global average pooling. Build it with `build_image`."""
-
-    def __init__(
-        self,
-        identity: EncoderIdentity,
-        preprocessing: ImagePreprocessing,
-        dim: int,
-        frozen: FrozenModel,
-    ) -> None:
-        self.identity = frozen.identity(identity)
-        self.preprocessing = preprocessing
-        self.dim = dim
-        self.device = frozen.device
-        self._frozen = frozen
-
-    def encode(self, images: Tensor) -> Tensor:
-        """float32 [n, 3, h, w] → float32 [n, dim] on `device`."""
-        return self._frozen(self._frozen.model, self._frozen.images(images)).float()
-
-
-def build_image(config: TorchvisionConfig, device: torch.device, precision: str) -> ResNetEncoder:
-    """The ResNet that `config` names, on `device`.
+def build_image(
+    config: TorchvisionConfig, device: torch.device, precision: str
+) -> FrozenImageEncoder:
+    """The ResNet that `config` names, on `device`: images → its global average pooling.
 
     Loads only the trunk: a checkpoint's classifier, with any number of classes, is dropped.
 
     Raises:
         SightlineError: unknown model, unknown tag, or weights that do not fit or are unavailable.
     """
-    check_precision(precision)
-    if config.model not in DIMS:
+    if config.model not in RESNETS:
         raise SightlineError(
-            f"unknown torchvision model {config.model!r}; available: {', '.join(DIMS)}"
+            f"unknown torchvision model {config.model!r}; available: {', '.join(RESNETS)}"
         )
     models = require("torchvision", "this encoder").models
     spec = config.weights_spec
-    with seeded(spec.seed if spec.kind == "random" else 0), quiet():
-        model: nn.Module = getattr(models, config.model)(weights=None)
+    with seeded(spec.seed), quiet():
+        model = models.get_model(config.model, weights=None)
+    dim = model.fc.in_features
     model.fc = nn.Identity()
     tag = revision = ""
     if spec.kind == "file":
-        path = Path(spec.value)
-        load_exactly(model, _trunk(read_state_dict(path)), str(path), config.model)
+        load_exactly(model, _trunk(read_state_dict(Path(spec.value))), spec.value, config.model)
     elif spec.kind == "pretrained":
         tag, revision, state = _published(models, config.model, spec.value)
         load_exactly(model, _trunk(state), f"pretrained:{tag}", config.model)
-    identity = EncoderIdentity(
-        name=f"torchvision/{config.model}",
-        source=describe_source(spec, tag),
-        revision=revision,
-        weights_sha256=state_dict_sha256(model.state_dict()),
-        untrained=spec.kind == "random",
-    )
+    identity = identity_of(model, f"torchvision/{config.model}", spec, tag=tag, revision=revision)
     # Convolutions are 1.2 to 5 times as fast with channels last on a CPU, and rows stay
     # independent of their position in the batch.
-    frozen = FrozenModel(model, device, precision, channels_last=True, compiled=config.compile)
-    return ResNetEncoder(identity, _preprocessing(config), DIMS[config.model], frozen)
+    frozen = FrozenModel(
+        model, identity, device, precision, channels_last=True, compiled=config.compile
+    )
+    return FrozenImageEncoder(frozen, _preprocessing(config), dim)
 
 
 def _trunk(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Weights: read a state dict safely, load it exactly, and compute its digest."""
+"""Weights: read a state dict safely, load it exactly, and say which they are."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeline.encoders.config import WeightsSpec, require_weights
+from pipeline.encoders.protocols import EncoderIdentity
 from sightline.errors import SightlineError
 
 _SHOWN = 3
@@ -120,6 +121,32 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, mo
             f"{'; '.join(problems)}. Use the model these weights were made for, or other weights"
         )
     module.load_state_dict(dict(state), strict=False)
+
+
+def identity_of(
+    model: nn.Module,
+    name: str,
+    spec: WeightsSpec,
+    *,
+    tag: str = "",
+    revision: str = "",
+    folder: Path | None = None,
+) -> EncoderIdentity:
+    """The identity of a model as it was loaded.
+
+    Args:
+        name: family and architecture, such as ``torchvision/resnet50``.
+        spec: the weights that it was loaded with.
+        tag, folder: see `describe_source`.
+        revision: of the weights' source, if it has one.
+    """
+    return EncoderIdentity(
+        name=name,
+        source=describe_source(spec, tag, folder),
+        revision=revision,
+        weights_sha256=state_dict_sha256(model.state_dict()),
+        untrained=spec.kind == "random",
+    )
 
 
 def describe_source(spec: WeightsSpec, tag: str = "", folder: Path | None = None) -> str:

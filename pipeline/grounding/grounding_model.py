@@ -9,7 +9,6 @@ from typing import Any
 import transformers
 
 from pipeline.encoders.config import WeightsSpec, parse_weights
-from pipeline.encoders.tokenizers import tokenizer_sha256
 from pipeline.encoders.weights import (
     describe_source,
     load_exactly,
@@ -17,6 +16,7 @@ from pipeline.encoders.weights import (
     seeded,
     state_dict_sha256,
 )
+from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import SightlineError
 from sightline.loading import Pretrained
 
@@ -81,7 +81,7 @@ def build_model(
     if spec.kind == "pretrained":
         model = source.model(architecture, settings)
     else:
-        with seeded(spec.seed if spec.kind == "random" else 0), source.reading("configuration"):
+        with seeded(spec.seed), source.reading("configuration"):
             model = architecture(settings).eval()
     if spec.kind == "file":
         load_exactly(model, read_state_dict(Path(spec.value)), spec.value, source.name)

@@ -9,9 +9,9 @@ from forger import SPEC
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.encoders.tokenizers import tokenizer_sha256
 from sightline.cache.record import TableSpec
 from sightline.digest import digest
+from sightline.encoder_folder import tokenizer_sha256
 
 VALUE = {"b": [1, 2.5, None, True], "a": {"ü": "é", "z": 1e-05}}
 

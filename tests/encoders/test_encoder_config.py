@@ -11,8 +11,7 @@ import torch
 from pydantic import ValidationError
 from tiny_models import clip_config
 
-from pipeline.encoders.config import RESNETS, EncoderConfig, named_encoder, parse_weights
-from pipeline.encoders.torchvision_resnet import DIMS
+from pipeline.encoders.config import EncoderConfig, named_encoder, parse_weights
 from sightline.devices import computing
 from sightline.errors import SightlineError
 
@@ -24,7 +23,6 @@ def test_names_find_their_family(tmp_path) -> None:
     assert named_encoder(clip_config(tmp_path), "random:0").family == "open_clip"
     teacher = named_encoder("org/bert", "pretrained", "teacher", pooling="mean", max_length=64)
     assert (teacher.family, teacher.pooling, teacher.max_length) == ("transformers", "mean", 64)
-    assert tuple(DIMS) == RESNETS
     for named in ("open_clip:resnet50", "torchvision:resnet18", "transformers:a/b"):
         config = named_encoder(named, "random:0")
         assert f"{config.family}:{config.model}" == named

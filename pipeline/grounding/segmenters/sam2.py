@@ -51,7 +51,7 @@ def build(settings: Sam2Settings, device: torch.device, precision: str) -> Promp
     package = _sam2()
     path = _configuration(settings.model, package)
     spec = settings.weights_spec
-    with quiet(), seeded(spec.seed if spec.kind == "random" else 0):
+    with quiet(), seeded(spec.seed):
         model = _instantiate(path)
     if spec.kind == "file":
         load_exactly(model, read_state_dict(Path(spec.value)), spec.value, settings.model)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from pipeline.encoders.config import WeightsSpec, parse_weights
+from pipeline.encoders.config import Weights, WeightsSpec, parse_weights
 from sightline.settings import FamilySettings, Registry
 
 if TYPE_CHECKING:
@@ -43,13 +43,7 @@ class SegmenterSettings(FamilySettings):
 
 
 class _Model(SegmenterSettings):
-    weights: str = "pretrained"
-
-    @field_validator("weights")
-    @classmethod
-    def _weights_have_a_known_form(cls, weights: str) -> str:
-        parse_weights(weights)
-        return weights
+    weights: Weights = "pretrained"
 
     @property
     def weights_spec(self) -> WeightsSpec:
