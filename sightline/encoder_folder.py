@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,15 +29,6 @@ _POSITIONS_FROM_PADDING = {
     "mpnet",
     "longformer",
     "data2vec-text",
-}
-
-_LEGACY_POOLING = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
 }
 
 
@@ -66,37 +58,31 @@ def read_recipe(source: str | Path, *, bare: bool = False) -> Recipe:
         SightlineError: the folder has a pooling, a module or a default prompt that Sightline does
             not support; ignoring it would silently change the embeddings.
     """
-    there = Pretrained(str(source))
-    with there.reading("sentence-transformers settings"):
-        return _recipe(there, bare)
-
-
-def _recipe(there: Pretrained, bare: bool) -> Recipe:
-    source = there.name
-    modules = there.json("modules.json")
-    if modules is None:
-        return Recipe()
-    pooling: Pooling | None = None
-    normalize = False
-    subfolder = ""
-    for module in modules:
-        kind = str(module["type"]).rsplit(".", 1)[-1]
-        if kind == "Transformer":
-            subfolder = str(module["path"])
-        elif bare:
-            continue
-        elif kind == "Pooling":
-            name = f"{module['path']}/config.json"
-            pooling = _read_pooling(source, name, there.json(name) or {})
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Dropout":
-            raise SightlineError(
-                f"{source}: modules.json lists a {kind} module, which Sightline does not support; "
-                "give a pooling (cls or mean) to use the encoder without the modules after it"
-            )
-    if not bare:
-        described = there.json("config_sentence_transformers.json") or {}
+    folder = Pretrained(str(source))
+    with folder.reading("sentence-transformers settings"):
+        modules = folder.json("modules.json")
+        if modules is None:
+            return Recipe()
+        pooling: Pooling | None = None
+        normalize = False
+        subfolder = ""
+        for module in modules:
+            kind = str(module["type"]).rsplit(".", 1)[-1]
+            if kind == "Transformer":
+                subfolder = str(module["path"])
+            elif bare:
+                continue
+            elif kind == "Pooling":
+                pooling = _read_pooling(folder, f"{module['path']}/config.json")
+            elif kind == "Normalize":
+                normalize = True
+            elif kind != "Dropout":
+                raise SightlineError(
+                    f"{source}: modules.json lists a {kind} module, which Sightline does not "
+                    "support; give a pooling (cls or mean) to use the encoder without the modules "
+                    "after it"
+                )
+        described = {} if bare else folder.json("config_sentence_transformers.json") or {}
         prompt = described.get("default_prompt_name")
         if prompt:
             raise SightlineError(
@@ -104,15 +90,32 @@ def _recipe(there: Pretrained, bare: bool) -> Recipe:
                 "every sentence, which Sightline does not do; give a pooling to use the encoder "
                 "without it"
             )
-    transformer = Pretrained(source, subfolder=subfolder)
-    settings = transformer.json("sentence_bert_config.json") or {}
-    length = settings.get("max_seq_length")
-    return Recipe(
-        pooling=pooling,
-        normalize=normalize,
-        max_length=None if length is None else int(length),
-        do_lower_case=bool(settings.get("do_lower_case", False)),
-        subfolder=subfolder,
+        transformer = Pretrained(str(source), subfolder=subfolder)
+        settings = transformer.json("sentence_bert_config.json") or {}
+        length = settings.get("max_seq_length")
+        return Recipe(
+            pooling=pooling,
+            normalize=normalize,
+            max_length=None if length is None else int(length),
+            do_lower_case=bool(settings.get("do_lower_case", False)),
+            subfolder=subfolder,
+        )
+
+
+def _read_pooling(folder: Pretrained, file: str) -> Pooling:
+    config = folder.json(file) or {}
+    found = config.get("pooling_mode")
+    if found is None:  # folders of earlier versions of sentence-transformers have a key for each
+        keys = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
+        found = [re.sub("pooling_mode_|_tokens?$", "", key) for key in keys] or ["mean"]
+    modes = [found] if isinstance(found, str) else list(found)
+    if modes == ["cls"]:
+        return "cls"
+    if modes == ["mean"]:
+        return "mean"
+    raise SightlineError(
+        f"{folder.name}: {file} sets {' + '.join(map(str, modes))} pooling, but Sightline supports "
+        "only cls or mean from such a folder; give a pooling to override it"
     )
 
 
@@ -183,10 +186,10 @@ def fit_pooler(model: Any, name: str | Path, pooling: Pooling) -> None:
     Raises:
         SightlineError: the pooling is `pooler`, and the model `name` has none.
     """
-    if pooling != "pooler":
-        if getattr(model, "pooler", None) is not None:
-            model.pooler = None
-    elif getattr(model, "pooler", None) is None:
+    has_one = getattr(model, "pooler", None) is not None
+    if pooling != "pooler" and has_one:
+        model.pooler = None
+    if pooling == "pooler" and not has_one:
         raise SightlineError(
             f"{name}: pooling 'pooler' was requested, but this {model.config.model_type} encoder "
             "has no pooler weights; use another, such as cls or mean"
@@ -201,12 +204,9 @@ def own_max_length(
     That is ``given`` (sentence_bert_config.json's `max_seq_length`) or else the tokenizer's
     `model_max_length`, but at most the number of usable `positions`.
     """
-    limits = [int(tokenizer.model_max_length)] if tokenizer.model_max_length < _NO_LIMIT else []
-    if given is not None:
-        limits = [given]
-    usable = positions(config)
-    if usable is not None:
-        limits.append(usable)
+    if given is None and tokenizer.model_max_length < _NO_LIMIT:
+        given = int(tokenizer.model_max_length)
+    limits = [limit for limit in (given, positions(config)) if limit is not None]
     if not limits:
         raise SightlineError(
             f"the maximum length of this {config.model_type} encoder is unknown: neither "
@@ -231,18 +231,3 @@ def positions(config: PretrainedConfig) -> int | None:
 def files_of(folder: Path) -> list[Path]:
     """The files of an encoder's folder that decide what it computes: weights and configuration."""
     return sorted(file for file in folder.rglob("*") if file.suffix in (".safetensors", ".json"))
-
-
-def _read_pooling(source: str, name: str, config: dict[str, Any]) -> Pooling:
-    found = config.get("pooling_mode")
-    if found is None:
-        found = [mode for key, mode in _LEGACY_POOLING.items() if config.get(key)] or ["mean"]
-    modes = [found] if isinstance(found, str) else list(found)
-    if modes == ["cls"]:
-        return "cls"
-    if modes == ["mean"]:
-        return "mean"
-    raise SightlineError(
-        f"{source}: {name} sets {' + '.join(map(str, modes))} pooling, but Sightline supports only "
-        "cls or mean from such a folder; give a pooling to override it"
-    )

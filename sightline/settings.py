@@ -7,15 +7,9 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
-from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -27,7 +21,11 @@ _CONTAINERS = (dict, list, tuple)
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line for each error that ``model`` found; for an unknown key, with the nearest one."""
-    return [_line(dict(each), model) for each in error.errors()]
+    lines: list[str] = []
+    for each in error.errors():
+        location, message = located(dict(each), model)
+        lines.append(": ".join(filter(None, (".".join(map(str, location)), message))))
+    return lines
 
 
 def unknown(name: str, known: Iterable[object], what: str) -> str:
@@ -50,12 +48,6 @@ def located(error: dict[str, Any], model: type[BaseModel]) -> tuple[tuple[Any, .
     elif error["type"] != "value_error":  # our own messages say what they found
         message = f"{message[0].lower()}{message[1:]}; found {short(error['input'])}"
     return tuple(location), message
-
-
-def _line(error: dict[str, Any], model: type[BaseModel]) -> str:
-    location, message = located(error, model)
-    where = ".".join(map(str, location))
-    return f"{where}: {message}" if where else message
 
 
 def _keys(location: Iterable[Any], model: type[BaseModel]) -> list[str]:
@@ -172,33 +164,19 @@ class Registry:
             )
         return found
 
-    def load(self, name: str, attribute: str | None = None) -> Any:
+    def load(self, name: str, attribute: str = "", default: Any = None) -> Any:
         """What is registered as ``name``.
 
         Args:
             attribute: load this attribute of its module instead.
+            default: taken where the module has no such attribute; None makes that an error.
 
         Raises:
             SightlineError: there is none, or another package's cannot be imported.
         """
-        module = self.module(name)
-        wanted = attribute or self.places[name].partition(":")[2]
-        if not hasattr(module, wanted):
-            raise SightlineError(
-                f"{self._whose(name)}: its module {module.__name__} has no {wanted!r}; add it, or "
-                "correct the entry"
-            )
-        return getattr(module, wanted)
-
-    def module(self, name: str) -> ModuleType:
-        """The module of what is registered as ``name``.
-
-        Raises:
-            SightlineError: there is none, or another package's cannot be imported.
-        """
-        module = self.place(name).partition(":")[0]
+        module, _, own = self.place(name).partition(":")
         try:
-            return importlib.import_module(module)
+            found = getattr(importlib.import_module(module), attribute or own, default)
         except Exception as error:
             if name in self._own:
                 raise
@@ -206,6 +184,12 @@ class Registry:
                 f"{self._whose(name)}: {module} cannot be imported: {type(error).__name__}: "
                 f"{error}. Fix that package, or uninstall it"
             ) from error
+        if found is None:
+            raise SightlineError(
+                f"{self._whose(name)}: its module {module} has no {attribute or own!r}; add it, or "
+                "correct the entry"
+            )
+        return found
 
     def _whose(self, name: str) -> str:
         return f"{self.what} {name!r} ({self.places[name]}, entry point of {self.group})"

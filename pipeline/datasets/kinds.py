@@ -46,7 +46,7 @@ def prepare(
             manifests, or contains an input.
     """
     fill = KINDS.load(kind, "prepare")
-    writes = getattr(KINDS.module(kind), "WRITES", MANIFESTS)
+    writes = KINDS.load(kind, "WRITES", MANIFESTS)
     with building(kind, Path(out), source.inputs(), writes) as (folder, report):
         fill(source, folder, report, progress)
     return report

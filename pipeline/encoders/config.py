@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from pipeline.encoders.preprocessing import Interpolation
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.pooling import Pooling
@@ -125,25 +127,20 @@ class EncoderConfig(FamilySettings):
         raise self._does_not_encode("texts", "build_text")
 
     def _does_not_encode(self, what: str, method: str) -> SightlineError:
-        others = [name for name in self.families if _overrides(name, method)]
+        others: list[str] = []
+        for name in self.families:
+            with suppress(SightlineError):  # one that cannot be imported is not suggested
+                family = EncoderConfig.of_family(name)
+                if getattr(family, method) is not getattr(EncoderConfig, method):
+                    others.append(name)
         return SightlineError(
             f"family {self.family!r} ({self.model}) does not encode {what}; "
             f"families that do: {', '.join(others)}"
         )
 
 
-def _overrides(family: str, method: str) -> bool:
-    """Whether a family overrides a method; one that cannot be imported is not suggested."""
-    try:
-        chosen = EncoderConfig.of_family(family)
-    except SightlineError:
-        return False
-    return getattr(chosen, method) is not getattr(EncoderConfig, method)
-
-
 _Pixels = Annotated[int, Field(ge=1, le=4096)]
 _Triple = tuple[float, float, float]
-_Interpolation = Literal["bilinear", "bicubic"]
 
 
 class TorchvisionConfig(EncoderConfig):
@@ -158,7 +155,7 @@ class TorchvisionConfig(EncoderConfig):
     family: Literal["torchvision"]
     resize: _Pixels | None = None
     crop: _Pixels | None = None
-    interpolation: _Interpolation | None = None
+    interpolation: Interpolation | None = None
     mean: _Triple | None = None
     std: _Triple | None = None
     compile: bool = False
@@ -181,7 +178,7 @@ class OpenClipConfig(EncoderConfig):
     """
 
     family: Literal["open_clip"]
-    interpolation: _Interpolation | None = None
+    interpolation: Interpolation | None = None
     mean: _Triple | None = None
     std: _Triple | None = None
     compile: bool = False
@@ -275,8 +272,6 @@ def _family_of(name: str, kind: EncoderKind) -> str:
     if name in RESNETS and kind == "image":
         return "torchvision"
     if name.endswith(".json"):
-        if not Path(name).is_file():
-            raise SightlineError(f"{name}: no such file; expected the JSON of an open_clip model")
         return "open_clip"
     models: list[str] = require("open_clip", "this encoder").list_models()
     if name.replace("/", "-") in models:
