@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import graph
-from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings
-from pipeline.extract.runner import Invocation
+from pipeline.extract.runner import Invocation, SetSummary
 from pipeline.params import Dataset, Params, ParamsError
 from sightline.cache.record import Kind
 from sightline.devices import compute_with

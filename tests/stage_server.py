@@ -157,12 +157,12 @@ def hash_of(text: str) -> float:
 
 def without_torch() -> None:
     """Let a run say what it computes with, and not import PyTorch for it."""
-    from pipeline.extract import machine, runner
+    from pipeline.extract import runner
 
     runner.threads_here = lambda: 1
     runner.using_threads = lambda count: contextlib.nullcontext()
-    machine.code_version = lambda: "stub"
-    machine.described = lambda device: {"device": device}
+    runner.code_version = lambda: "stub"
+    runner.described = lambda device: {"device": device}
 
 
 def _child(request: Request, trace: int, counter: int) -> int:

@@ -30,11 +30,10 @@ from pipeline.cli.options import (
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
-    from pipeline.extract.account import SetSummary
     from pipeline.extract.encode_missing import ExtractSettings
     from pipeline.extract.engine import Engine
     from pipeline.extract.feature_inputs import FeatureInputs
-    from pipeline.extract.runner import Invocation
+    from pipeline.extract.runner import Invocation, SetSummary
 
 app = typer.Typer(help="Run one frozen model and cache its features.", no_args_is_help=True)
 

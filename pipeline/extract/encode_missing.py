@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.extract.account import SetSummary
 from pipeline.extract.memory import HalvingCalls
-from pipeline.extract.runner import Advance, Computed, Contents, Failures, Job, RunSettings, run
+from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
 from sightline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, Place
 from sightline.cache.keys import Keys, KeyTable, as_keys, keys_of_texts, sort_order
 from sightline.cache.plan import Batch
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 _TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
 WEIGHTS_CAST = ", weights cast"
 """Follows the precision in a record where weights were cast once, instead of autocast."""
-
-Encoded = tuple[Batch, np.ndarray, Failures]
-_Encode = Callable[[Iterator[Batch], int, HalvingCalls], Iterable[Encoded]]
-"""Batches, batch size, calls → each batch, its rows float32 [n, dim], its failures."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +79,9 @@ def extract_images(
 
     by_key = {entry.key: entry for entry in entries}
     read = ImageReader(encoder.preprocessing, settings.max_pixels)
-    described = encoder.preprocessing.describe()
-    spec = _spec("image", encoder.identity, described, encoder.dim, settings)
-    encode = _encode_pictures(by_key, read, encoder, settings)
-    keys, identity = as_keys(list(by_key)), encoder.identity
-    return _extract(keys, None, None, spec, identity, encode, out, settings, "images")
+    encode = partial(_encode_pictures, by_key, read, encoder, settings.workers)
+    keys, described = as_keys(list(by_key)), read.preprocessing.describe()
+    return _extract("image", keys, encode, encoder, described, out, settings)
 
 
 def extract_objects(
@@ -110,12 +104,10 @@ def extract_objects(
 
     by_key = {entry.key: entry for entry in entries}
     groups = as_keys([entry.image_key for entry in by_key.values()])
-    preprocessing = CutoutPreprocessing(encoder.preprocessing, rules)
-    read = ObjectReader(preprocessing, settings.max_pixels)
-    spec = _spec("object", encoder.identity, preprocessing.describe(), encoder.dim, settings)
-    encode = _encode_pictures(by_key, read, encoder, settings)
-    keys, identity = as_keys(list(by_key)), encoder.identity
-    return _extract(keys, None, groups, spec, identity, encode, out, settings, "objects")
+    read = ObjectReader(CutoutPreprocessing(encoder.preprocessing, rules), settings.max_pixels)
+    encode = partial(_encode_pictures, by_key, read, encoder, settings.workers)
+    keys, described = as_keys(list(by_key)), read.preprocessing.describe()
+    return _extract("object", keys, encode, encoder, described, out, settings, groups=groups)
 
 
 def extract_texts(
@@ -139,42 +131,37 @@ def extract_texts(
     for start in range(0, len(distinct), _TOKENISED):
         part = distinct[start : start + _TOKENISED]
         lengths[start : start + len(part)] = encoder.lengths(part)
-    order = sort_order(keys)
-    table = KeyTable(keys[order])
-    spec = _spec(kind, encoder.identity, encoder.preprocessing, encoder.dim, settings)
-
-    def encode(batches: Iterator[Batch], batch_size: int, calls: HalvingCalls) -> Iterator[Encoded]:
-        for batch in batches:
-            rows = [distinct[i] for i in order[table.find(batch.keys)]]
-
-            def call(
-                start: int, stop: int, rows: list[str] = rows, length: int = batch.length
-            ) -> np.ndarray:
-                part = rows[start:stop]
-                return encoder.encode(part + [""] * (stop - start - len(part)), length).numpy()
-
-            yield batch, np.concatenate(calls.run(len(rows), call))[: len(rows)], {}
-
-    return _extract(keys, lengths, None, spec, encoder.identity, encode, out, settings, "texts")
+    encode = partial(_encode_texts, distinct, keys, encoder)
+    return _extract(
+        kind, keys, encode, encoder, encoder.preprocessing, out, settings, lengths=lengths
+    )
 
 
 def _extract(
+    kind: Kind,
     keys: Keys,
-    lengths: np.ndarray | None,
-    groups: Keys | None,
-    spec: FeatureSpec,
-    identity: EncoderIdentity,
-    encode: _Encode,
+    encode: Callable[[Iterator[Batch], HalvingCalls], Iterator[Computed]],
+    encoder: ImageEncoder | TextEncoder,
+    preprocessing: dict[str, object],
     out: Path,
     settings: ExtractSettings,
-    unit: str,
+    *,
+    lengths: np.ndarray | None = None,
+    groups: Keys | None = None,
 ) -> SetSummary:
-    """Plan, encode, write and publish; shared by images, objects and texts."""
+    """Plan, encode, write and publish; shared by images, objects and texts.
+
+    Args:
+        encode: batches, calls of the model → the rows of each batch, float32 [n, dim].
+        preprocessing: what determines the model's input, as JSON values.
+    """
+    unit = {"image": "images", "object": "objects"}.get(kind, "texts")
     if not len(keys):
         raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
+    spec = _spec(kind, encoder, preprocessing, settings)
     writer = FeatureSetWriter(out, spec, settings.inputs, settings.worker)
     calls = HalvingCalls(out.as_posix())
-    shape, options = settings.shape, ", ".join(identity.options)
+    shape, options = settings.shape, ", ".join(encoder.identity.options)
     if options:
         shape["code"] += f", {options}"
 
@@ -192,68 +179,81 @@ def _extract(
         return batches
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
-        for batch, features, failed in encode(batches, writer.shape.batch_size, calls):
-            good = np.array([key.tobytes() not in failed for key in batch.keys])
-            yield Computed(batch, batch.keys[good], features[good], failed)
-            advance(len(batch.keys))
+        for computed in encode(batches, calls):
+            yield computed
+            advance(len(computed.batch.keys))
 
     about = {"options": options} if options else {}
-    job = Job(
-        writer, plan, compute, [calls], lambda: writer.shape.batch_size, _contents, unit, about
-    )
-    return run(job, settings)
+    return run(Job(writer, plan, compute, _described, unit, [calls], about), settings)
 
 
-def _contents(record: FeatureSetRecord) -> Contents:
-    remarks = ("untrained weights",) if record.spec.encoder.untrained else ()
-    total = record.rows + record.failed
-    return Contents(counted(record.rows, "row"), record.failed, total, remarks)
+def _described(record: FeatureSetRecord) -> list[str]:
+    words = counted(record.rows, "row")
+    return [words, "untrained weights"] if record.spec.encoder.untrained else [words]
+
+
+def _encode_texts(
+    texts: list[str],
+    keys: Keys,
+    encoder: TextEncoder,
+    batches: Iterator[Batch],
+    calls: HalvingCalls,
+) -> Iterator[Computed]:
+    """Encode the texts of each batch; ``keys`` are those of ``texts``."""
+    order = sort_order(keys)
+    table = KeyTable(keys[order])
+    for batch in batches:
+        own = [texts[i] for i in order[table.find(batch.keys)]]
+
+        def call(
+            start: int, stop: int, own: list[str] = own, length: int = batch.length
+        ) -> np.ndarray:
+            part = own[start:stop]
+            return encoder.encode(part + [""] * (stop - start - len(part)), length).numpy()
+
+        rows = np.concatenate(calls.run(len(own), call))
+        yield Computed(batch, rows[: len(batch.keys)], {})
 
 
 def _encode_pictures(
     by_key: Mapping[bytes, ImageEntry | CutoutEntry],
     read: Reader,
     encoder: ImageEncoder,
-    settings: ExtractSettings,
-) -> _Encode:
-    """Encode the inputs that ``read`` makes from the entries of a batch's keys."""
+    workers: int,
+    batches: Iterator[Batch],
+    calls: HalvingCalls,
+) -> Iterator[Computed]:
+    """Encode the inputs that ``read`` makes from the entries of each batch."""
     from pipeline.extract.feed import Feed
 
-    def encode(batches: Iterator[Batch], batch_size: int, calls: HalvingCalls) -> Iterator[Encoded]:
-        feed = Feed(encoder, read)
-        ahead: deque[tuple[Batch, list[ImageEntry | CutoutEntry]]] = deque()
-        launched: deque[Callable[[], Encoded]] = deque()
-
-        def entries() -> Iterator[list[ImageEntry | CutoutEntry]]:
-            for batch in batches:
-                ahead.append((batch, [by_key[key.tobytes()] for key in batch.keys]))
-                yield ahead[-1][1]
-
-        for inputs, failures in feed.decoded(entries(), batch_size, settings.workers):
-            batch, own = ahead.popleft()
-            results = calls.run(len(own), partial(feed.launch, inputs))
-            launched.append(partial(_encoded, batch, own, results, failures))
-            if len(launched) > feed.ahead:
-                yield launched.popleft()()
-        for finish in launched:
-            yield finish()
-
-    return encode
+    feed = Feed(encoder, read)
+    batches, planned = tee(batches)
+    entries = ([by_key[key.tobytes()] for key in batch.keys] for batch in planned)
+    launched: deque[Callable[[], Computed]] = deque()
+    decoded = feed.decoded(entries, calls.begun_with, workers)
+    for (inputs, failures), batch in zip(decoded, batches, strict=True):
+        results = calls.run(len(batch.keys), partial(feed.launch, inputs))
+        launched.append(partial(_finished, by_key, batch, results, failures))
+        if len(launched) > feed.ahead:
+            yield launched.popleft()()
+    for finish in launched:
+        yield finish()
 
 
-def _encoded(
+def _finished(
+    by_key: Mapping[bytes, ImageEntry | CutoutEntry],
     batch: Batch,
-    own: list[ImageEntry | CutoutEntry],
     results: list[Callable[[], np.ndarray]],
     failures: list[Failure],
-) -> Encoded:
+) -> Computed:
     """Wait for the features of a batch."""
-    features = np.concatenate([result() for result in results])[: len(own)]
-    failed: Failures = {
-        own[row].key: {"code": code, "path": str(own[row].place), "reason": reason}
-        for row, code, reason in failures
+    features = np.concatenate([result() for result in results])[: len(batch.keys)]
+    keys = [batch.keys[failure.row].tobytes() for failure in failures]
+    failed = {
+        key: {"code": code, "path": str(by_key[key].place), "reason": reason}
+        for key, (_, code, reason) in zip(keys, failures, strict=True)
     }
-    return batch, features, failed
+    return Computed(batch, np.delete(features, [failure.row for failure in failures], 0), failed)
 
 
 def precision_rule(identity: EncoderIdentity, precision: str) -> str:
@@ -267,11 +267,11 @@ def precision_rule(identity: EncoderIdentity, precision: str) -> str:
 
 def _spec(
     kind: Kind,
-    identity: EncoderIdentity,
+    encoder: ImageEncoder | TextEncoder,
     preprocessing: dict[str, object],
-    dim: int,
     settings: ExtractSettings,
 ) -> FeatureSpec:
+    identity = encoder.identity
     return FeatureSpec(
         kind=kind,
         encoder=EncoderRecord(
@@ -283,6 +283,6 @@ def _spec(
         ),
         preprocessing=preprocessing,
         precision=precision_rule(identity, settings.precision),
-        dim=dim,
+        dim=encoder.dim,
         dtype=settings.dtype,
     )

@@ -14,14 +14,13 @@ from pipeline.extract.encode_missing import (
     extract_texts,
 )
 from pipeline.extract.inputs import image_entries_of, objects_of_phrases, texts_in
-from pipeline.extract.runner import Invocation
+from pipeline.extract.runner import Invocation, SetSummary
 from sightline.cache import keys_of_texts
 from sightline.cache.commit import refuse_other_kinds, set_output
 from sightline.cache.record import Kind
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
-    from pipeline.extract.account import SetSummary
     from pipeline.extract.cutouts import CutoutRules
 
 

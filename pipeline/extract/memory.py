@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from sightline.errors import SightlineError
+from sightline.progress import to_stderr
 
 Result = TypeVar("Result")
 
@@ -21,10 +21,13 @@ class HalvingCalls:
         title: the model, for messages.
         items: name of the items, in the plural.
         part: name of the model in ``halved_to`` if a run has several; empty if it has one.
+
+    Attributes:
+        begun_with: items per call before memory ran out.
     """
 
     def __init__(self, title: str, items: str = "rows", part: str = "") -> None:
-        self.count = self._begun_with = 1
+        self.count = self.begun_with = 1
         self.part = part
         self._title, self._items = title, items
 
@@ -34,7 +37,7 @@ class HalvingCalls:
         Args:
             earlier: how the finished blocks were computed.
         """
-        self.count = self._begun_with = count
+        self.count = self.begun_with = count
         for computed in earlier:
             halved = computed.get("halved_to")
             size = halved.get(self.part) if isinstance(halved, Mapping) else halved
@@ -43,7 +46,7 @@ class HalvingCalls:
     @property
     def halved_to(self) -> int | None:
         """The reduced number, after memory ran out; None if it never did."""
-        return self.count if self.count < self._begun_with else None
+        return self.count if self.count < self.begun_with else None
 
     def run(self, items: int, call: Callable[[int, int], Result]) -> list[Result]:
         """The results of the calls for ``items`` items, in order.
@@ -75,11 +78,9 @@ class HalvingCalls:
         before, self.count = self.count, self.count // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        print(
+        to_stderr(
             f"{self._title}: out of memory with {before} {self._items} per call; continuing with "
-            f"{self.count}, which is recorded",
-            file=sys.stderr,
-            flush=True,
+            f"{self.count}, which is recorded"
         )
 
 

@@ -1,8 +1,10 @@
-"""The runner of features, groundings and cut-outs: plan, compute, write, publish."""
+"""Fill a set, whatever its rows are: plan, compute, write, publish, and say what was done."""
 
 from __future__ import annotations
 
+import errno
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -10,22 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.extract import machine
-from pipeline.extract.account import SetSummary, account, check_failures, named_failures, say_why
 from pipeline.extract.memory import HalvingCalls, halved_to
-from sightline.cache.failures import Failure
-from sightline.cache.keys import Keys
+from sightline.cache.failures import Failure, FailureList
 from sightline.cache.plan import Batch
 from sightline.cache.record import FeatureSetRecord, TableSetRecord
 from sightline.cache.set_writer import SetWriter
 from sightline.cache.worker import Worker
-from sightline.devices import threads_here, using_threads
-from sightline.errors import BusyError
+from sightline.devices import device_name, threads_here, using_threads
+from sightline.errors import BusyError, SightlineError
 from sightline.hardware import cpu_warning
 from sightline.progress import progress, to_stderr
+from sightline.signals import Stopped
+from sightline.wording import in_bytes
 
-Failures = dict[bytes, Failure]
-"""Key → code, path and reason of a failed row."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Computed(NamedTuple):
@@ -33,15 +33,13 @@ class Computed(NamedTuple):
 
     Attributes:
         batch: batch of the plan.
-        keys: uint8 [n, 32] of the computed rows.
-        rows: the results, as the set's writer accepts them.
-        failed: the failed rows.
+        rows: those that did not fail, in order, as the set's writer accepts them.
+        failed: key → code, path and reason of each failed row.
     """
 
     batch: Batch
-    keys: Keys
     rows: Any
-    failed: Failures
+    failed: dict[bytes, Failure]
 
 
 Advance = Callable[[int], None]
@@ -85,25 +83,7 @@ class RunSettings(Invocation):
     @property
     def shape(self) -> dict[str, Any]:
         """Threads and code version, for the plan."""
-        return {
-            "threads": self.threads or threads_here(),
-            "code": machine.code_version(),
-        }
-
-
-class Contents(NamedTuple):
-    """The content of a published set.
-
-    Attributes:
-        words: readable description.
-        failed, total: number of failed rows, and of all rows.
-        remarks: further remarks.
-    """
-
-    words: str
-    failed: int
-    total: int
-    remarks: tuple[str, ...] = ()
+        return {"threads": self.threads or threads_here(), "code": code_version()}
 
 
 @dataclass(frozen=True)
@@ -114,21 +94,101 @@ class Job:
         writer: writer of the set.
         plan: returns the batches left to compute.
         compute: computes batches.
-        calls: calls of the models.
-        batch_size: items per call, for the record.
-        contents: describes the set of a record.
+        describe: the content of a published set in words, then further remarks on it.
         unit: name of the rows, in the plural.
+        calls: calls of the models.
         about: how the models are run, for the record.
     """
 
     writer: SetWriter
     plan: Callable[[], list[Batch]]
     compute: Compute
-    calls: Sequence[HalvingCalls]
-    batch_size: Callable[[], int]
-    contents: Callable[[Any], Contents]
+    describe: Callable[[Any], Sequence[str]]
     unit: str
+    calls: Sequence[HalvingCalls] = ()
     about: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SetSummary:
+    """What a run did, and the resulting set.
+
+    Attributes:
+        folder: folder of the set.
+        unit: name of the rows, in the plural.
+        record: the published commit point; None while other workers are still active (the last one
+            publishes it), and of a dry run.
+        holds: description of the set's content.
+        computed: rows computed by this run.
+        copied: rows copied from another set, or from rows this one had dropped.
+        resumed: rows reused from an interrupted run or from other workers.
+        failed: failed rows in the whole set.
+        seconds: wall time, model loading excluded.
+        halved_to: items per call by model (``""`` if there is one), after halving for lack of
+            memory.
+        remarks: further remarks on the set.
+        failures: lines that name some of the failed rows, with their reasons, and the list of all.
+        to_do: rows to compute, of a dry run; None: a run.
+        bytes_to_write: of a dry run; None: not known.
+    """
+
+    folder: Path
+    unit: str
+    record: FeatureSetRecord | TableSetRecord | None = None
+    holds: str = ""
+    computed: int = 0
+    copied: int = 0
+    resumed: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    halved_to: Mapping[str, int] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    to_do: int | None = None
+    bytes_to_write: int | None = None
+
+    def of_a_dry_run(self) -> dict[str, Any]:
+        """What there is to do, as a JSON object."""
+        return {
+            "out": self.folder.as_posix(),
+            "to_do": self.to_do,
+            "copied": self.copied,
+            "bytes_to_write": self.bytes_to_write,
+        }
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The counts in the record of a set of tables."""
+        return self.record.counts if isinstance(self.record, TableSetRecord) else {}
+
+    def __str__(self) -> str:
+        parts = [self.holds] if self.holds else []
+        if self.to_do is not None:
+            parts.append(f"{self.to_do:,} to compute")
+            if self.bytes_to_write:
+                parts.append(f"{in_bytes(self.bytes_to_write)} to write")
+        elif self.computed:
+            rate = self.computed / max(self.seconds, 1e-9)
+            shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+            parts.append(
+                f"{self.computed:,} computed in {self.seconds:.1f} s ({shown} {self.unit}/s)"
+            )
+        else:
+            parts.append("nothing to compute")
+        if self.copied:
+            copied = "copied" if self.to_do is None else "to copy"
+            parts.append(f"{self.copied:,} {copied} from disk")
+        if self.resumed:
+            parts.append(f"{self.resumed:,} reused from an interrupted run or other workers")
+        if self.failed:
+            parts.append(f"{self.failed:,} failed")
+        if self.halved_to:
+            sizes = ", ".join(f"{name} {size}".strip() for name, size in self.halved_to.items())
+            parts.append(f"batches halved for memory: {sizes}")
+        parts += self.remarks
+        if self.record is None and self.to_do is None:
+            parts.append("other workers are still active; the last one publishes the set")
+        return "\n".join([" · ".join(parts), *self.failures])
 
 
 def run(job: Job, settings: RunSettings) -> SetSummary:
@@ -144,49 +204,44 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
     """
     if settings.dry_run:
         return _to_do(job)
-    start = time.monotonic()
-    writer, unit, count = job.writer, job.unit, 0
-    with account(writer, unit), ExitStack() as stack:
+    start, beside = time.monotonic(), 0
+    writer = job.writer
+    with _saying_what_is_kept(job), ExitStack() as stack:
         if settings.worker is not None:
             with writer.joined():
-                count = _compute(job, settings)
-            try:
-                stack.enter_context(writer)
-            except BusyError:
-                seconds = time.monotonic() - start
-                return SetSummary(
-                    writer.folder,
-                    None,
-                    str(settings.worker),
-                    count,
-                    0,
-                    0,
-                    0,
-                    seconds,
-                    unit,
-                    halved_to(job.calls),
-                )
-        else:
+                beside = _compute(job, settings)
+        try:
             stack.enter_context(writer)
-        beside = count
-        count += _compute(job, settings)
+        except BusyError:
+            if settings.worker is None:
+                raise
+            return SetSummary(
+                writer.folder,
+                job.unit,
+                holds=str(settings.worker),
+                computed=beside,
+                seconds=time.monotonic() - start,
+                halved_to=halved_to(job.calls),
+            )
+        computed = beside + _compute(job, settings)
         record: FeatureSetRecord | TableSetRecord = writer.publish()
-    words, failed, total, remarks = job.contents(record)
+    holds, *remarks = job.describe(record)
+    tables = isinstance(record, TableSetRecord)
     summary = SetSummary(
         writer.folder,
+        job.unit,
         record,
-        words,
-        count,
-        writer.copied_rows,
-        max(writer.resumed_rows - beside, 0),
-        failed,
-        time.monotonic() - start,
-        unit,
-        halved_to(job.calls),
-        remarks,
-        named_failures(writer.failures),
+        holds,
+        computed=computed,
+        copied=writer.copied_rows,
+        resumed=max(writer.resumed_rows - beside, 0),
+        failed=record.counts.get("failed", 0) if tables else record.failed,
+        seconds=time.monotonic() - start,
+        halved_to=halved_to(job.calls),
+        remarks=tuple(remarks),
+        failures=_named(writer.failures),
     )
-    check_failures(writer.folder, writer.failures, failed, total, unit, settings.max_failed)
+    _check_failures(summary, writer.wanted_rows, settings.max_failed)
     return summary
 
 
@@ -196,38 +251,39 @@ def _to_do(job: Job) -> SetSummary:
     with writer.looked_at():
         left = sum(len(batch.keys) for batch in job.plan())
         new_bytes = writer.bytes_of(left + writer.copied_rows)
+        there = writer.wanted_rows - left - writer.copied_rows
         remarks = [f"recomputing everything because {why}" for why in writer.replaces]
         return SetSummary(
             writer.folder,
-            None,
-            f"{writer.wanted_rows - left - writer.copied_rows:,} {job.unit} there",
-            0,
-            writer.copied_rows,
-            0,
-            0,
-            0.0,
             job.unit,
-            {},
-            (*remarks, *writer.repaired),
+            holds=f"{there:,} {job.unit} there",
+            copied=writer.copied_rows,
+            remarks=(*remarks, *writer.repaired),
             to_do=left,
             bytes_to_write=new_bytes and new_bytes[0],
         )
 
 
 def _compute(job: Job, settings: RunSettings) -> int:
-    """Compute what is left, or a worker's part of it; returns the number of rows."""
+    """Compute what is left, or a worker's part of it; returns the number of rows.
+
+    Results are written by a separate thread, at most a few batches behind.
+    """
     writer, count = job.writer, 0
     batches = job.plan()
-    say_why(writer)
+    if writer.replaces:  # said before hours of work
+        to_stderr(f"{writer.folder}: recomputing everything because")
+    for line in [*writer.replaces, *writer.repaired]:
+        to_stderr(f"  {line}")
     if not batches:
         return 0
     if warning := cpu_warning(settings.device):
         to_stderr(f"{writer.folder}: warning: {warning}")
-    threads = writer.shape.threads
-    about = {**machine.described(settings.device), "threads": threads, **job.about}
-    about["batch_size"] = job.batch_size()
+    about = {**described(settings.device), "threads": writer.shape.threads, **job.about}
+    about["batch_size"] = job.calls[0].begun_with if job.calls else 1
+    pending: deque[Future[None]] = deque()
     with (
-        using_threads(threads),
+        using_threads(writer.shape.threads),
         progress(
             writer.folder.as_posix(),
             writer.planned_rows,
@@ -236,37 +292,91 @@ def _compute(job: Job, settings: RunSettings) -> int:
             # how long it takes together with others is not known
             str(about["device"]) if settings.worker is None else "",
         ) as advance,
-        _writing_behind(writer) as write,
+        ThreadPoolExecutor(max_workers=1) as pool,
     ):
-        for done in job.compute(writer.mine(batches, advance), advance):
+        for batch, rows, failed in job.compute(writer.mine(batches, advance), advance):
             halved = halved_to(job.calls)
             computed = {**about, "halved_to": halved.get("", halved)} if halved else about
-            write(done, computed)
-            count += len(done.batch.keys)
-        write.wait()
+            good = [key.tobytes() not in failed for key in batch.keys]
+            pending.append(
+                pool.submit(writer.add, batch.keys[good], rows, failed, computed, batch.block)
+            )
+            while len(pending) > writer.ahead:
+                pending.popleft().result()
+            count += len(batch.keys)
+        for future in pending:
+            future.result()
         writer.flush()
     return count
 
 
-class _Writing:
-    """Passes results to the writer in a separate thread, at most a few batches behind."""
+def code_version() -> str:
+    """Code versions; workers with different ones do not fill one set."""
+    from importlib.metadata import version
 
-    def __init__(self, writer: SetWriter, pool: ThreadPoolExecutor) -> None:
-        self._writer, self._pool = writer, pool
-        self._pending: list[Future[None]] = []
+    return f"sightline {version('sightline')}, torch {version('torch')}"
 
-    def __call__(self, done: Computed, computed: dict[str, Any]) -> None:
-        arguments = done.keys, done.rows, done.failed, computed, done.batch.block
-        self._pending.append(self._pool.submit(self._writer.add, *arguments))
-        while len(self._pending) > self._writer.ahead:
-            self._pending.pop(0).result()
 
-    def wait(self) -> None:
-        for future in self._pending:
-            future.result()
+def described(device: str) -> dict[str, str | int]:
+    """Device and library version, for the record; not part of the fingerprint."""
+    import torch
+
+    return {"device": device_name(torch.device(device)), "torch": torch.__version__}
+
+
+def _named(failures: FailureList) -> tuple[str, ...]:
+    """Up to three failed rows with their reasons, and where all of them are listed."""
+    # a pulled set comes without the list
+    entries = failures.entries()
+    lines = [f"  {each['path'] or each['key'][:16]}: {each['reason']}" for each in entries[:3]]
+    more = f"{len(entries) - 3:,} more in " if len(entries) > 3 else ""
+    return (*lines, f"  {more}{failures.path}") if lines else ()
+
+
+def _check_failures(summary: SetSummary, total: int, max_failed: float) -> None:
+    """Raise SightlineError, with examples, if more failed than ``max_failed`` (a fraction) allows.
+
+    So does an empty set: nothing can be learned from it.
+    """
+    out, unit, failed = summary.folder, summary.unit, summary.failed
+    if not total:
+        raise SightlineError(
+            f"{out}: none failed, but there are no {unit}; look at what the step before it found "
+            "and dropped"
+        )
+    good = total - failed
+    if good and failed <= max_failed * total:
+        return
+    found = f"all {total:,} {unit} failed"
+    remedy = "Fix or remove these files and rerun `sightline prepare`"
+    if good:
+        found = (
+            f"{failed:,} of {total:,} {unit} failed, more than max_failed = {max_failed:g} allows; "
+            f"the {good:,} good ones are published"
+        )
+        remedy += ", or raise max_failed"
+    raise SightlineError("\n".join([f"{out}: {found}.", *summary.failures, f"  {remedy}."]))
 
 
 @contextmanager
-def _writing_behind(writer: SetWriter) -> Iterator[_Writing]:
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        yield _Writing(writer, pool)
+def _saying_what_is_kept(job: Job) -> Iterator[None]:
+    """Report progress and how to resume when a signal or a disk error ends the run."""
+    writer = job.writer
+
+    def kept() -> str:
+        if not writer.planned_rows:
+            return f"{writer.folder}: nothing was started"
+        done = f"{writer.durable_rows:,} of {writer.planned_rows:,}"
+        return f"{writer.folder}: {done} {job.unit} are done and kept"
+
+    try:
+        yield
+    except Stopped as stop:
+        stop.add_note(f"{kept()}; rerun the same command to resume")
+        raise
+    except OSError as error:
+        remedy = "free some space" if error.errno in _DISK_FULL else "fix this"
+        raise SightlineError(
+            f"{kept()}, then: {error.strerror or error}. What was published before is intact; "
+            f"{remedy} and rerun the same command to resume"
+        ) from error

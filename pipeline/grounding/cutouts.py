@@ -17,10 +17,9 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from pipeline.extract.account import SetSummary
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from pipeline.extract.objects import cut_out
-from pipeline.extract.runner import Advance, Computed, Contents, Job, RunSettings, run
+from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
 from sightline.cache import Place
 from sightline.cache.keys import KeyTable, unique_sorted
 from sightline.cache.manifest import key_column
@@ -99,18 +98,17 @@ def write_cutouts(
                     rows += some
                     advance(len(some))
                 made = pa.Table.from_pylist(rows, schema=CUTOUTS)
-                yield Computed(batch, batch.keys, {"cutouts": made}, {})
+                yield Computed(batch, {"cutouts": made}, {})
 
-    return run(Job(writer, plan, compute, [], lambda: 1, _contents, "objects"), settings)
+    return run(Job(writer, plan, compute, _described, "objects"), settings)
 
 
 def _counts(folder: Path, shards: Sequence[TableShard]) -> dict[str, Any]:
     return {"cutouts": sum(shard.tables["cutouts"].rows for shard in shards)}
 
 
-def _contents(record: TableSetRecord) -> Contents:
-    count = record.counts["cutouts"]
-    return Contents(f"{count:,} cut-outs", 0, count)
+def _described(record: TableSetRecord) -> list[str]:
+    return [f"{record.counts['cutouts']:,} cut-outs"]
 
 
 def _by_image(phrases: pa.Table) -> dict[bytes, dict[bytes, dict[str, Any]]]:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.extract.account import SetSummary
-from pipeline.extract.runner import Advance, Computed, Contents, Job, run
+from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
 from pipeline.grounding.block_grounder import BlockGrounder, GroundSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.grounder_config import Rules
@@ -80,12 +79,9 @@ def ground(
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         for batch in batches:
             tables = blocks.ground([by_key[key.tobytes()] for key in batch.keys], advance)
-            failed = tables.failures
-            good = np.array([key.tobytes() not in failed for key in batch.keys], dtype=bool)
-            yield Computed(batch, batch.keys[good], tables.to_arrow(), failed)
+            yield Computed(batch, tables.to_arrow(), tables.failures)
 
-    job = Job(writer, plan, compute, blocks.calls, lambda: settings.batch_size, _contents, "images")
-    return run(job, settings)
+    return run(Job(writer, plan, compute, _described, "images", blocks.calls), settings)
 
 
 def _by_size(unit: Unit) -> list[int]:
@@ -110,7 +106,7 @@ def _counts(folder: Path, shards: Sequence[TableShard]) -> dict[str, Any]:
     }
 
 
-def _contents(record: TableSetRecord) -> Contents:
+def _described(record: TableSetRecord) -> list[str]:
     counts = record.counts
     per_image = counts["pairs"] / max(counts["images"] - counts["failed"], 1)
     words = (
@@ -118,5 +114,4 @@ def _contents(record: TableSetRecord) -> Contents:
         f"{counted(counts['pairs'], 'pair')} ({per_image:.1f} per image)"
     )
     dropped = sum(counts["dropped"].values())
-    remarks = (f"{dropped:,} phrases or boxes dropped",) if dropped else ()
-    return Contents(words, counts["failed"], counts["images"], remarks)
+    return [words, f"{dropped:,} phrases or boxes dropped"] if dropped else [words]

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.datasets.prepared import PreparedDataset
-from pipeline.extract.account import SetSummary
-from pipeline.extract.runner import Invocation, RunSettings
+from pipeline.extract.runner import Invocation, RunSettings, SetSummary
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.cache.commit import refuse_other_kinds, set_output

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from stage_server import BATCH, BLOCK, StubEncoder
 
-from pipeline.extract.account import SetSummary
 from pipeline.extract.encode_missing import ExtractSettings, extract_texts
 from pipeline.extract.engine import Engine
-from pipeline.extract.runner import Invocation
+from pipeline.extract.runner import Invocation, SetSummary
 from pipeline.extract.workers import run_workers
 from sightline.cache import feature_writer as writer
 from sightline.cache.worker import Worker

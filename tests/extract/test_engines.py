@@ -248,7 +248,7 @@ def wait_until(true, seconds: float = 90.0) -> None:
 def test_workers_of_another_encoder_plan_or_code_are_refused(
     tmp_path, log, monkeypatch, expected
 ) -> None:
-    from pipeline.extract import machine
+    from pipeline.extract import runner
 
     work = StubWork(tmp_path / "set", pause=0.3, log=log)
     run = subprocess.Popen(command(work, "devices=('cpu', 'cpu')"), stdout=subprocess.DEVNULL)
@@ -262,7 +262,7 @@ def test_workers_of_another_encoder_plan_or_code_are_refused(
     refused(StubWork(work.out, batch=4), "batch_size: 8 → 4")
     refused(StubWork(work.out, weights="1"), "fingerprint: ")
     refused(StubWork(work.out, texts=250), "rows: 240 → 250")
-    monkeypatch.setattr(machine, "code_version", lambda: "sightline 9, torch 9")
+    monkeypatch.setattr(runner, "code_version", lambda: "sightline 9, torch 9")
     refused(work, r"code: sightline .* → sightline 9, torch 9")
     assert run.wait() == 0
     assert without_lock(work.out) == expected

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pipeline.extract.account import SetSummary
+from pipeline.extract.runner import SetSummary
 from pipeline.grounding.block_grounder import GroundSettings
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.ground_missing import ground

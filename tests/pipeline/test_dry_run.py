@@ -122,21 +122,20 @@ def test_a_dry_run_writes_nothing(capsys, place, words):
 def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     capsys, place, monkeypatch
 ):
-    from pipeline.extract import runner
+    from pipeline.extract.memory import HalvingCalls
     from sightline.cache import feature_writer
 
     monkeypatch.setitem(feature_writer.BLOCK_ROWS, "image", 4)
-    add = runner._Writing.__call__
-    calls = itertools.count()
+    encode, batches = HalvingCalls.run, itertools.count()
 
-    def stop(self, done, computed):
-        if next(calls) == 2:
+    def stop(self, items, call):
+        if next(batches) == 2:
             raise SightlineError("killed")
-        add(self, done, computed)
+        return encode(self, items, call)
 
-    monkeypatch.setattr(runner._Writing, "__call__", stop)
+    monkeypatch.setattr(HalvingCalls, "run", stop)
     assert sightline(*images()) == 1
-    monkeypatch.setattr(runner._Writing, "__call__", add)
+    monkeypatch.setattr(HalvingCalls, "run", encode)
     before = snapshot(place)
     assert len([name for name in before if "block-" in name]) == 2
     assert to_do(capsys, *images())["to_do"] == 2
