@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.weights import seeded
-from pipeline.extract.batches import ImageReader, decode_batch
+from pipeline.extract.batches import ImageReader, decode_batch, decoded_batches
 from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
 from pipeline.extract.inputs import image_entries_of
 from sightline.devices import AUTOCAST, computing, pick_device, using_threads
@@ -174,12 +174,10 @@ class Sides:
                 for _ in self._decoded():
                     pass
             return
-        from pipeline.extract.feed import Feed
-
         size = self._options.batch_size
         parts = [self._entries[i : i + size] for i in range(0, len(self._entries), size)]
-        feed = Feed(self._encoder, self._read)
-        for _ in feed.decoded(iter(parts), size, self._options.workers):
+        workers = self._options.workers
+        for _ in decoded_batches(iter(parts), size, self._read, workers, pinned=True):
             pass
 
     def plain(self, scratch: Path) -> Tensor:

@@ -9,7 +9,7 @@ from pipeline.params import FILE_NAME, ParamsError
 
 if TYPE_CHECKING:
     from pipeline.datasets.joined import JoinedSource
-    from pipeline.extract.feature_inputs import FeatureInputs
+    from pipeline.extract.inputs import FeatureInputs
     from pipeline.grounding.stage import GroundPaths
     from pipeline.params import Params
     from sightline.cache.record import Kind
@@ -154,7 +154,7 @@ def feature_inputs(params: Params, dataset: str, kind: Kind, encoder: str) -> Fe
     Raises:
         SightlineError: no such data set or encoder, or a manifest is missing.
     """
-    from pipeline.extract.feature_inputs import images_of, objects_of, texts_of
+    from pipeline.extract.inputs import images_of, objects_of, texts_of
 
     if kind in ("text", "teacher"):
         return texts_of(params.encoder(kind, encoder), captions_manifest(dataset), kind)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline import graph
 from pipeline.extract.encode_missing import WEIGHTS_CAST, ExtractSettings
-from pipeline.extract.feature_inputs import FeatureInputs, images_of, objects_of, texts_of
+from pipeline.extract.inputs import FeatureInputs, images_of, objects_of, texts_of
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.commit import FILE_NAME, read_features, set_output, write_record
 from sightline.cache.diff import cosines
@@ -26,7 +26,7 @@ from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
-    from pipeline.extract.cutouts import CutoutRules
+    from pipeline.extract.objects import CutoutRules
 
 SAME = 0.9999
 """Minimum cosine between rows of different devices or batch shapes; below it, rows differ."""
@@ -297,7 +297,7 @@ def _rules_of_record(folder: Path, features: FeatureSet) -> CutoutRules:
     """The preprocessing of objects, from the record."""
     from pydantic import ValidationError
 
-    from pipeline.extract.cutouts import CutoutRules
+    from pipeline.extract.objects import CutoutRules
 
     spec = features.record.spec
     said = {name: spec.preprocessing.get(name) for name in CutoutRules.model_fields}

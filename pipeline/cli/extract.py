@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
     from pipeline.extract.encode_missing import ExtractSettings
     from pipeline.extract.engine import Engine
-    from pipeline.extract.feature_inputs import FeatureInputs
+    from pipeline.extract.inputs import FeatureInputs
     from pipeline.extract.runner import Invocation, SetSummary
 
 app = typer.Typer(help="Run one frozen model and cache its features.", no_args_is_help=True)
@@ -112,7 +112,7 @@ def image(
     --out features/resnet50
     """
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.feature_inputs import images_of
+    from pipeline.extract.inputs import images_of
 
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
     how = _invocation(device, retry, threads, worker, dry_run)
@@ -171,8 +171,8 @@ def objects(
     --out features/objects
     """
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.cutouts import CutoutRules
-    from pipeline.extract.feature_inputs import objects_of
+    from pipeline.extract.inputs import objects_of
+    from pipeline.extract.objects import CutoutRules
 
     rules = CutoutRules(margin=margin, background=background)
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
@@ -220,7 +220,7 @@ def text(
     --out features/clip-text
     """
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.feature_inputs import texts_of
+    from pipeline.extract.inputs import texts_of
 
     config = named_encoder(encoder, weights, "text", compile=compile)
     how = _invocation(device, retry, threads, worker, dry_run)
@@ -276,7 +276,7 @@ def teacher(
     --out features/simcse
     """
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.feature_inputs import texts_of
+    from pipeline.extract.inputs import texts_of
 
     config = named_encoder(
         encoder, weights, "teacher", pooling=pooling, max_length=max_length, compile=compile
@@ -338,11 +338,11 @@ def _run(
     engine: Engine,
     as_json: bool,
 ) -> None:
-    from pipeline.extract.feature_inputs import encode
+    from dataclasses import replace
 
     here = computing_here(how, engine, [out])
     if here is not None:
-        _print(encode(inputs, out, settings, here), out, as_json)
+        _print(inputs().encode(out, replace(settings, **vars(here))), out, as_json)
 
 
 def _print(summary: SetSummary, out: Path, as_json: bool) -> None:

@@ -1,4 +1,7 @@
-"""Batches of pixels from worker processes; an unusable entry costs only its own row."""
+"""Batches of pixels from decode processes, and their features from the encoder's device.
+
+An unusable entry costs only its own row.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,19 @@ import socket
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
+from pipeline.encoders.protocols import ImageEncoder
 from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.objects import ObjectReader
 from sightline.cache import Place
 from sightline.errors import SightlineError
 
@@ -32,43 +38,6 @@ class Failure(NamedTuple):
     reason: str
 
 
-class Preprocessing(Protocol):
-    """From a decoded image or cut-out to a model's input, on any device."""
-
-    def fitted(self, image: Tensor, /) -> Tensor:
-        """uint8 [channels, H, W] → uint8 [channels, h, w]."""
-        ...
-
-    def normalised(self, pixels: Tensor, out: Tensor | None = None) -> Tensor:
-        """uint8 [..., channels, h, w] → float32 [..., 3, h, w], in ``out`` if given."""
-        ...
-
-
-class Reader(Protocol):
-    """Turns a manifest entry into the pixels of a model's input. Picklable."""
-
-    @property
-    def channels(self) -> int:
-        """Channels of the pixels: 3, or 4 with alpha."""
-        ...
-
-    @property
-    def preprocessing(self) -> Preprocessing: ...
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(h, w) of the input in pixels."""
-        ...
-
-    def __call__(self, entry: Any) -> Tensor:
-        """uint8 [channels, h, w], determined by ``entry`` alone.
-
-        Raises:
-            ImageError: the entry cannot be used.
-        """
-        ...
-
-
 class ImageReader:
     """Reads whole images from entries of place and key.
 
@@ -77,35 +46,34 @@ class ImageReader:
         max_pixels: largest width × height, of the file and after resizing.
     """
 
-    def __init__(self, preprocessing: ImagePreprocessing, max_pixels: int = MAX_PIXELS) -> None:
-        self._preprocessing = preprocessing
-        self._max_pixels = max_pixels
-
     channels = 3
 
-    @property
-    def preprocessing(self) -> ImagePreprocessing:
-        return self._preprocessing
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self._preprocessing.crop
+    def __init__(self, preprocessing: ImagePreprocessing, max_pixels: int = MAX_PIXELS) -> None:
+        self.preprocessing = preprocessing
+        self.size = preprocessing.crop
+        self._max_pixels = max_pixels
 
     def __call__(self, entry: tuple[Place, bytes]) -> Tensor:
-        return self._preprocessing.fitted(self._image(entry))
+        """The pixels of an image's input: uint8 [3, h, w].
 
-    def _image(self, entry: tuple[Place, bytes]) -> Tensor:
-        place, key = entry
-        image = load_image(place, key, self._max_pixels)
-        resized = self._preprocessing.resized(image.shape[1], image.shape[2])
+        Raises:
+            ImageError: the codes of `load_image`; ``too_many_pixels`` also once resized.
+        """
+        image = load_image(*entry, self._max_pixels)
+        height, width = image.shape[1:]
+        resized = self.preprocessing.resized(height, width)
         if resized[0] * resized[1] > self._max_pixels:
             # A one-pixel-wide strip grows to billions of pixels when its short side is scaled up.
             raise ImageError(
                 "too_many_pixels",
-                f"{image.shape[2]} × {image.shape[1]} pixels would be resized to "
-                f"{resized[1]} × {resized[0]}; at most {self._max_pixels:,} are allowed",
+                f"{width} × {height} pixels would be resized to {resized[1]} × {resized[0]}; at "
+                f"most {self._max_pixels:,} are allowed",
             )
-        return image
+        return self.preprocessing.fitted(image)
+
+
+Reader = ImageReader | ObjectReader
+"""Turns an entry into the pixels of a model's input: uint8 [channels, *size], by it alone."""
 
 
 def decode_batch(
@@ -229,3 +197,55 @@ def decode_worker_init(worker_id: int) -> None:
     """
     torch.set_num_threads(1)
     os.setpgid(0, 0)
+
+
+Result = Callable[[], np.ndarray]
+"""Waits for the features of one call: float32 [n, dim]."""
+
+
+class Feed:
+    """Encodes decoded batches, which are normalised where the encoder is.
+
+    On a GPU the batches should be pinned: a stream of its own copies them while the batch before
+    is computed.
+    """
+
+    def __init__(self, encoder: ImageEncoder, read: Reader) -> None:
+        self._encoder, self._read = encoder, read
+        self.on_gpu = encoder.device.type == "cuda"
+        self._copies = torch.cuda.Stream(encoder.device) if self.on_gpu else None
+        self._buffer = torch.empty(0)
+
+    def launch(self, inputs: Tensor, start: int, stop: int) -> Result:
+        """Encode rows ``start`` to ``stop - 1`` of a batch; rows that it lacks are padding."""
+        shape = stop - start, 3, *self._read.size
+        rows = inputs[start:stop]
+        if self._copies is None:
+            features = self._encoder.encode(self._normalised_here(rows, shape)).numpy()
+            return lambda: features
+        with torch.inference_mode():
+            with torch.cuda.stream(self._copies):
+                pixels = rows.to(self._encoder.device, non_blocking=True)
+            computing = torch.cuda.current_stream(self._encoder.device)
+            computing.wait_stream(self._copies)
+            pixels.record_stream(computing)
+            images = torch.zeros(shape, device=self._encoder.device)
+            self._read.preprocessing.normalised(pixels, out=images[: len(rows)])
+            features_there = self._encoder.encode(images)
+            here = torch.empty(features_there.shape, dtype=torch.float32, pin_memory=True)
+            here.copy_(features_there, non_blocking=True)
+            done = computing.record_event()
+
+        def result() -> np.ndarray:
+            done.synchronize()
+            return here.numpy()
+
+        return result
+
+    def _normalised_here(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self._buffer.shape != shape:
+            self._buffer = torch.empty(shape)
+        for row, pixels in enumerate(rows):  # one at a time: they stay in the processor's cache
+            self._read.preprocessing.normalised(pixels, out=self._buffer[row])
+        self._buffer[len(rows) :] = 0
+        return self._buffer

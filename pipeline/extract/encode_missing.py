@@ -24,8 +24,7 @@ from sightline.wording import counted
 if TYPE_CHECKING:
     from pipeline.encoders.protocols import EncoderIdentity, ImageEncoder, TextEncoder
     from pipeline.extract.batches import Failure, Reader
-    from pipeline.extract.cutouts import CutoutRules
-    from pipeline.extract.objects import CutoutEntry
+    from pipeline.extract.objects import CutoutEntry, CutoutRules
 
 _TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
 WEIGHTS_CAST = ", weights cast"
@@ -99,8 +98,7 @@ def extract_objects(
     Raises:
         SightlineError: as `extract_images`.
     """
-    from pipeline.extract.cutouts import CutoutPreprocessing
-    from pipeline.extract.objects import ObjectReader
+    from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
 
     by_key = {entry.key: entry for entry in entries}
     groups = as_keys([entry.image_key for entry in by_key.values()])
@@ -224,17 +222,17 @@ def _encode_pictures(
     calls: HalvingCalls,
 ) -> Iterator[Computed]:
     """Encode the inputs that ``read`` makes from the entries of each batch."""
-    from pipeline.extract.feed import Feed
+    from pipeline.extract.batches import Feed, decoded_batches
 
     feed = Feed(encoder, read)
     batches, planned = tee(batches)
     entries = ([by_key[key.tobytes()] for key in batch.keys] for batch in planned)
     launched: deque[Callable[[], Computed]] = deque()
-    decoded = feed.decoded(entries, calls.begun_with, workers)
+    decoded = decoded_batches(entries, calls.begun_with, read, workers, pinned=feed.on_gpu)
     for (inputs, failures), batch in zip(decoded, batches, strict=True):
         results = calls.run(len(batch.keys), partial(feed.launch, inputs))
         launched.append(partial(_finished, by_key, batch, results, failures))
-        if len(launched) > feed.ahead:
+        if len(launched) > feed.on_gpu:  # there the next batch is launched before this one is read
             yield launched.popleft()()
     for finish in launched:
         yield finish()

@@ -1,21 +1,165 @@
-"""Inputs of an extraction: folders, text files and manifests, as given to commands."""
+"""What is encoded: the inputs of a feature set, as given to commands, and the way to its rows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipeline.extract.encode_missing import ImageEntry
-from sightline.cache import IMAGES, Place, key_column, places_of, read_manifest
+from pipeline.extract.encode_missing import (
+    ExtractSettings,
+    ImageEntry,
+    extract_images,
+    extract_objects,
+    extract_texts,
+)
+from pipeline.extract.objects import CutoutEntry, CutoutRules
+from pipeline.extract.runner import SetSummary
+from sightline.cache import (
+    IMAGES,
+    FeatureSet,
+    Place,
+    key_column,
+    keys_of_texts,
+    places_of,
+    read_manifest,
+)
+from sightline.cache.commit import refuse_other_kinds, set_output
 from sightline.cache.keys import unique_sorted
 from sightline.cache.manifest import check_values
 from sightline.cache.parquet import read_schema, read_table
+from sightline.cache.record import Kind
 from sightline.cache.tables import read_phrases
+from sightline.devices import check_precision, pick_device
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
 
 if TYPE_CHECKING:
-    from pipeline.extract.objects import CutoutEntry
+    from pipeline.datasets.prepared import PreparedDataset
+    from pipeline.encoders.config import EncoderConfig
+
+
+def extract_features(
+    data: PreparedDataset | Path | str,
+    encoder: EncoderConfig,
+    out: Path | str,
+    kind: Kind = "image",
+    *,
+    phrases: Path | None = None,
+    rules: CutoutRules | None = None,
+    device: str = "auto",
+    settings: ExtractSettings = ExtractSettings(),  # noqa: B008  (frozen)
+) -> FeatureSet:
+    """Make ``out`` hold one row for every image, object or caption of ``data``, and open it.
+
+    Rows that are there already are kept; after a kill, the same call resumes.
+
+    Args:
+        data: a prepared data set; or a folder of images; or for texts a file, one a line.
+        kind: ``image``; ``object`` (cut-outs); ``text`` or ``teacher`` (captions).
+        phrases: for objects: the records of a grounding, or a phrases manifest.
+        rules: how objects become inputs; None: the defaults.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        settings: batch size, precision, storage type and so on; its device and inputs are set here.
+
+    Raises:
+        SightlineError: the encoder cannot be built, the images are missing, too many rows failed,
+            or as `pipeline.extract.encode_missing.extract_images`.
+    """
+    from pipeline.datasets.prepared import PreparedDataset
+
+    texts = kind in ("text", "teacher")
+    if not isinstance(data, PreparedDataset):
+        path = Path(data)
+        if kind == "object":
+            raise SightlineError(f"{path}: features of objects need a prepared data set")
+        paths = [path]
+        inputs = texts_of(encoder, path, kind) if texts else images_of(encoder, path, None)
+    elif texts:
+        paths = [data.folder]
+        inputs = texts_of(encoder, data.captions_manifest, kind)
+    else:
+        root, images = data.require_images(), data.images_manifest
+        paths = [data.folder, root]
+        if kind == "image":
+            inputs = images_of(encoder, images, root)
+        elif phrases is None:
+            raise SightlineError("features of objects need `phrases`: the records of a grounding")
+        else:
+            paths.append(phrases)
+            inputs = objects_of(encoder, phrases, images, root, rules or CutoutRules())
+    how = replace(
+        settings,
+        precision=check_precision(settings.precision),
+        device=device,
+        inputs=(*settings.inputs, *paths),
+    )
+    inputs.encode(Path(out), how)
+    return FeatureSet.open(out)
+
+
+@dataclass(frozen=True)
+class FeatureInputs:
+    """An encoder and its inputs.
+
+    Attributes:
+        kind: kind of the feature set.
+        config: configuration of the encoder.
+        entries: images, objects or texts.
+        rules: preprocessing of objects; None for other kinds.
+        root: base folder of a manifest's image paths.
+    """
+
+    kind: Kind
+    config: EncoderConfig
+    entries: Sequence[Any]
+    rules: CutoutRules | None = None
+    root: Path | None = None
+
+    def by_key(self) -> dict[bytes, Any]:
+        """Every entry by the key of its row."""
+        if self.kind in ("image", "object"):
+            return {entry.key: entry for entry in self.entries}
+        keys = keys_of_texts(list(self.entries))
+        return {key.tobytes(): text for key, text in zip(keys, self.entries, strict=True)}
+
+    def encode(self, out: Path, settings: ExtractSettings) -> SetSummary:
+        """Build the encoder on ``settings.device`` and compute what the feature set ``out`` lacks.
+
+        Raises:
+            SightlineError: the device is not available, the encoder cannot be built; or as
+                `extract_images`.
+        """
+        refuse_other_kinds(out, self.kind)
+        set_output(out, settings.inputs, str(settings.worker or "")).check_place()
+        self.config.require_files()
+        device = pick_device(settings.device)
+        settings = replace(settings, device=str(device))
+        if self.kind in ("text", "teacher"):
+            texts = self.config.build_text(device, settings.precision)
+            return extract_texts(self.entries, texts, out, settings, self.kind)
+        images = self.config.build_image(device, settings.precision)
+        if self.rules is None:
+            return extract_images(self.entries, images, out, settings)
+        return extract_objects(self.entries, images, self.rules, out, settings)
+
+
+def images_of(config: EncoderConfig, images: Path, root: Path | None) -> FeatureInputs:
+    """The images of a folder or manifest; as `image_entries_of`."""
+    return FeatureInputs("image", config, image_entries_of(images, root), root=root)
+
+
+def objects_of(
+    config: EncoderConfig, phrases: Path, images: Path, root: Path, rules: CutoutRules
+) -> FeatureInputs:
+    """The objects of a phrases manifest; as `objects_of_phrases`."""
+    return FeatureInputs("object", config, objects_of_phrases(phrases, images, root), rules, root)
+
+
+def texts_of(config: EncoderConfig, texts: Path, kind: Kind) -> FeatureInputs:
+    """The texts of a file; as `texts_in`."""
+    return FeatureInputs(kind, config, texts_in(texts))
 
 
 def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]:
@@ -71,8 +215,6 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
         SightlineError: a manifest is missing or of the wrong kind, ``root`` is not a folder, or a
             phrase belongs to an image that ``images`` does not have.
     """
-    from pipeline.extract.objects import CutoutEntry
-
     places = {entry.key: entry.place for entry in entries_of_manifest(images, root)}
     table = read_phrases(phrases)
     table = table.take(unique_sorted(key_column(table["cutout_key"])))

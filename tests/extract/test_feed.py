@@ -12,10 +12,9 @@ from PIL import Image
 
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract.batches import ImageReader, decode_batch
-from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
+from pipeline.extract.batches import Feed, ImageReader, decode_batch
 from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
-from pipeline.extract.feed import Feed
+from pipeline.extract.objects import CutoutPreprocessing, CutoutRules
 from sightline.cache import FeatureSet, Place
 
 CPU = torch.device("cpu")
@@ -108,7 +107,7 @@ def test_a_gpu_gives_the_rows_of_the_cpu(
 ) -> None:
     device = torch.device("cuda", 0)
     there = named_encoder("resnet18", "random:0").build_image(device, precision)
-    assert Feed(there, ImageReader(there.preprocessing)).ahead == 1
+    assert Feed(there, ImageReader(there.preprocessing)).on_gpu
     extract_images(entries, encoder, tmp_path / "host", settings())
     for workers in (0, 2):
         given = settings(workers, "cuda:0")

@@ -19,7 +19,7 @@ HEAVY = (
 )
 MODULES = (
     *("pipeline.stages", "pipeline.params", "pipeline.extract.runner"),
-    *("pipeline.extract.feature_inputs", "pipeline.extract.dataset_features"),
+    "pipeline.extract.inputs",
     *("pipeline.grounding.stage", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
     *("train.train_run", "train.new_run", "train.objectives.combined", "train.objectives.dalr"),
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.score_run"),
