@@ -6,13 +6,13 @@ import io
 import os
 import stat
 import warnings
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from pipeline.extract.png import SIGNATURE, png_fault
 from sightline.cache import Place, key_of_bytes
 from sightline.errors import SightlineError
 
@@ -26,6 +26,12 @@ FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are read. Pillow supports more, but some run external programs (EPS)."""
 
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2))
+_ADAM7 += ((0, 1, 1, 2),)  # first column and row, step to the right and down
+_SURPLUS = 1 << 16  # bytes that a PNG may hold beyond its rows
 
 
 class ImageError(SightlineError):
@@ -50,7 +56,7 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
 
     torchvision decodes JPEG (grey or colour) and 16-bit PNG; Pillow decodes everything else,
     including what torchvision turns out not to support (for opaque 8-bit PNG its pixels equal
-    torchvision's). EXIF orientation is applied.
+    torchvision's; of 16-bit colour it keeps the high byte). EXIF orientation is applied.
     The first frame of an animation is taken. Grey, palette, 1-bit and CMYK images are converted;
     16 bits a channel are scaled by 1/257 (Pillow's readers of 16-bit colour keep the high byte,
     at most one level away); **alpha is composited on white**. ICC profiles are not applied.
@@ -134,10 +140,9 @@ def _checked(place: Place, key: bytes) -> bytes:
         data = read_place(place)
     except FileNotFoundError as error:
         raise ImageError("missing", "no such file") from error
-    except OSError as error:
-        raise ImageError("missing", f"cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # a null byte in the name
-        raise ImageError("missing", f"cannot be read: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ImageError("missing", f"cannot be read: {reason}") from error
     if key_of_bytes(data) != key:
         raise ImageError(
             "changed",
@@ -175,7 +180,13 @@ def read_place(place: Place) -> bytes:
 
 def _pixels(data: bytes, image: Image.Image, torchvision: bool) -> NDArray[Any]:
     """uint8 or uint16 [1, 3 or 4, H, W] from the appropriate decoder."""
-    if _torchvision_reads(data, image) and torchvision:
+    sixteen_bit_png = False
+    if data.startswith(_PNG):
+        _require_every_row(data)
+        image.load()  # torchvision's decoder ends the process on damaged rows
+        sixteen_bit_png = _png_depth(data) == 16
+    jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
+    if torchvision and (jpeg or sixteen_bit_png):
         try:
             return _by_torchvision(data, image).numpy()
         except RuntimeError as error:
@@ -200,25 +211,52 @@ def _open(data: bytes) -> Image.Image:
         raise _failure(error) from error
 
 
-def _torchvision_reads(data: bytes, image: Image.Image) -> bool:
-    """Whether torchvision decodes this image, judged by its header."""
-    if image.format in ("JPEG", "MPO"):
-        return image.mode in ("L", "RGB")
-    if not data.startswith(SIGNATURE):
-        return False
-    # torchvision's PNG decoder crashes the process on damaged rows, so Pillow, whose pixels are
-    # identical for an opaque PNG, reads them first; it ignores missing rows. It keeps only the
-    # high byte of 16 bits.
-    fault = png_fault(data)
-    if fault is not None:
-        raise ImageError(*fault)
-    image.load()
-    return _png_depth(data) == 16
+def _require_every_row(data: bytes) -> None:
+    """Check a PNG whose header Pillow has accepted: chunks, checksums, and enough rows.
+
+    Pillow leaves missing rows black, and torchvision ends the process.
+
+    Raises:
+        ImageError: ``truncated`` or ``undecodable``.
+    """
+    at, name, packed = len(_PNG), b"", []
+    while name != b"IEND":
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        if end > len(data):
+            raise ImageError("truncated", "the file ends before the image does")
+        name = data[at + 4 : at + 8]
+        if zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
+            raise ImageError("undecodable", f"the chunk at byte {at} has a wrong checksum")
+        if not name[:1].islower() and name not in _CRITICAL:
+            raise ImageError("undecodable", f"the chunk at byte {at} is critical but unknown")
+        if name == b"IDAT":
+            packed.append(data[at + 8 : end - 4])
+        at = end
+    stream, size = zlib.decompressobj(), _bytes_of_rows(data)
+    try:
+        rows = stream.decompress(b"".join(packed), size + _SURPLUS)
+    except zlib.error as error:
+        raise ImageError("undecodable", f"its rows are not zlib data ({error})") from error
+    # the decoder of 16 bits needs the stream's end
+    if len(rows) < size or (_png_depth(data) == 16 and not stream.eof):
+        raise ImageError("truncated", "its rows end before the image does")
 
 
 def _png_depth(data: bytes) -> int:
     """Bits per channel: byte 8 of IHDR, which must be a PNG's first chunk (length, name, data)."""
     return data[24]
+
+
+def _bytes_of_rows(data: bytes) -> int:
+    """Bytes of all rows of a PNG, each with its filter byte."""
+    width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
+    bits = _png_depth(data) * _CHANNELS.get(data[25], 1)
+    total = 0
+    for x, y, right, down in _ADAM7 if data[28] else ((0, 0, 1, 1),):
+        columns, lines = -(-(width - x) // right), -(-(height - y) // down)
+        if columns > 0 and lines > 0:
+            total += lines * (1 + (columns * bits + 7) // 8)
+    return total
 
 
 def _by_torchvision(data: bytes, image: Image.Image) -> Tensor:
