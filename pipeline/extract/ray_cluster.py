@@ -18,16 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.extract.engine import Engine
-from pipeline.extract.workers import (
-    DEATHS,
-    LEAVE,
-    Ended,
-    Watch,
-    ended,
-    of_worker,
-    start,
-    stop,
-)
+from pipeline.extract.workers import DEATHS, LEAVE, Child, Ended, Watch, of_worker, stop
 from sightline.cache.worker import Worker
 from sightline.errors import SightlineError
 from sightline.extras import require
@@ -68,30 +59,30 @@ def on_ray(
             names[task.remote(f"{worker} on {device}", words, str(Path.cwd()), given)] = worker
         # Ray prints what it retries, where our result belongs
         with redirect_stdout(sys.stderr), watch.stopping(lambda number: _cancel(ray, names)):
-            return list(_ends(ray, names, watch))
+            return _ends(ray, names, watch)
 
 
-def _ends(ray: Any, names: dict[Any, Worker], watch: Watch) -> Iterator[Ended]:
+def _ends(ray: Any, names: dict[Any, Worker], watch: Watch) -> list[Ended]:
     begun, said = time.monotonic(), False
     left = list(names)
-    while left:
+
+    def ends() -> Iterator[Ended]:
+        nonlocal left, said
         done, left = ray.wait(left, num_returns=1, timeout=_POLL)
-        rows = watch.look()
         for ref in done:
             try:
-                found = ray.get(ref)
+                yield ray.get(ref)
             except ray.exceptions.RayError as error:
                 line = str(error).strip().splitlines()[-1]
-                found = Ended(str(names[ref]), 1, "", f"error: {names[ref]}: Ray: {line}")
-            if found.error:
-                watch.failed(found)
-            yield found
-        if not rows and not said and time.monotonic() - begun > _PATIENCE:
+                yield Ended(str(names[ref]), 1, "", f"error: {names[ref]}: Ray: {line}")
+        if not watch.done and not said and time.monotonic() - begun > _PATIENCE:
             said = True
             to_stderr(
                 "no row is done yet: workers are starting, or wait for room on the Ray cluster "
                 "(`ray status`)"
             )
+
+    return watch.until_all_ended(len(left), ends)
 
 
 def _cancel(ray: Any, names: dict[Any, Worker]) -> None:
@@ -113,15 +104,14 @@ def _worker(name: str, command: list[str], folder: str, environment: dict[str, s
         )
         return Ended(name, 1, "", said)
     with TemporaryDirectory(prefix="sightline-") as made:
-        written = Path(made, "worker")
-        process = start(command, written)
+        child = Child(name, command, Path(made, "worker"))
         try:
-            status = process.wait()
+            status = child.process.wait()
         finally:
-            stop([process], signal.SIGTERM)
+            stop([child], signal.SIGTERM)
         if status < 0:
             raise Killed(f"{name} {killed_by(-status)}")
-        return ended(name, status, written)
+        return child.ended()
 
 
 def _imported() -> Any:
@@ -177,20 +167,14 @@ def _check_address(address: str) -> None:
             "or local (Ray Client's ray:// is not used: run the command on a node of the cluster, "
             "or with `ray job submit`)"
         )
-    if not _accepts(host, int(port)):
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
+    except OSError as error:
         raise SightlineError(
             f"no Ray cluster answers at {address}: no connection within {_ANSWER:.0f} s. Start it "
             "(`ray start --head`), or give the head's host:port with --ray-address or RAY_ADDRESS; "
             "nothing has been computed"
-        )
-
-
-def _accepts(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host.strip("[]"), port), timeout=_ANSWER):
-            return True
-    except OSError:
-        return False
+        ) from error
 
 
 def _room(ray: Any, device: str, threads: int) -> tuple[dict[str, float], str, int]:

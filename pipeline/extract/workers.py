@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,53 +142,17 @@ def of_worker(command: Sequence[str], worker: Worker, device: str) -> list[str]:
     return [*command, "--worker", numbered, "--engine", "local", "--devices", device]
 
 
-def start(command: Sequence[str], written: Path) -> subprocess.Popen[bytes]:
-    """Start a worker that ends when this process does.
-
-    Args:
-        command: a module and its arguments.
-        written: its output goes to files of this name with ``.out`` and ``.err``.
-    """
-    output, errors = written.with_suffix(".out"), written.with_suffix(".err")
-    with output.open("wb") as out, errors.open("wb") as err:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "sightline.ends_with_parent", *command],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=err,
-            env={**os.environ, SILENT: "1"},
-            process_group=0,
-        )
-
-
-def ended(name: str, status: int, written: Path) -> Ended:
-    """The end of a worker that `start` has started."""
-    output, errors = written.with_suffix(".out"), written.with_suffix(".err")
-    texts = output.read_text(errors="replace"), errors.read_text(errors="replace")
-    return Ended(name, status, *texts, output.stat().st_mtime)
-
-
-def stop(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
-    """Signal the workers that still run, and wait until they have saved and ended."""
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(number)
-    end = time.monotonic() + LEAVE
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, end - time.monotonic()))
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # which loses its current block
-            process.wait()
-
-
 class Watch:
-    """Shows how many rows are done, and what the workers say, each line once."""
+    """Shows how many rows are done, and what the workers say, each line once.
+
+    Attributes:
+        done: rows that are done.
+    """
 
     def __init__(self, sets: Sequence[Path]) -> None:
         self._sets = sets
         self._folder: Path | None = None
-        self._done = self._total = 0
+        self.done = self._total = 0
         self._lines: set[str] = set()
         self._failed: list[tuple[float, Ended]] = []
         self._stack = ExitStack()
@@ -199,24 +163,23 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def look(self) -> int:
-        """Count the rows that are done, and show it; returns how many there are."""
+    def look(self) -> None:
+        """Count the rows that are done, and show it."""
         for folder in self._sets:
             if (rows := rows_done(folder)) is None:
                 continue
             done, total = rows
             if folder != self._folder:
                 self._stack.close()
-                self._folder, self._done, self._total = folder, done, total
+                self._folder, self.done, self._total = folder, done, total
                 show = progress(folder.as_posix(), total, "rows", done)
                 self._advance = self._stack.enter_context(show)
-            self._advance(max(0, done - self._done))
-            self._done = max(done, self._done)
+            self._advance(max(0, done - self.done))
+            self.done = max(done, self.done)
             break
         while self._failed and time.monotonic() - self._failed[0][0] > _GRACE:
             _, ended = self._failed.pop(0)
             to_stderr(f"{ended.name} failed; the others go on: {ended.error.splitlines()[-1]}")
-        return self._done
 
     def say(self, line: str) -> None:
         """Show a line of a worker, unless another one has said it."""
@@ -224,9 +187,20 @@ class Watch:
             self._lines.add(line)
             to_stderr(line)
 
-    def failed(self, found: Ended) -> None:
-        """A worker failed; the others may go on for hours, so `look` says it after a while."""
-        self._failed.append((time.monotonic(), found))
+    def until_all_ended(self, count: int, ends: Callable[[], Iterable[Ended]]) -> list[Ended]:
+        """Look on until ``count`` workers have ended.
+
+        Args:
+            ends: waits a little, and tells of the workers that have just ended.
+        """
+        every: list[Ended] = []
+        while len(every) < count:
+            for end in ends():
+                every.append(end)
+                if end.error:  # the others may go on for hours, so `look` says it after a while
+                    self._failed.append((time.monotonic(), end))
+            self.look()
+        return every
 
     @contextmanager
     def stopping(self, stop: Callable[[int], None]) -> Iterator[None]:
@@ -244,27 +218,42 @@ class Watch:
         if self._folder is None:
             return "nothing was computed yet; rerun the same command"
         return (
-            f"{self._folder}: {self._done:,} of {self._total:,} rows are done and kept; rerun the "
+            f"{self._folder}: {self.done:,} of {self._total:,} rows are done and kept; rerun the "
             "same command to resume"
         )
 
 
-class _Child:
-    """A worker process of this machine, started again if it is killed."""
+class Child:
+    """A worker process of this machine, which ends when this process does.
+
+    Args:
+        name: such as ``worker 0/2 on cpu``.
+        command: a module and its arguments.
+        written: its output goes to files of this name with ``.out`` and ``.err``.
+    """
 
     def __init__(self, name: str, command: Sequence[str], written: Path) -> None:
-        self._name, self._command, self._written = name, command, written
+        self._name, self._command = name, command
+        self._output, self._errors = written.with_suffix(".out"), written.with_suffix(".err")
         self._deaths = 0
         self.start()
 
     def start(self) -> None:
         """Start its process, for the first time or again."""
-        self.process = start(self._command, self._written)
+        with self._output.open("wb") as out, self._errors.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "sightline.ends_with_parent", *self._command],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, SILENT: "1"},
+                process_group=0,
+            )
         self._read, self._began = 0, time.monotonic()
 
     def lines(self) -> Iterator[str]:
         """What it has said since the last time, up to an error."""
-        with self._written.with_suffix(".err").open("rb") as file:
+        with self._errors.open("rb") as file:
             file.seek(self._read)
             for line in file:
                 if not line.endswith(b"\n") or line.startswith(_ERROR.encode()):
@@ -272,19 +261,35 @@ class _Child:
                 self._read += len(line)
                 yield line.decode(errors="replace").rstrip()
 
-    def ended(self) -> Ended | None:
-        """How it ended; None if it runs, if only since it was killed."""
-        status = self.process.poll()
-        if status is None:
-            return None
-        found = ended(self._name, status, self._written)
+    def ended(self) -> Ended:
+        """How its process has ended."""
+        texts = (path.read_text(errors="replace") for path in (self._output, self._errors))
+        return Ended(self._name, self.process.returncode, *texts, when=self._output.stat().st_mtime)
+
+    def starts_again(self) -> bool:
+        """Start its process again if it was killed, unless it is killed again and again."""
         lived = time.monotonic() - self._began
         self._deaths = 1 if lived > _LONG else self._deaths + 1
-        if status >= 0 or self._deaths > DEATHS:
-            return found
-        to_stderr(f"{found.error}; started again")
+        if self.process.returncode >= 0 or self._deaths > DEATHS:
+            return False
+        to_stderr(f"{self.ended().error}; started again")
         self.start()
-        return None
+        return True
+
+
+def stop(children: Sequence[Child], number: int) -> None:
+    """Signal the workers that still run, and wait until they have saved and ended."""
+    processes = [child.process for child in children]
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(number)
+    end = time.monotonic() + LEAVE
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # which loses its current block
+            process.wait()
 
 
 def _on_devices(
@@ -294,26 +299,25 @@ def _on_devices(
 
     for device in devices:
         pick_device(device)
-    count, children, every = len(devices), list[_Child](), list[Ended]()
+    count, children = len(devices), list[Child]()
     with (
         TemporaryDirectory(prefix="sightline-") as folder,
-        watch.stopping(lambda number: stop([child.process for child in children], number)),
+        watch.stopping(lambda number: stop(children, number)),
     ):
         for index, device in enumerate(devices):
             worker = Worker(outer.index * count + index, outer.count * count)
             words = of_worker(command, worker, device)
-            children.append(_Child(f"{worker} on {device}", words, Path(folder, str(index))))
+            children.append(Child(f"{worker} on {device}", words, Path(folder, str(index))))
         left = list(children)
-        while left:
+
+        def ends() -> Iterator[Ended]:
             time.sleep(_POLL)
-            watch.look()
             for child in list(left):
-                found = child.ended()
+                exited = child.process.poll() is not None
                 for line in child.lines():
                     watch.say(line)
-                if found is not None:
+                if exited and not child.starts_again():
                     left.remove(child)
-                    every.append(found)
-                    if found.error:
-                        watch.failed(found)
-    return every
+                    yield child.ended()
+
+        return watch.until_all_ended(count, ends)
