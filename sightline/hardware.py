@@ -1,4 +1,4 @@
-"""What this machine computes with: processor, memory, GPUs, and the precision that suits it."""
+"""What this machine computes with, the precision that suits it, and its room for jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +25,22 @@ _FEATURES = {
 }
 """Flags of /proc/cpuinfo that decide how fast matrices are multiplied."""
 
+_LIMITS = {
+    "cpu": (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
+    "memory": (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ),
+}
+"""Controller → files of a control group, of version 2 or 1, with a limit and its period or use."""
+
 _CPU_GAIN = 1.2
 """bf16 has to be this much faster than fp32 on a CPU to be worth its rounding."""
+
+_ROOM = 2 << 30  # bytes of memory that a process with PyTorch and a small model takes
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+JOBS = "SIGHTLINE_JOBS"
+"""Variable with the number of processes among which a stage may divide its own work."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +63,8 @@ class Processor:
 class Memory:
     """Main memory in bytes; ``limit`` is that of the control group, or None without one."""
 
-    total: int | None
-    free: int | None
+    total: int
+    free: int
     limit: int | None
 
 
@@ -72,14 +85,6 @@ class Gpu:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A precision, and the reason in one sentence."""
-
-    precision: str
-    reason: str
-
-
 def processor(system: Path = Path("/")) -> Processor:
     """The CPU, with the limits of this process.
 
@@ -87,117 +92,79 @@ def processor(system: Path = Path("/")) -> Processor:
         system: root of the file system to read /proc and /sys from.
     """
     facts: dict[str, str] = {}
-    try:
-        for line in (system / "proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            facts.setdefault(name.strip(), value.strip())
-    except OSError:
-        pass  # not Linux
+    for line in _text(system / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
     flags = set(facts.get("flags", facts.get("Features", "")).split())
+    linux = hasattr(os, "sched_getaffinity")
     return Processor(
         model=facts.get("model name") or platform.processor() or platform.machine(),
         features=tuple(name for flag, name in _FEATURES.items() if flag in flags),
-        usable=_usable_cores(),
-        quota=_cpu_quota(system),
+        usable=len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1,
+        quota=min((quota / period for quota, period in _limits("cpu", system)), default=None),
     )
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def memory(system: Path = Path("/")) -> Memory:
-    """Main memory, with the limit of this process's control group; ``system`` as `processor`."""
-    facts: dict[str, int] = {}
-    try:
-        for line in (system / "proc/meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            facts[name] = int(value.split()[0]) * 1024
-    except OSError:
-        pass  # not Linux
-    total, free = facts.get("MemTotal"), facts.get("MemAvailable")
-    limit, used = _memory_limit(system)
-    if total is None or limit is None or limit >= total:
-        return Memory(total, free, None)
-    left = max(0, limit - used)
-    return Memory(total, left if free is None else min(free, left), limit)
+    """Main memory, with the limit of this process's control group, read as by `processor`."""
+    import psutil
+
+    found = psutil.virtual_memory()
+    limits = [(most, used) for most, used in _limits("memory", system) if most < found.total]
+    left = [max(0, most - used) for most, used in limits]
+    limit = min((most for most, _ in limits), default=None)
+    return Memory(found.total, min([found.available, *left]), limit)
 
 
-def _groups(system: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's control group and its parents: version 2, then version 1."""
-    try:
-        lines = (system / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, names, path = line.split(":", 2)
-        if names == "":
-            base = system / "sys/fs/cgroup"
-        elif controller in names.split(","):
-            base = system / "sys/fs/cgroup" / controller
-        else:
+def _limits(controller: str, system: Path) -> list[tuple[int, int]]:
+    """The limits of this process's control group and its parents, each with its period or use."""
+    found: list[tuple[int, int]] = []
+    for line in _text(system / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
             continue
-        parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts), -1, -1):
-            yield base.joinpath(*parts[:depth])
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
-
-
-def _cpu_quota(system: Path) -> float | None:
-    limits = []
-    for group in _groups(system, "cpu"):
-        quota = _words(group / "cpu.max") or [
-            *_words(group / "cpu.cfs_quota_us"),
-            *_words(group / "cpu.cfs_period_us"),
-        ]
-        if len(quota) == 2 and quota[0] not in ("max", "-1"):
-            limits.append(int(quota[0]) / int(quota[1]))
-    return min(limits, default=None)
-
-
-def _memory_limit(system: Path) -> tuple[int | None, int]:
-    """The smallest limit of the control group and its parents, and what that group uses."""
-    found: tuple[int | None, int] = None, 0
-    for group in _groups(system, "memory"):
-        for most, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit = _words(group / most)
-            if limit and limit[0] != "max" and (found[0] is None or int(limit[0]) < found[0]):
-                found = int(limit[0]), int((_words(group / used) or ["0"])[0])
+        root = system / "sys/fs/cgroup" / (controller if controllers else "")
+        group = root / path.strip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(root):
+                break
+            for names in _LIMITS[controller]:
+                words = [word for name in names for word in _text(folder / name).split()]
+                if len(words) == 2 and words[0] not in ("max", "-1"):
+                    found.append((int(words[0]), int(words[1])))
     return found
+
+
+def _text(path: Path) -> str:
+    """The content of a file of the system; empty where the system has none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def gpus() -> list[Gpu]:
     """The GPUs that PyTorch lists, each tried with a small product."""
     import torch
 
-    return [_gpu(index) for index in range(torch.cuda.device_count())]
+    found = []
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        free, problem = None, ""
+        try:
+            ones = torch.ones(8, 8, device=f"cuda:{index}")
+            (ones @ ones).sum().item()
+            free = torch.cuda.mem_get_info(index)[0]
+        except RuntimeError as error:  # no kernel for this GPU, no free memory, used exclusively …
+            problem = _first_line(error)
+        capability = (about.major, about.minor)
+        bf16 = torch.version.hip is not None or capability >= (8, 0)
+        found.append(Gpu(about.name, about.total_memory, free, capability, bf16, problem))
+    return found
 
 
-def _gpu(index: int) -> Gpu:
-    import torch
-
-    about = torch.cuda.get_device_properties(index)
-    free, problem = None, ""
-    try:
-        ones = torch.ones(8, 8, device=f"cuda:{index}")
-        (ones @ ones).sum().item()
-        free = torch.cuda.mem_get_info(index)[0]
-    except RuntimeError as error:  # no kernel for this GPU, no free memory, used exclusively …
-        problem = str(error).strip().splitlines()[0]
-    capability = (about.major, about.minor)
-    bf16 = torch.version.hip is not None or capability >= (8, 0)
-    return Gpu(about.name, about.total_memory, free, capability, bf16, problem)
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def driver_gpus() -> tuple[str, list[str]]:
@@ -246,45 +213,33 @@ def why_unused(listed: int, usable: int) -> str:
     elif visible is not None and (usable or not visible.strip("-1 ")):
         cause = f"CUDA_VISIBLE_DEVICES is {visible!r}; unset it to use all"
     else:
-        cause = _refusal() or "PyTorch does not say why; a reinstalled driver may help"
+        cause = "PyTorch does not say why; a reinstalled driver may help"
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            cause = _first_line(error)
     return f"the driver lists {listed} GPUs, PyTorch can use {usable}: {cause}"
 
 
-def _refusal() -> str:
-    """What PyTorch says when CUDA is started."""
-    import torch
-
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        return str(error).strip().splitlines()[0]
-    return ""
-
-
-def choose_precision(
-    device: str, gpu: Gpu | None = None, *, probe: Callable[[], float] | None = None
-) -> Choice:
-    """The fastest precision that trains without risk on ``device``.
+def choose_precision(device: str, gpu: Gpu | None = None) -> tuple[str, str]:
+    """The fastest precision that trains without risk on ``device``, and why, in one sentence.
 
     Args:
         device: ``cuda``, ``mps`` or ``cpu``.
         gpu: the first GPU, where the device is ``cuda``.
-        probe: measures how much faster bf16 is on the CPU (`bf16_gain`).
     """
     if device == "cuda" and gpu is not None:
         number = ".".join(map(str, gpu.capability))
         if gpu.bf16:
-            return Choice("bf16", "this GPU has tensor cores for bf16, which has fp32's range")
+            return "bf16", "this GPU has tensor cores for bf16, which has fp32's range"
         if gpu.capability >= (7, 0):
-            return Choice("fp16", f"capability {number} has tensor cores for fp16, not bf16")
-        return Choice("fp32", f"capability {number} has no tensor cores")
+            return "fp16", f"capability {number} has tensor cores for fp16, not bf16"
+        return "fp32", f"capability {number} has no tensor cores"
     if device == "mps":
-        return Choice("fp32", "the others are not tested on MPS")
-    gain = (probe or bf16_gain)()
-    measured = "a layer of BERT trains in bf16 at {:.2f} times the speed of fp32, measured now"
-    if gain >= _CPU_GAIN:
-        return Choice("bf16", measured.format(gain))
-    return Choice("fp32", measured.format(gain))
+        return "fp32", "the others are not tested on MPS"
+    gain = bf16_gain()
+    measured = f"a layer of BERT trains in bf16 at {gain:.2f} times the speed of fp32, measured now"
+    return "bf16" if gain >= _CPU_GAIN else "fp32", measured
 
 
 def bf16_gain(seconds: float = 1.0) -> float:
@@ -315,3 +270,37 @@ def bf16_gain(seconds: float = 1.0) -> float:
         for low in best:
             best[low] = min(best[low], step(low))
     return best[False] / best[True]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    given = os.environ.get(VISIBLE)
+    if given is not None:
+        names = [name.strip() for name in given.split(",")]
+        return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
+    return [str(index) for index in range(len(driver_gpus()[1]))]
+
+
+def jobs_here(gpus: list[str], threads: int | None = None) -> int:
+    """One for each of ``gpus``; without, as many as this machine has cores and memory for.
+
+    Args:
+        threads: CPU threads of each; None: one.
+    """
+    given = os.environ.get(JOBS)
+    if given:
+        return int(given)
+    if gpus:
+        return len(gpus)
+    return max(1, min(cores() // (threads or 1), memory().free // _ROOM))
+
+
+def cores() -> int:
+    """The cores that this process may keep busy."""
+    found = processor()
+    return found.usable if found.quota is None else max(1, min(found.usable, round(found.quota)))
+
+
+def gpu_of(gpus: list[str], index: int) -> dict[str, str]:
+    """The environment of job ``index``: one of ``gpus``, in turn; empty if there are none."""
+    return {VISIBLE: gpus[index % len(gpus)]} if gpus else {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline import jobs
+from sightline import hardware
 from sightline.errors import SightlineError
 from sightline.hardware import Memory, Processor
 from sightline.side_by_side import Call, Send, side_by_side
@@ -104,8 +104,8 @@ def wait_for(condition) -> None:
 @pytest.mark.parametrize(
     ("usable", "quota", "free", "threads", "expected"),
     [
-        (8, None, None, None, 8),
-        (8, 3.0, None, None, 3),
+        (8, None, 99 << 30, None, 8),
+        (8, 3.0, 99 << 30, None, 3),
         (8, None, 9 << 30, None, 4),  # two gigabytes each
         (8, None, 1 << 30, None, 1),
         (8, None, 99 << 30, 4, 2),
@@ -115,21 +115,22 @@ def wait_for(condition) -> None:
 def test_without_gpus_there_are_as_many_jobs_as_cores_and_memory(
     monkeypatch, usable, quota, free, threads, expected
 ):
-    monkeypatch.delenv(jobs.JOBS, raising=False)
-    monkeypatch.setattr(jobs, "processor", lambda: Processor("", (), usable, quota))
-    monkeypatch.setattr(jobs, "memory", lambda: Memory(free, free, None))
-    assert jobs.jobs_here([], threads) == expected
-    assert jobs.jobs_here(["0", "5"], threads) == 2
-    monkeypatch.setenv(jobs.JOBS, "7")
-    assert jobs.jobs_here([], threads) == 7
+    monkeypatch.delenv(hardware.JOBS, raising=False)
+    monkeypatch.setattr(hardware, "processor", lambda: Processor("", (), usable, quota))
+    monkeypatch.setattr(hardware, "memory", lambda: Memory(free, free, None))
+    assert hardware.jobs_here([], threads) == expected
+    assert hardware.jobs_here(["0", "5"], threads) == 2
+    monkeypatch.setenv(hardware.JOBS, "7")
+    assert hardware.jobs_here([], threads) == 7
 
 
 def test_gpus_are_those_that_may_be_seen(monkeypatch):
-    monkeypatch.delenv(jobs.VISIBLE, raising=False)
-    monkeypatch.setattr(jobs, "driver_gpus", lambda: ("550", ["H200", "H200"]))
-    assert jobs.visible_gpus() == ["0", "1"]
+    monkeypatch.delenv(hardware.VISIBLE, raising=False)
+    monkeypatch.setattr(hardware, "driver_gpus", lambda: ("550", ["H200", "H200"]))
+    assert hardware.visible_gpus() == ["0", "1"]
     for given, expected in {"3, 1": ["3", "1"], "": [], "-1": [], "GPU-a": ["GPU-a"]}.items():
-        monkeypatch.setenv(jobs.VISIBLE, given)
-        assert jobs.visible_gpus() == expected
-    assert [jobs.gpu_of(["3", "1"], job)[jobs.VISIBLE] for job in range(3)] == ["3", "1", "3"]
-    assert jobs.gpu_of([], 0) == {}
+        monkeypatch.setenv(hardware.VISIBLE, given)
+        assert hardware.visible_gpus() == expected
+    found = [hardware.gpu_of(["3", "1"], job)[hardware.VISIBLE] for job in range(3)]
+    assert found == ["3", "1", "3"]
+    assert hardware.gpu_of([], 0) == {}

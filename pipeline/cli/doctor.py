@@ -48,7 +48,7 @@ def _examine() -> dict[str, Any]:
     device = pick_device("auto").type
     if any(gpu.problem for gpu in gpus[:1]):
         device = "cpu"
-    choice = hardware.choose_precision(device, gpus[0] if gpus else None)
+    precision, reason = hardware.choose_precision(device, gpus[0] if gpus else None)
     folder = Path("data").resolve() if Path("data").is_dir() else Path.cwd()
     disk = shutil.disk_usage(folder)
     threads = torch.get_num_threads()
@@ -72,7 +72,7 @@ def _examine() -> dict[str, Any]:
         "driver": driver,
         "disk": {"folder": str(folder), "total": disk.total, "free": disk.free},
         "device": device if usable or device != "cuda" else "cpu",
-        "precision": asdict(choice),
+        "precision": {"precision": precision, "reason": reason},
         "packages": packages,
         "model hub": _hub(),
         "dvc repository": Path(".dvc").is_dir(),
@@ -125,8 +125,6 @@ def _cpu_line(cpu: Processor) -> str:
 
 
 def _memory_line(memory: Memory) -> str:
-    if memory.total is None or memory.free is None:
-        return "unknown on this system"
     limit = (
         ""
         if memory.limit is None

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from command_line import sightline
@@ -26,6 +27,7 @@ processor	: 1
 model name	: Some Processor 9000
 """
 MEMINFO = f"MemTotal: {64 * GIB >> 10} kB\nMemFree: 1 kB\nMemAvailable: {32 * GIB >> 10} kB\n"
+MEMINFO += "".join(f"{n}: 0 kB\n" for n in ("Buffers", "Cached", "Shmem", "Active", "Inactive"))
 
 
 def run_doctor(monkeypatch, capsys, *words: str) -> str:
@@ -55,16 +57,17 @@ def gpu(capability: tuple[int, int], bf16: bool = False) -> Gpu:
     return Gpu("Some GPU", 80 * GIB, 70 * GIB, capability, bf16)
 
 
-def test_the_processor_and_memory_of_a_machine_without_limits(tmp_path):
+def test_the_processor_and_memory_of_a_machine_without_limits(tmp_path, monkeypatch):
     root = system(tmp_path, "0::/\n")
     found = hardware.processor(root)
     assert found.model == "Some Processor 9000"
     assert found.features == ("AVX2", "AVX-512", "AVX-512 BF16", "AMX", "AMX BF16")
     assert found.quota is None
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
     assert hardware.memory(root) == hardware.Memory(64 * GIB, 32 * GIB, None)
 
 
-def test_limits_of_a_group_and_its_parents_of_version_2(tmp_path):
+def test_limits_of_a_group_and_its_parents_of_version_2(tmp_path, monkeypatch):
     files = {
         "job__task__cpu_DOT_max": "max 100000\n",
         "job__cpu_DOT_max": "250000 100000\n",
@@ -75,10 +78,11 @@ def test_limits_of_a_group_and_its_parents_of_version_2(tmp_path):
     }
     root = system(tmp_path, "0::/job/task\n", **files)
     assert hardware.processor(root).quota == 2.5
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
     assert hardware.memory(root) == hardware.Memory(64 * GIB, 5 * GIB, 8 * GIB)
 
 
-def test_limits_of_a_group_of_version_1(tmp_path):
+def test_limits_of_a_group_of_version_1(tmp_path, monkeypatch):
     files = {
         "cpu__box__cpu_DOT_cfs_quota_us": "400000\n",
         "cpu__box__cpu_DOT_cfs_period_us": "100000\n",
@@ -90,12 +94,13 @@ def test_limits_of_a_group_of_version_1(tmp_path):
     }
     root = system(tmp_path, "4:memory:/box\n1:cpu:/box\n", **files)
     assert hardware.processor(root).quota == 4
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
     assert hardware.memory(root) == hardware.Memory(64 * GIB, 15 * GIB, 16 * GIB)
 
 
 def test_a_system_without_these_files(tmp_path):
     assert hardware.processor(tmp_path).usable >= 1
-    assert hardware.memory(tmp_path) == hardware.Memory(None, None, None)
+    assert hardware.memory(tmp_path).limit is None
 
 
 @pytest.mark.parametrize(
@@ -109,10 +114,11 @@ def test_a_system_without_these_files(tmp_path):
         ("cpu", None, 1.1, "fp32", "at 1.10 times the speed of fp32"),
     ],
 )
-def test_the_precision_that_suits_a_device(device, of, gain, precision, said):
-    choice = hardware.choose_precision(device, of, probe=lambda: gain)
-    assert choice.precision == precision
-    assert said in choice.reason
+def test_the_precision_that_suits_a_device(monkeypatch, device, of, gain, precision, said):
+    monkeypatch.setattr(hardware, "bf16_gain", lambda: gain)
+    chosen, reason = hardware.choose_precision(device, of)
+    assert chosen == precision
+    assert said in reason
 
 
 def test_the_probe_measures_both_precisions():
