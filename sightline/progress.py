@@ -6,8 +6,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Say = Callable[[str], None]
 
@@ -81,16 +85,34 @@ def progress(
     if os.environ.get(SILENT):
         yield lambda _: None
         return
-    show = _bar if sys.stderr.isatty() else _lines
     first = FirstLine(title, total - done, unit, device) if device else None
-    with show(title, total, unit, done, first) as advance:
+    start = last = time.monotonic()
+    count = 0
+    with _bar(title, total, done) if sys.stderr.isatty() else nullcontext() as bar:
+
+        def advance(more: int) -> None:
+            nonlocal count, last
+            count += more
+            now = time.monotonic()
+            per_second = count / max(now - start, 1e-9)
+            rate = _rate(per_second, unit)
+            line = "" if first is None else first(count)
+            if bar is not None:
+                bar.update(bar.task_ids[0], advance=more, rate=rate)
+                if line:
+                    bar.console.print(line, markup=False, highlight=False)
+                return
+            if not line and now - last >= _SECONDS_BETWEEN_LINES:
+                left = timedelta(seconds=round((total - done - count) / max(per_second, 1e-9)))
+                line = f"{title}: {done + count:,} of {total:,} {unit}, {rate}, {left} left"
+            if line:
+                to_stderr(line)
+                last = now
+
         yield advance
 
 
-@contextmanager
-def _bar(
-    title: str, total: int, unit: str, done: int, first: FirstLine | None
-) -> Iterator[Callable[[int], None]]:
+def _bar(title: str, total: int, done: int) -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -100,53 +122,16 @@ def _bar(
         TimeRemainingColumn,
     )
 
-    columns = (
+    bar = Progress(
         TextColumn("{task.description}", markup=False),  # a path, which may look like markup
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
+        console=Console(stderr=True),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=total, completed=done, rate="")
-        start, count = time.monotonic(), 0
-
-        def advance(more: int) -> None:
-            nonlocal count
-            count += more
-            per_second = count / max(time.monotonic() - start, 1e-9)
-            bar.update(task, advance=more, rate=_rate(per_second, unit))
-            if first is not None and (line := first(count)):
-                bar.console.print(line, markup=False, highlight=False)
-
-        yield advance
-
-
-@contextmanager
-def _lines(
-    title: str, total: int, unit: str, done: int, first: FirstLine | None
-) -> Iterator[Callable[[int], None]]:
-    start = last = time.monotonic()
-    count = 0
-
-    def advance(more: int) -> None:
-        nonlocal count, last
-        count += more
-        now = time.monotonic()
-        if first is not None and (line := first(count)):
-            to_stderr(line)
-            last = now
-        if now - last < _SECONDS_BETWEEN_LINES:
-            return
-        last = now
-        per_second = count / (now - start)
-        left = (total - done - count) / max(per_second, 1e-9)
-        to_stderr(
-            f"{title}: {done + count:,} of {total:,} {unit}, "
-            f"{_rate(per_second, unit)}, {timedelta(seconds=round(left))} left"
-        )
-
-    yield advance
+    bar.add_task(title, total=total, completed=done, rate="")
+    return bar
 
 
 def _rate(per_second: float, unit: str) -> str:
