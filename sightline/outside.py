@@ -1,7 +1,8 @@
 """Files from outside: read whole, and checked before anything else sees them.
 
-One function per format of text. JSON and the values of CSV, TSV and XML are checked against a
-pydantic schema; Parquet has `sightline.cache.manifest.read_manifest`.
+One function per format of text, and one error that names the file and the place for every fault.
+JSON and the values of CSV, TSV and XML are checked against a pydantic schema; Parquet has
+`sightline.cache.manifest.read_manifest`.
 """
 
 from __future__ import annotations
@@ -51,19 +52,13 @@ T = TypeVar("T")
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file without a byte-order mark, with its original line ends.
 
-    Raises:
-        SightlineError: no such regular file, it is not UTF-8 (names the line and the byte), or it
-            contains a control character (names the line).
+    It contains no control characters, as `Text`.
     """
     return decoded(path, read_data(path))
 
 
 def read_data(path: Path) -> bytes:
-    """The bytes of a regular file: reading a pipe or a device may not end.
-
-    Raises:
-        SightlineError: no such file, or it cannot be read.
-    """
+    """The bytes of a regular file: reading a pipe or a device may not end."""
     if not path.is_file():
         fault = "not a regular file" if path.exists() else "no such file"
         raise SightlineError(f"{path}: {fault}; check the path")
@@ -86,32 +81,32 @@ def decoded(path: Path, data: bytes) -> str:
             f"file first, e.g. `iconv -f latin1 -t utf-8`"
         ) from None
     if found := CONTROL.search(text):
-        line = text.count("\n", 0, found.start()) + 1
         raise SightlineError(
-            f"{path}: line {line}: {control_fault(found[0])}, e.g. with "
+            f"{path}: line {_line(text, found)}: {control_fault(found[0])}, e.g. with "
             f"{_REMOVE_ASCII if found[0].isascii() else _REMOVE_OTHERS}"
         )
     return text
+
+
+def _line(text: str, found: re.Match[str]) -> int:
+    return text.count("\n", 0, found.start()) + 1
 
 
 def lines_of(path: Path, text: str) -> list[str]:
     """The lines of ``text``, the content of ``path``, without their ends, LF or CR LF.
 
     `str.splitlines` would also split at characters that occur inside sentences (U+0085, U+2028).
-
-    Raises:
-        SightlineError: a carriage return inside a line (names the line).
     """
     if "\r" in text and (found := _LONE_CR.search(text)):
-        line = text.count("\n", 0, found.start()) + 1
         raise SightlineError(
-            f"{path}: line {line}: a carriage return inside the line; expected lines that end in "
-            "LF or CR LF. If CR ends them, convert the file with `tr '\\r' '\\n'`, else remove it"
+            f"{path}: line {_line(text, found)}: a carriage return inside the line; expected lines "
+            "that end in LF or CR LF. If CR ends them, convert the file with `tr '\\r' '\\n'`, "
+            "else remove it"
         )
     lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
-    return [line.rstrip("\r") for line in lines] if "\r" in text else lines
+    return [line.rstrip("\r") for line in lines]
 
 
 def read_lines(path: Path) -> list[str]:
@@ -124,10 +119,6 @@ def read_json(path: Path, schema: TypeAdapter[T], expected: str) -> T:
 
     Args:
         expected: what the file should be, for messages.
-
-    Raises:
-        SightlineError: as `read_text`, not JSON, or a value that the schema forbids (names its
-            place in the file, what was found and what was expected).
     """
     text = read_text(path)
     try:
@@ -137,11 +128,7 @@ def read_json(path: Path, schema: TypeAdapter[T], expected: str) -> T:
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a UTF-8 YAML file.
-
-    Raises:
-        SightlineError: as `read_text`, or not YAML.
-    """
+    """The content of a UTF-8 YAML file."""
     try:
         return parse_yaml(read_text(path))
     except ValueError as error:
