@@ -1,8 +1,9 @@
-"""Where models compute: devices, precisions, determinism, threads."""
+"""Where models compute: processes, devices, precisions, determinism, threads."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,16 @@ from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     import torch
+
+
+def of_several_processes() -> bool:
+    """Whether `torchrun` or `accelerate launch` started this process as one of several."""
+    return os.environ.get("WORLD_SIZE", "1") not in ("", "1")
+
+
+def is_first_process() -> bool:
+    """Whether this process is the only one, or number 0: the one that talks to the user."""
+    return not of_several_processes() or os.environ.get("RANK", "0") == "0"
 
 
 OMP = "OMP_NUM_THREADS"
@@ -59,37 +70,32 @@ PRECISIONS = ("fp32", *AUTOCAST)
 def pick_device(name: str) -> torch.device:
     """The device called `name`: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
 
-    ``auto`` is CUDA, then MPS, then the CPU. Any other name is used as given.
-
-    Raises:
-        SightlineError: the device is not available, or the name is unknown.
+    ``auto`` is CUDA, then MPS, then the CPU. Any other name is used as given; a SightlineError says
+    that there is no such device.
     """
     import torch
 
+    if name == "auto" and torch.cuda.is_available():
+        return torch.device("cuda", 0)
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", 0)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    kind, separator, number = name.partition(":")
-    plain = not separator
-    if name == "cpu":
-        return torch.device("cpu")
-    if name == "mps":
-        if not torch.backends.mps.is_available():
-            raise SightlineError("device 'mps' was requested but is not available; use auto")
-        return torch.device("mps")
-    if kind == "cuda" and (plain or number.isdecimal()):
-        index = 0 if plain else int(number)
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if index >= count:
-            found = f"this machine has {count} CUDA devices" if count else "CUDA is not available"
-            raise SightlineError(
-                f"device {name!r} was requested, but {found} "
-                f"(PyTorch {torch.__version__}); use --device auto or cpu, or install a driver "
-                "and a PyTorch build that support the GPU"
-            )
-        return torch.device("cuda", index)
-    raise SightlineError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:1 or mps")
+        name = "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise SightlineError("device 'mps' was requested but is not available; use auto")
+    if name in ("cpu", "mps"):
+        return torch.device(name)
+    found = re.fullmatch(r"cuda(?::(\d+))?", name, re.ASCII)
+    if found is None:
+        raise SightlineError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:1 or mps")
+    index = int(found[1] or 0)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        there = f"this machine has {count} CUDA devices" if count else "CUDA is not available"
+        raise SightlineError(
+            f"device {name!r} was requested, but {there} "
+            f"(PyTorch {torch.__version__}); use --device auto or cpu, or install a driver "
+            "and a PyTorch build that support the GPU"
+        )
+    return torch.device("cuda", index)
 
 
 def check_precision(precision: str) -> str:

@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from sightline.devices import pick_device
+from sightline.devices import of_several_processes, pick_device
 from sightline.errors import SaidElsewhere, SightlineError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class _Launched:
     @classmethod
     def read(cls) -> _Launched | None:
         """From the environment; None for a single process."""
-        if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+        if not of_several_processes():
             return None
         count, rank = _number("WORLD_SIZE"), _number("RANK")
         if rank >= count:

@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _stopped(stop: Stopped, error: BaseException) -> None:
-    from sightline.launched import is_first_process
+    from sightline.devices import is_first_process
 
     _fail(str(stop) if is_first_process() else "", 128 + stop.number, error)
 

@@ -222,7 +222,7 @@ def train(run: _RUN, seed: _SEED, dry_run: DRY_RUN = False, params: PARAMS = _FI
     Example: sightline stage train mcse-clip 0
     """
     from pipeline import stages
-    from sightline.launched import is_first_process
+    from sightline.devices import is_first_process
 
     summary = stages.train(load_here(params), run, seed, dry_run=dry_run)
     if is_first_process():

@@ -63,8 +63,8 @@ def train(
 
     from pydantic import ValidationError
 
+    from sightline.devices import is_first_process
     from sightline.errors import SightlineError
-    from sightline.launched import is_first_process
     from train.new_run import new_run
     from train.train_run import steps_to_do, train_run
 
