@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
+from sightline.digest import blake3_of_file
 from sightline.errors import SightlineError
 from sightline.files import write_bytes
 from sightline.output import Output
@@ -74,7 +74,7 @@ class Checkpoints:
     def publish(self, step: int, progress: Progress) -> Path:
         """Give the checkpoint written under `part` its name, durably; drop the older ones."""
         made = self.made(step)
-        files = {path.name: _digest(path) for path in sorted(made.iterdir())}
+        files = {path.name: blake3_of_file(path) for path in sorted(made.iterdir())}
         body = {"progress": asdict(progress), "blake3": files}
         write_bytes(made / PROGRESS_FILE, json.dumps(body, indent=1).encode())
         older = self._all()
@@ -143,7 +143,7 @@ class Checkpoints:
             raise self._damaged(path / PROGRESS_FILE) from error
         for name, digest in files.items():
             file = path / name
-            if not file.is_file() or _digest(file) != digest:
+            if not file.is_file() or blake3_of_file(file) != digest:
                 raise self._damaged(file)
         return progress
 
@@ -201,7 +201,3 @@ def step_of(checkpoint: Path) -> int:
 def _step_and_number(checkpoint: Path) -> tuple[int, int]:
     found = _NAME.fullmatch(checkpoint.name)
     return (int(found[1]), int(found[2] or 1)) if found else (-1, 0)
-
-
-def _digest(path: Path) -> str:
-    return blake3().update_mmap(path).hexdigest()

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from blake3 import blake3
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,6 +34,7 @@ from sightline.cache.content import Content
 from sightline.cache.keys import Keys
 from sightline.cache.record import Provenance
 from sightline.cache.unit_rows import unit_rows
+from sightline.digest import blake3_of_file
 from sightline.errors import SightlineError
 from sightline.output import Output, json_record
 from sightline.wording import in_bytes
@@ -136,7 +136,7 @@ def export_features(
                 f"{folder}: its rows do not match its record; `sightline cache verify` names the "
                 "damaged files"
             )
-        digests = {name: _digest(made / name) for name in _names(made)}
+        digests = {name: blake3_of_file(made / name) for name in _names(made)}
         about = ExportRecord(
             form=form.value,
             spec=spec,
@@ -226,10 +226,6 @@ def _computed(record: FeatureSetRecord) -> dict[str, str | int]:
 
 def _names(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-
-
-def _digest(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
 def _require_space(folder: Path, source: Source) -> None:

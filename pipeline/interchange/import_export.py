@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from pipeline.interchange.export import RECORD, ExportRecord, schema_of
@@ -24,6 +23,7 @@ from pipeline.interchange.row_readers import (
 from sightline.cache.content import Content
 from sightline.cache.keys import Keys, as_keys, increasing
 from sightline.claims import MOST_BYTES
+from sightline.digest import blake3_of_file
 from sightline.errors import SightlineError
 from sightline.progress import progress
 
@@ -96,7 +96,7 @@ def _check_files(folder: Path, record: ExportRecord) -> None:
             raise SightlineError(f"{folder / RECORD}: lists {name[:80]!r}, which no export writes")
         if not path.is_file():
             raise SightlineError(f"{path}: missing; get the folder again")
-        if blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() != digest:
+        if blake3_of_file(path) != digest:
             raise SightlineError(f"{path}: damaged: not the bytes that {RECORD} lists")
 
 

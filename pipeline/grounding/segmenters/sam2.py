@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ from pipeline.encoders.weights import (
 )
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
 from pipeline.grounding.segmenters.segmenter_config import Sam2Settings
+from sightline.cache.keys import key_of_file
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.loading import quiet, reaching
@@ -60,7 +60,7 @@ def build(settings: Sam2Settings, device: torch.device, precision: str) -> Promp
         load_exactly(model, read_state_dict(file), f"{settings.model}'s checkpoint", settings.model)
     identity: dict[str, object] = {
         "model": Path(settings.model).name,
-        "configuration_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "configuration_sha256": key_of_file(path).hex(),
         "source": describe_source(spec),
         "weights_sha256": state_dict_sha256(model.state_dict()),
         "untrained": spec.kind == "random",
