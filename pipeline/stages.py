@@ -22,7 +22,7 @@ from sightline.settings import unknown
 
 if TYPE_CHECKING:
     from pipeline.grounding.stats import GroundStats
-    from sightline.thumbnail import Thumbnail
+    from sightline.html_pages import Thumbnail
     from train.evaluate.score import Evaluation
     from train.report.results import RunResult
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from tiny_encoder import make_encoder
 
 from sightline.errors import SightlineError
-from sightline.thumbnail import Thumbnail
+from sightline.html_pages import Thumbnail
 from train.evaluate import neighbours as module
 from train.evaluate.caption_pool import read_pool, read_queries
 from train.evaluate.find_neighbours import found_captions

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup
 
-from sightline.html_templates import html_templates, source_digest
+from sightline.html_pages import html_templates, source_digest
 from train.report.grid import SIGN, Grid, printable
 
 _HERE = Path(__file__).parent

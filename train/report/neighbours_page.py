@@ -10,8 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from sightline.html_templates import html_templates
-from sightline.thumbnail import Thumbnail
+from sightline.html_pages import Thumbnail, html_templates
 from train.evaluate.found_neighbours import ModelNeighbours
 from train.report.grid import Grid, GridCell, GridRow, printable
 from train.report.html import Included, Section, to_page

@@ -16,7 +16,7 @@ from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
-from sightline.html_templates import html_templates, source_digest
+from sightline.html_pages import html_templates, source_digest
 from sightline.output_file import check_output_file, replacing_file
 
 MARK = b'<meta name="generator" content="Sightline gallery">'

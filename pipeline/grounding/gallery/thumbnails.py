@@ -8,7 +8,7 @@ from pathlib import Path
 from sightline.cache import IMAGES, places_of, read_manifest
 from sightline.errors import SightlineError
 from sightline.extras import require
-from sightline.thumbnail import Thumbnail
+from sightline.html_pages import Thumbnail
 
 
 def thumbnails(

@@ -1,9 +1,10 @@
-"""Templates of HTML pages, and what their security policies allow."""
+"""HTML pages: their templates, what their security policies allow, and the pictures on them."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -23,3 +24,11 @@ def html_templates(*folders: Path) -> Environment:
 def source_digest(text: str) -> str:
     """The hash of an inline style or script for a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A picture as a data URI; empty if there is a problem, which is then shown instead."""
+
+    uri: str = ""
+    problem: str = ""
