@@ -25,6 +25,7 @@ from pipeline.repro_lines import Lines
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
 from sightline.signals import Stopped
+from sightline.wording import counted
 
 _LEAVE = 30.0  # seconds that stopped stages have for saving
 _POLL = 0.1  # seconds between two looks at the stages that are being stopped
@@ -134,8 +135,8 @@ class _Run:
             raise SightlineError(self._what_failed())
         count, same = self._ran, len(self._done) - self._ran
         seconds = time.monotonic() - began
-        ran = f"{_stages(count)} done in {seconds:,.0f} s, {same} up to date"
-        print(ran if count else f"nothing to do: {_stages(same)} up to date")
+        ran = f"{counted(count, 'stage')} done in {seconds:,.0f} s, {same} up to date"
+        print(ran if count else f"nothing to do: {counted(same, 'stage')} up to date")
 
     def _start_what_is_ready(self) -> None:
         project = self._project
@@ -233,7 +234,9 @@ class _Run:
 
     def _kept(self) -> str:
         left = len(self._project.stages) - len(self._done)
-        return f"{_stages(len(self._done))} up to date, {left} left; rerun the same command"
+        return (
+            f"{counted(len(self._done), 'stage')} up to date, {left} left; rerun the same command"
+        )
 
     def _what_failed(self) -> str:
         lines = [f"{name}: {how}" for name, how in self._failed.items()]
@@ -241,10 +244,6 @@ class _Run:
         if held:
             lines.append(f"not tried, since they need what failed: {', '.join(held)}")
         return "\n".join([*lines, "what is done is kept; rerun the same command"])
-
-
-def _stages(count: int) -> str:
-    return f"{count} stage{'' if count == 1 else 's'}"
 
 
 def _ending(status: int) -> str:
