@@ -22,12 +22,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from sightline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec
+from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter
+from sightline.cache.index import read_index
 
 BATCH, ROUNDS, GATHERS = 128, 15, 200
 
 
-def make_set(folder: Path, rows: int, dim: int, shard_bytes: int) -> None:
+def make_set(folder: Path, rows: int, dim: int, shard_rows: int) -> None:
     """Write ``rows`` random rows under random keys."""
     rng = np.random.default_rng(0)
     keys = rng.integers(0, 256, (rows, 32), dtype=np.uint8)
@@ -35,8 +36,8 @@ def make_set(folder: Path, rows: int, dim: int, shard_bytes: int) -> None:
     spec = FeatureSpec(
         kind="image", encoder=encoder, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
     )
-    with FeatureSetWriter(folder, spec) as writer:
-        for batch in writer.plan(keys, batch_size=8192, shard_bytes=shard_bytes):
+    with SetWriter(folder, spec) as writer:
+        for batch in writer.plan(keys, batch_size=8192, shard_rows=shard_rows):
             writer.add(batch.keys, rng.standard_normal((len(batch.keys), dim), dtype=np.float32))
         writer.publish()
 
@@ -51,7 +52,8 @@ def seconds(read: Callable[[np.ndarray], object], batches: list[np.ndarray]) -> 
 def h5py_reader(folder: Path, features: FeatureSet) -> Callable[[np.ndarray], object]:
     """Read rows through h5py: per shard, sorted and distinct as h5py requires, then reordered."""
     shards = [h5py.File(folder / shard.name)["features"] for shard in features.record.shards]
-    of_row, within = features.index.shards, features.index.rows
+    index = read_index(folder, features.record)
+    of_row, within = index.shards, index.rows
 
     def read(rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), features.dim), features.dtype)
@@ -110,7 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for shard_bytes in (64 << 20, 1 << 40, 1 << 20):
             folder = Path(scratch) / str(shard_bytes)
-            make_set(folder, options.rows, options.dim, shard_bytes)
+            make_set(folder, options.rows, options.dim, shard_bytes // (2 * options.dim))
             micros = compare(folder)
             count = len(FeatureSet.open(folder).record.shards)
             size = f"{options.rows:,} × {options.dim:,} float16"

@@ -25,14 +25,13 @@ from sightline.cache import (
     CAPTIONS,
     IMAGES,
     EncoderRecord,
-    FeatureSetWriter,
     FeatureSpec,
+    SetWriter,
     keys_of_texts,
     write_manifest,
 )
 from sightline.cache.keys import KeyTable, unique_sorted
-from sightline.cache.manifest import key_array
-from sightline.cache.place import whole_files
+from sightline.cache.manifest import key_array, whole_files
 from train.diagnose.diagnosis import Settings, diagnose
 from train.diagnose.unit_rows import CHUNK, sample_size
 
@@ -46,7 +45,7 @@ def write_set(folder: Path, kind: str, keys: np.ndarray, shared: np.ndarray) -> 
         kind=kind, encoder=encoder, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
     )
     table, order = KeyTable(keys[unique_sorted(keys)]), unique_sorted(keys)
-    with FeatureSetWriter(folder, spec) as writer:
+    with SetWriter(folder, spec) as writer:
         for batch in writer.plan(keys, batch_size=8192):
             rows = shared[order[table.find(batch.keys)]]
             writer.add(batch.keys, rows + rng.standard_normal(rows.shape, dtype=np.float32))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec, verify
+from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, verify
 from sightline.cache.compact import collect, compact
 from sightline.cache.keys import Keys
 
@@ -49,7 +49,7 @@ def rows_of(keys: Keys) -> np.ndarray:
 
 def run(folder: Path, keys: Keys, batch_size: int) -> str:
     """Update the set to contain exactly these keys."""
-    with FeatureSetWriter(folder, SPEC) as writer:
+    with SetWriter(folder, SPEC) as writer:
         computed = 0
         for batch in writer.plan(keys, batch_size=batch_size):
             writer.add(batch.keys, rows_of(batch.keys))
@@ -59,7 +59,7 @@ def run(folder: Path, keys: Keys, batch_size: int) -> str:
 
 
 def plan(folder: Path, keys: Keys, batch_size: int) -> str:
-    with FeatureSetWriter(folder, SPEC) as writer:
+    with SetWriter(folder, SPEC) as writer:
         return f"{len(writer.plan(keys, batch_size=batch_size)):,} batches"
 
 

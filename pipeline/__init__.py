@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.interchange.in_memory import to_dataset
     from pipeline.tokenize_texts import tokenize
     from sightline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
-    from sightline.cache.tables import read_phrases
+    from sightline.cache.groundings import read_phrases
     from sightline.errors import SightlineError
 
 __all__ = [
@@ -54,7 +54,7 @@ __getattr__ = lazy_names(
         "keys_of_texts": "sightline.cache",
         "named_encoder": "pipeline.encoders.config",
         "prepare_dataset": "pipeline.datasets.prepared",
-        "read_phrases": "sightline.cache.tables",
+        "read_phrases": "sightline.cache.groundings",
         "run_workers": "pipeline.extract.workers",
         "to_dataset": "pipeline.interchange.in_memory",
         "tokenize": "pipeline.tokenize_texts",

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline import graph
 from pipeline.datasets.kinds import source_type
 from pipeline.datasets.source import Source
+from sightline.cache.groundings import grounding_counts
 from sightline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
 from sightline.errors import SightlineError
 
@@ -31,6 +32,8 @@ def licence_note(folder: Path) -> str:
 def paragraph(folder: Path, record: SetRecord, licence: str) -> str:
     """How the set in ``folder`` was made, its rows, size and licence: lines to paste."""
     lines = {"Set": f"{folder.as_posix()} ({record.spec.kind})", **described(record, licence)}
+    if record.spec.kind == "grounding":
+        lines["Counts"] = _words(grounding_counts(folder))
     return "\n".join(f"{name + ':':21}{value}" for name, value in lines.items())
 
 
@@ -41,7 +44,10 @@ def described(record: SetRecord, licence: str) -> dict[str, str]:
         computed = [shard.computed for shard in record.shards]
     else:
         assert isinstance(record, TableSetRecord)
-        lines = {"Made with": _words(record.spec.description), "Counts": _words(record.counts)}
+        lines = {
+            "Made with": _words(record.spec.description),
+            "Rows": f"{record.rows:,}; failed: {record.failed:,}",
+        }
         computed = [shard.computed for shard in record.shards if shard.computed]
     on = sorted({", ".join(f"{k} {v}" for k, v in each.items()) for each in computed})
     return lines | {

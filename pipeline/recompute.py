@@ -17,10 +17,18 @@ from pipeline import graph
 from pipeline.extract.encode_missing import WEIGHTS_CAST, ExtractSettings
 from pipeline.extract.inputs import FeatureInputs, images_of, objects_of, texts_of
 from sightline.cache import CacheError, FeatureSet
-from sightline.cache.commit import FILE_NAME, read_features, set_output, write_record
 from sightline.cache.diff import cosines
 from sightline.cache.keys import KeyTable, as_keys
-from sightline.cache.record import FeatureSpec, Kind, Provenance, Recheck
+from sightline.cache.record import (
+    FILE_NAME,
+    FeatureSpec,
+    Kind,
+    Provenance,
+    Recheck,
+    read_features,
+    set_output,
+    write_record,
+)
 from sightline.cache.unit_rows import unit_rows
 from sightline.errors import SightlineError
 

@@ -19,8 +19,8 @@ from sightline.cache import (
     read_manifest,
     write_phrase_tokens,
 )
-from sightline.cache.commit import refuse_other_kinds, set_output
-from sightline.cache.tables import read_phrases
+from sightline.cache.groundings import read_phrases
+from sightline.cache.record import refuse_other_kinds, set_output
 from sightline.errors import SightlineError
 from sightline.progress import progress
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sightline.cache import TokenHeader, keys_of_texts, write_tokens
-from sightline.cache.commit import refuse_other_kinds, set_output
 from sightline.cache.keys import key_of_file
+from sightline.cache.record import refuse_other_kinds, set_output
 from sightline.errors import SightlineError
 from sightline.progress import progress
 

@@ -15,6 +15,14 @@ class BusyError(SightlineError):
     """Another process is writing to the same output."""
 
 
+class CacheError(SightlineError):
+    """A set of the cache or a manifest is missing, damaged or of the wrong kind."""
+
+
+class MissingKeys(CacheError):
+    """A set does not hold all requested keys."""
+
+
 class SaidElsewhere(SightlineError):
     """Ends this process because of an error that another process of the same run reports.
 

@@ -47,7 +47,7 @@ RECORDS = {
 }
 """Every kind of record → what its folder holds."""
 _OURS = re.compile(rb'"schema": ?"sightline\.')
-_RUN_FILES = ("plan", "failures.jsonl", "blocks")
+_RUN_FILES = ("plan.json", "failures.jsonl", "parts")
 """What runs keep in a run folder, besides its lock."""
 _HEAD_BYTES = 4096
 _MOST_SYNCED = 100  # files of a folder; more are cheaper to rewrite than to sync

@@ -17,16 +17,16 @@ _ROLES = [
     (re.compile(r"shard-.*"), "shard"),
     (re.compile(r"index-.*"), "index"),
     (re.compile(r"set\.json"), "record"),
-    (re.compile(r"(failures|plan|lock).*"), r"\1"),
-    (re.compile(r"(images|phrases|drops|cutouts|tokens|phrase_tokens)(-.*)?"), r"\1"),
+    (re.compile(r"(failures|plan|lock|checked).*"), r"\1"),
     (re.compile(r".*\.claims"), "claims"),
-    (re.compile(r"[0-9a-f]{64}\.json|rest-.*\.json|block-.*"), "block"),
 ]
 _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
 def role(path: str | Path) -> str:
-    """The role of a run's file: ``shard``, ``index``, ``record``, ``block``, … or ``folder``."""
+    """The role of a run's file: ``shard``, ``index``, ``record``, ``part``, … or ``folder``."""
+    if Path(path).parent.name == "parts":
+        return "part"
     name = Path(path).name
     if unfinished := _UNFINISHED.fullmatch(name):
         name = unfinished[1]

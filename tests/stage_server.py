@@ -196,14 +196,13 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline import cli
     from pipeline.cli import commands
     from pipeline.extract import encode_missing as run
-    from sightline.cache import feature_writer as writer
-    from sightline.cache.worker import Worker
+    from sightline.cache import writer
+    from sightline.cache.plan import Worker
 
     without_torch()
     writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
-    plan = writer.FeatureSetWriter.plan
-    shard_bytes = SHARD_ROWS * DIM * 2
-    writer.FeatureSetWriter.plan = functools.partialmethod(plan, shard_bytes=shard_bytes)
+    plan = writer.SetWriter.plan
+    writer.SetWriter.plan = functools.partialmethod(plan, shard_rows=SHARD_ROWS)
     encoder = StubEncoder()
     encode, calls = encoder.encode, []
 

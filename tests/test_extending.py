@@ -28,8 +28,8 @@ from pipeline.grounding.grounder_config import GrounderSettings
 from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
 from pipeline.params import load_params
 from sightline.cache import FeatureSet, key_of_file, verify
+from sightline.cache.groundings import read_phrases
 from sightline.cache.rle import decode_mask
-from sightline.cache.tables import read_phrases
 from sightline.errors import SightlineError
 from sightline.settings import Registry
 from train.evaluate.task_registry import TASKS

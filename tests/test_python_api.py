@@ -17,7 +17,7 @@ from shown_commands import ROOT
 import pipeline
 import train
 from pipeline import FeatureSet, SightlineError, named_encoder, prepare_dataset
-from sightline.cache.tables import read_phrases
+from sightline.cache.groundings import read_phrases
 
 PAGE = ROOT / "docs/python.md"
 PACKAGES = [pipeline, train]

@@ -77,7 +77,7 @@ class TrainingData:
         feature_sets: slot → feature set.
         dropped_pairs: pairs left out because their image could not be extracted.
         dropped_phrases: phrases left out because their object could not be extracted.
-        phrases_file: the phrase token file, if the objective reads one.
+        phrases_digest: content digest of the phrase tokens, if the objective reads them.
         source: what the streams were read from, for the model card.
         samples: stream → a few texts with their token ids, to check the student's tokenizer.
     """
@@ -98,7 +98,7 @@ class TrainingData:
         self.feature_sets = {slot: _open(spec, slot, need) for slot, need in needs.items()}
         objective.check_widths(self.dims)
         self.dropped_pairs = self.dropped_phrases = 0
-        self.phrases_file: Path | None = None
+        self.phrases_digest: str | None = None
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
         self._streams: dict[Stream, _Rows] = {}
@@ -129,9 +129,9 @@ class TrainingData:
         return {slot: features.dim for slot, features in self.feature_sets.items()}
 
     @property
-    def token_files(self) -> dict[str, Path]:
-        """Stream → the file of its token set."""
-        return {stream: rows.set.path for stream, rows in self._streams.items()}
+    def token_digests(self) -> dict[str, str]:
+        """Stream → content digest of its token set."""
+        return {stream: rows.set.record.content_digest for stream, rows in self._streams.items()}
 
     @property
     def vocabulary_size(self) -> int:
@@ -244,7 +244,7 @@ class TrainingData:
             tokens,
             lambda slot, keys: _rows(sets[slot], keys, slot, needs[slot]),
         )
-        self.phrases_file = objects.path
+        self.phrases_digest = objects.content_digest
         self.dropped_phrases = objects.dropped
         return objects.exchanged() if exchanged else objects
 

@@ -26,14 +26,14 @@ class ObjectRows:
     """The phrases of every pair, and where to find the features of their objects.
 
     Attributes:
-        path: the phrase token file.
+        content_digest: that of the phrase tokens.
         offsets: int64 [n + 1]; phrases of pair i are offsets[i] … offsets[i + 1] − 1.
         starts, ends: int64 [m] token spans.
         features: slot → features of the object of each phrase.
         dropped: phrases left out because their object could not be extracted.
     """
 
-    path: Path
+    content_digest: str
     offsets: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -83,8 +83,8 @@ class ObjectRows:
             slot: FeatureLookup(each, rows_of(slot, found.cutouts)) for slot, each in sets.items()
         }
         starts, ends = found.starts.astype(np.int64), found.ends.astype(np.int64)
-        file = phrase_tokens.path
-        return cls(file, found.offsets, starts, ends, features, int(bad.sum()))
+        content = phrase_tokens.record.content_digest
+        return cls(content, found.offsets, starts, ends, features, int(bad.sum()))
 
     def exchanged(self) -> ObjectRows:
         """Every phrase with the object of its caption's next phrase, the last with the first's.

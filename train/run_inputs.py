@@ -195,14 +195,15 @@ def content_of(spec: RunSpec, data: TrainingData, dev: GradedPairs | None) -> di
         files |= {"captions": spec.pairs.captions, "images": spec.pairs.images}
     if spec.text is not None:
         files["sentences"] = spec.text.sentences
-    files |= {f"tokens of {name}": path for name, path in data.token_files.items()}
-    if data.phrases_file is not None:
-        files["tokens of phrases"] = data.phrases_file
     student = Path(spec.student.model)
     if student.is_dir():
         files |= {f"student {path.relative_to(student)}": path for path in files_of(student)}
+    tokens = {f"of {name}": content for name, content in data.token_digests.items()}
+    if data.phrases_digest is not None:
+        tokens["of phrases"] = data.phrases_digest
     return {
         "files": {name: key_of_file(path).hex() for name, path in files.items()},
+        "tokens": tokens,
         "dev": None if dev is None else dev.sha256,
         "features": {
             slot: [features.fingerprint, features.record.content_digest]

@@ -18,9 +18,9 @@ from sightline.cache import (
     IMAGES,
     SENTENCES,
     EncoderRecord,
-    FeatureSetWriter,
     FeatureSpec,
     PhraseTokenHeader,
+    SetWriter,
     TokenHeader,
     as_keys,
     key_of_text,
@@ -128,7 +128,7 @@ class Cache:
             kind=kind, encoder=record, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
         )
         rng = np.random.default_rng(1)
-        with FeatureSetWriter(self.folder / name, spec) as writer:
+        with SetWriter(self.folder / name, spec) as writer:
             for batch in writer.plan(keys, batch_size=256):
                 writer.add(batch.keys, rng.normal(size=(len(batch.keys), dim)).astype(np.float32))
             writer.publish()

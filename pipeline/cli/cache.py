@@ -53,19 +53,22 @@ def verify(
     seed: Annotated[
         int, typer.Option(min=0, max=MOST_SEED, help="Seed for the rows that --recompute samples.")
     ] = 0,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Check every row against the index too.")
+    ] = False,
     device: DEVICE = "auto",
     params: PARAMS = Path("params.yaml"),
     as_json: JSON = False,
 ) -> None:
     """Read every byte of the sets below a folder and report damage.
 
-    Checks features, groundings, cut-outs, tokens and phrase tokens; --recompute applies to
-    features only. Exits with 1 if anything is damaged.
+    Checks sets of every kind; --recompute applies to features only. Exits with 1 if anything is
+    damaged.
 
     Example: sightline cache verify data
     """
-    from sightline.cache.commit import read_record
-    from sightline.cache.record import FeatureSetRecord
+    from sightline.cache.record import FeatureSetRecord, read_record
+    from sightline.cache.verify import rows_to_compute
     from sightline.cache.verify import verify as verify_set
 
     named = {"inputs": inputs, "root": root, "phrases": phrases}
@@ -75,8 +78,8 @@ def verify(
         raise typer.BadParameter(f"{options}: inputs and encoders are only used with --recompute N")
     results: dict[str, list[str]] = {}
     for folder in sets_below(path, lost=True):
-        with _progress("verify", folder) as advance:
-            faults = results[folder.as_posix()] = verify_set(folder, advance)
+        with _progress("verify", folder, rows=rows) as advance:
+            faults = results[folder.as_posix()] = verify_set(folder, advance, rows=rows)
         if recompute and not faults and isinstance(read_record(folder), FeatureSetRecord):
             from pipeline.recompute import NamedInputs, note_in_record
             from pipeline.recompute import recompute as encode_again
@@ -93,7 +96,9 @@ def verify(
         print_json(results)
     else:
         for folder, faults in results.items():
-            print(f"{folder}: " + ("sound" if not faults else counted(len(faults), "fault")))
+            left = 0 if faults else rows_to_compute(Path(folder))
+            sound = f"sound, {counted(left, 'row')} to compute" if left else "sound"
+            print(f"{folder}: " + (counted(len(faults), "fault") if faults else sound))
             for fault in faults:
                 print(f"  {fault}")
     if any(results.values()):
@@ -107,7 +112,7 @@ def repair(path: PATH, as_json: JSON = False) -> None:
     Example: sightline cache repair data/features/scenes/image/clip
     """
     from sightline.cache import CacheError
-    from sightline.cache.repair import repair as repair_set
+    from sightline.cache.verify import repair as repair_set
     from sightline.errors import SightlineError
 
     results: dict[str, list[str]] = {}
@@ -137,21 +142,14 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 def compact(path: PATH, as_json: JSON = False) -> None:
     """Rewrite sets into exactly the files of a clean run: full shards in key order.
 
-    Skips tokens and phrase tokens, which are one table each.
-
     Example: sightline cache compact data/features/scenes/image/clip
     """
-    from sightline.cache.commit import read_record
     from sightline.cache.compact import compact as compact_set
-    from sightline.cache.record import SINGLE_KINDS, FeatureSetRecord, TableSetRecord
+    from sightline.cache.record import read_record
 
     results: dict[str, dict[str, int]] = {}
     for folder in sets_below(path):
-        record = read_record(folder)
-        assert isinstance(record, FeatureSetRecord | TableSetRecord)
-        if record.spec.kind in SINGLE_KINDS:
-            continue
-        before, after = len(record.shards), len(compact_set(folder).shards)
+        before, after = len(read_record(folder).shards), len(compact_set(folder).shards)
         results[folder.as_posix()] = {"shards_before": before, "shards": after}
         if not as_json:
             shards = f"{counted(before, 'shard')} → {after}"
@@ -197,15 +195,15 @@ app.command("export-mcse")(share.export_mcse)
 
 
 @contextmanager
-def _progress(what: str, folder: Path) -> Iterator[Callable[[int], None]]:
+def _progress(what: str, folder: Path, *, rows: bool = False) -> Iterator[Callable[[int], None]]:
     """A progress bar in megabytes that takes bytes, from any thread."""
     from sightline.cache import CacheError
-    from sightline.cache.commit import read_record
+    from sightline.cache.record import read_record
     from sightline.cache.verify import bytes_to_verify
     from sightline.progress import progress
 
     try:
-        total = bytes_to_verify(read_record(folder))
+        total = bytes_to_verify(read_record(folder), rows=rows)
     except CacheError:
         total = 0  # the next reader reports what is wrong
     lock, done = Lock(), 0

@@ -68,6 +68,7 @@ def run(
     from pipeline.extract.runner import Invocation
     from pipeline.grounding.settings_file import read_settings
     from pipeline.grounding.stage import GroundPaths, ground_dataset
+    from sightline.cache.groundings import grounding_counts
 
     paths = GroundPaths(images_manifest, captions, root, out, cutouts)
     found = read_settings(settings)
@@ -91,7 +92,7 @@ def run(
         {
             "out": out.as_posix(),
             "published": summary.record is not None,
-            "counts": summary.counts,
+            "counts": grounding_counts(out) if summary.record is not None else {},
             "computed": summary.computed,
             "resumed": summary.resumed,
             "halved_to": summary.halved_to,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pipeline.extract.engine import Engine
     from pipeline.extract.runner import Invocation
-    from sightline.cache.worker import Worker
+    from sightline.cache.plan import Worker
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -96,7 +96,7 @@ DRY_RUN = Annotated[
 
 def worker_of(given: str | None) -> Worker | None:
     """The worker of ``--worker``; misuse (exit code 2) for anything but I/N and env."""
-    from sightline.cache.worker import Worker
+    from sightline.cache.plan import Worker
 
     try:
         if given == "env":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sightline.cache.record import FeatureSetRecord, SetRecord
 
 _EXPECTED = "expected a set, or a folder of sets"
-_LOST = re.compile(r"(shard|index|images|phrases|drops|cutouts|\w*tokens)-[0-9a-f]{32}\.\w+")
+_LOST = re.compile(r"(shard|index)-[0-9a-f]{32}\.\w+")
 PATH = Annotated[Path, typer.Argument(help="A set of the cache, or a folder of sets.")]
 SET = Annotated[Path, typer.Argument(help="A set of the cache.", show_default=False)]
 
@@ -28,7 +28,7 @@ def list_sets(path: PATH = Path("data"), as_json: JSON = False) -> None:
     Example: sightline cache list data
     """
     from sightline.cache import CacheError
-    from sightline.cache.commit import read_record
+    from sightline.cache.record import read_record
 
     found: list[tuple[Path, SetRecord]] = []
     damaged: list[str] = []
@@ -55,15 +55,15 @@ def _print_sets(found: list[tuple[Path, SetRecord]]) -> None:
     table = Table("set", "kind", "rows", "failed", "dim", "size", "made by", "weights", box=None)
     for folder, record in found:
         about = _about(folder, record)
-        cells = [folder.as_posix(), record.spec.kind, f"{about['rows']:,}"]
+        cells = [folder.as_posix(), record.spec.kind, f"{record.rows:,}", f"{record.failed:,}"]
         if isinstance(record, FeatureSetRecord):
             encoder = record.spec.encoder
             untrained = " (untrained weights)" if encoder.untrained else ""
-            cells += [f"{record.failed:,}", str(record.spec.dim), about["size"]]
+            cells += [str(record.spec.dim), about["size"]]
             imported = f" ({about['provenance']})" if record.provenance.imported else ""
             cells += [encoder.name, f"{encoder.source}{untrained}{imported}"]
         else:
-            cells += ["", "", about["size"], "", ""]
+            cells += ["", about["size"], "", ""]
         table.add_row(*map(Text, cells))  # untrusted names, which rich would parse as markup
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
@@ -74,12 +74,15 @@ def info(path: SET, as_json: JSON = False) -> None:
     Example: sightline cache info data/features/scenes/image/clip
     """
     from pipeline.provenance import licence_note, paragraph
-    from sightline.cache.commit import read_record
+    from sightline.cache.groundings import grounding_counts
+    from sightline.cache.record import read_record
 
     record = read_record(path)
     licence = licence_note(path)
     if as_json:
-        print_json({**_about(path, record), "bytes": record.size, "licence": licence})
+        counts = {"counts": grounding_counts(path)} if record.spec.kind == "grounding" else {}
+        about = {**_about(path, record), **counts}
+        print_json({**about, "bytes": record.size, "licence": licence})
         return
     print(paragraph(path, record, licence))
 
@@ -91,7 +94,7 @@ def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
         lost: include folders with files of a set but no commit file.
     """
     from sightline.cache import CacheError
-    from sightline.cache.commit import FILE_NAME
+    from sightline.cache.record import FILE_NAME
 
     if not path.is_dir():
         raise CacheError(f"{path}: {'a file' if path.exists() else 'no such folder'}; {_EXPECTED}")
@@ -122,12 +125,12 @@ def _about(path: Path, record: SetRecord) -> dict[str, Any]:
         assert isinstance(record, TableSetRecord)
         about |= {
             "description": record.spec.description,
-            "counts": record.counts,
-            "rows": sum(next(iter(shard.tables.values())).rows for shard in record.shards),
             "computed": sorted({str(shard.computed) for shard in record.shards if shard.computed}),
-            "shards": len(record.shards),
         }
     return about | {
+        "rows": record.rows,
+        "failed": record.failed,
+        "shards": len(record.shards),
         "size": in_bytes(record.size),
         "provenance": str(record.provenance),
         "fingerprint": record.fingerprint,
@@ -148,8 +151,5 @@ def _about_features(record: FeatureSetRecord) -> dict[str, Any]:
         "dtype": spec.dtype,
         "normalised": spec.normalised,
         "dim": spec.dim,
-        "rows": record.rows,
-        "failed": record.failed,
-        "shards": len(record.shards),
         "computed": sorted({str(shard.computed) for shard in record.shards}),
     }

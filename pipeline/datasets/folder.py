@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.datasets.source import RECORD, SCHEMA, DatasetError, PrepareReport
-from sightline.cache.errors import CacheError
 from sightline.cache.manifest import IMAGES, SENTENCES, read_manifest
+from sightline.errors import CacheError
 from sightline.output import Output, json_record
 
 MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")

@@ -24,7 +24,7 @@ from pipeline.datasets.source import (
     split_name,
 )
 from sightline.cache.keys import key_of_bytes
-from sightline.cache.place import Place
+from sightline.cache.manifest import Place
 from sightline.hub_datasets import HUB_DATASET
 
 WRITES = (*MANIFESTS, "images/00000.tar")

@@ -17,8 +17,7 @@ from pipeline.datasets.captioned import visible, write_captioned
 from pipeline.datasets.captions import Captions
 from pipeline.datasets.images import ImageTable
 from pipeline.datasets.source import DatasetError, PrepareReport, split_name
-from sightline.cache.manifest import CAPTIONS, IMAGES, key_array
-from sightline.cache.place import whole_files
+from sightline.cache.manifest import CAPTIONS, IMAGES, key_array, whole_files
 from sightline.outside import read_lines
 
 UNKNOWN, AMBIGUOUS = -1, -2

@@ -19,8 +19,7 @@ from pipeline.datasets.captioned import write_captioned
 from pipeline.datasets.images import upright_size
 from pipeline.datasets.source import DatasetError, PrepareReport
 from sightline.cache.keys import key_of_bytes
-from sightline.cache.manifest import CAPTIONS, IMAGES
-from sightline.cache.place import Place
+from sightline.cache.manifest import CAPTIONS, IMAGES, Place
 from sightline.outside import CONTROL
 
 _LISTED_SHARDS = 6  # on the terminal; dataset.json has all

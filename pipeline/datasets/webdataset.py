@@ -17,7 +17,7 @@ from pipeline.datasets.images import SUFFIXES, any_pixel_count
 from pipeline.datasets.packed import Manifests, Packed
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source, split_name
 from pipeline.datasets.tar_shard import Member, TarShard
-from sightline.cache.place import Place
+from sightline.cache.manifest import Place
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_SHARDS = 1_000_000

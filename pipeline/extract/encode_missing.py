@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.extract.memory import HalvingCalls
 from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
-from sightline.cache import FeatureSetRecord, FeatureSetWriter, FeatureSpec, Place
+from sightline.cache import FeatureSetRecord, FeatureSpec, Place, SetWriter
 from sightline.cache.keys import Keys, KeyTable, as_keys, keys_of_texts, sort_order
 from sightline.cache.plan import Batch
 from sightline.cache.record import DTypeName, EncoderRecord, Kind
@@ -157,7 +157,7 @@ def _extract(
     if not len(keys):
         raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
     spec = _spec(kind, encoder, preprocessing, settings)
-    writer = FeatureSetWriter(out, spec, settings.inputs, settings.worker)
+    writer = SetWriter(out, spec, settings.inputs, settings.worker)
     calls = HalvingCalls(out.as_posix())
     shape, options = settings.shape, ", ".join(encoder.identity.options)
     if options:
@@ -173,7 +173,7 @@ def _extract(
             copy_from=settings.copy_from,
             **shape,
         )
-        calls.begin(writer.shape.batch_size, (block.computed for block in writer.blocks))
+        calls.begin(writer.shape.batch_size, (part.computed for part in writer.parts))
         return batches
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:

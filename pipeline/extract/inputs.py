@@ -25,12 +25,10 @@ from sightline.cache import (
     places_of,
     read_manifest,
 )
-from sightline.cache.commit import refuse_other_kinds, set_output
+from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import unique_sorted
-from sightline.cache.manifest import check_values
-from sightline.cache.parquet import read_schema, read_table
-from sightline.cache.record import Kind
-from sightline.cache.tables import read_phrases
+from sightline.cache.manifest import check_values, read_schema, read_table
+from sightline.cache.record import Kind, refuse_other_kinds, set_output
 from sightline.devices import check_precision, pick_device
 from sightline.errors import SightlineError
 from sightline.outside import read_lines

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.extract.engine import Engine
 from pipeline.extract.workers import DEATHS, LEAVE, Child, Ended, Watch, of_worker, stop
-from sightline.cache.worker import Worker
+from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.progress import to_stderr

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.extract.memory import HalvingCalls, halved_to
-from sightline.cache.failures import Failure, FailureList
-from sightline.cache.plan import Batch
-from sightline.cache.record import FeatureSetRecord, TableSetRecord
-from sightline.cache.set_writer import SetWriter
-from sightline.cache.worker import Worker
+from sightline.cache.parts import Failure, FailureList
+from sightline.cache.plan import Batch, Worker
+from sightline.cache.record import SetRecord
+from sightline.cache.writer import SetWriter
 from sightline.devices import device_name, threads_here, using_threads
 from sightline.errors import BusyError, SightlineError
 from sightline.hardware import cpu_warning
@@ -134,7 +133,7 @@ class SetSummary:
 
     folder: Path
     unit: str
-    record: FeatureSetRecord | TableSetRecord | None = None
+    record: SetRecord | None = None
     holds: str = ""
     computed: int = 0
     copied: int = 0
@@ -155,11 +154,6 @@ class SetSummary:
             "copied": self.copied,
             "bytes_to_write": self.bytes_to_write,
         }
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        """The counts in the record of a set of tables."""
-        return self.record.counts if isinstance(self.record, TableSetRecord) else {}
 
     def __str__(self) -> str:
         parts = [self.holds] if self.holds else []
@@ -224,9 +218,8 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
                 halved_to=halved_to(job.calls),
             )
         computed = beside + _compute(job, settings)
-        record: FeatureSetRecord | TableSetRecord = writer.publish()
+        record = writer.publish()
     holds, *remarks = job.describe(record)
-    tables = isinstance(record, TableSetRecord)
     summary = SetSummary(
         writer.folder,
         job.unit,
@@ -235,7 +228,7 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
         computed=computed,
         copied=writer.copied_rows,
         resumed=max(writer.resumed_rows - beside, 0),
-        failed=record.counts.get("failed", 0) if tables else record.failed,
+        failed=record.failed,
         seconds=time.monotonic() - start,
         halved_to=halved_to(job.calls),
         remarks=tuple(remarks),

@@ -1,7 +1,7 @@
 """Workers of one command: a process on each device of this machine, or tasks of a Ray cluster.
 
 Each of them runs the same command with its own `--worker I/N`. Nothing is sent between them: they
-share the blocks of one plan through the run folder (`sightline.cache.set_writer`), where this
+share the blocks of one plan through the run folder (`sightline.cache.writer`), where this
 process counts what is done.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.extract.engine import Engine
-from sightline.cache.set_writer import rows_done
-from sightline.cache.worker import Worker
+from sightline.cache.plan import Worker
+from sightline.cache.writer import rows_done
 from sightline.devices import threads_here
 from sightline.errors import SightlineError
 from sightline.progress import SILENT, progress, to_stderr

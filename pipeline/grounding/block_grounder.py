@@ -18,7 +18,7 @@ from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import select
 from pipeline.grounding.protocols import Answer, Caption, Grounder, GroundingError, Segmenter
-from pipeline.grounding.table_rows import Selected, Tables, check_masks, drawn_masks
+from pipeline.grounding.table_rows import GroundedRows, Selected, check_masks, drawn_masks
 
 _BATCHES_AHEAD = 2
 
@@ -31,7 +31,7 @@ class GroundSettings(RunSettings):
         batch_size: initial captions, and images, per model call; halved if memory runs out.
         workers: decode threads.
         block_images: images that are finished together; a kill loses at most this many.
-        shard_images: images per shard; None: the default of `sightline.cache.table_writer`.
+        shard_images: images per shard; None: as in `SetWriter`.
         max_pixels: images that declare more are rejected.
     """
 
@@ -101,19 +101,19 @@ class BlockGrounder:
         self._segmenter_calls = HalvingCalls(f"segmenter {name}", "images", "segmenter")
         self.calls = [self._grounder_calls, self._segmenter_calls]
 
-    def ground(self, units: Sequence[Unit], advance: Callable[[int], None]) -> Tables:
+    def ground(self, units: Sequence[Unit], advance: Callable[[int], None]) -> GroundedRows:
         """The rows of a block's images, in order."""
-        tables = Tables()
+        rows = GroundedRows()
         pending: deque[Future[None]] = deque()
         with ThreadPoolExecutor(max_workers=1) as behind:
             for batch in self._decoded(units):
                 answers = self._ground(batch)
-                pending.append(behind.submit(self._finish, batch, answers, tables, advance))
+                pending.append(behind.submit(self._finish, batch, answers, rows, advance))
                 while len(pending) > 1:  # one batch is segmented while the next is grounded
                     pending.popleft().result()
             for future in pending:
                 future.result()
-        return tables
+        return rows
 
     def _decoded(self, units: Sequence[Unit]) -> Iterator[list[_Image]]:
         """Batches of decoded images, with captions for about one model batch each."""
@@ -174,7 +174,7 @@ class BlockGrounder:
         self,
         batch: Sequence[_Image],
         answers: dict[bytes, list[Answer]],
-        tables: Tables,
+        rows: GroundedRows,
         advance: Callable[[int], None],
     ) -> None:
         """Apply the rules, segment, and add the rows, in the order of the batch."""
@@ -193,11 +193,11 @@ class BlockGrounder:
                     mask = check_masks(
                         image.unit, masks[image.unit.key], len(image.boxes), image.pixels
                     )
-                    tables.add(image.unit, image.selected, mask, self._rules)
+                    rows.add(image.unit, image.selected, mask, self._rules)
             except GroundingError as error:
                 image.fail(error)
             if image.error is not None:
-                tables.fail(image.unit, *image.error)
+                rows.fail(image.unit, *image.error)
         advance(len(batch))
 
     def _masks(self, images: Sequence[_Image]) -> dict[bytes, Tensor]:

@@ -7,7 +7,7 @@ image encoder needs neither grounder nor segmenter.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,14 +21,17 @@ from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
 from pipeline.extract.objects import cut_out
 from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
 from sightline.cache import Place
+from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import KeyTable, unique_sorted
 from sightline.cache.manifest import key_column
+from sightline.cache.parts import Failure
 from sightline.cache.plan import Batch
-from sightline.cache.record import TableSetRecord, TableShard, TableSpec
+from sightline.cache.record import SetRecord, TableSpec
 from sightline.cache.rle import CROP_RULE, decode_mask
-from sightline.cache.table_writer import TableSetWriter
-from sightline.cache.tables import CUTOUTS, read_tables
+from sightline.cache.tables import CUTOUTS
+from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
+from sightline.wording import counted
 
 _FORMAT = "cutouts/1"
 SPEC = TableSpec(kind="cutouts", description={"format": _FORMAT, "crop_rule": CROP_RULE})
@@ -43,7 +46,7 @@ class CutoutSettings(RunSettings):
         workers: threads that decode images and compress cut-outs.
         max_pixels: images that declare more are rejected.
         block_objects: objects that are finished together; a kill loses at most this many.
-        shard_objects: objects per shard; None: the default of `sightline.cache.table_writer`.
+        shard_objects: objects per shard; None: as in `SetWriter`.
     """
 
     workers: int = 2
@@ -67,24 +70,26 @@ def write_cutouts(
 
     Raises:
         BusyError: another process is writing here.
-        SightlineError: no grounding, or one of its images is missing or changed.
+        SightlineError: no grounding, one of its images is not in ``places``, or more of them
+            failed than ``settings.max_failed`` allows (good cut-outs are published first).
     """
     if out.resolve() == records.resolve():
         raise SightlineError(
             f"{out}: holds the grounding itself; choose another folder for cut-outs"
         )
-    phrases = read_tables(records, "phrases").select(["image_key", "cutout_key", "mask"])
+    phrases = read_phrases(records).select(["image_key", "cutout_key", "mask"])
     phrases = phrases.take(unique_sorted(key_column(phrases["cutout_key"])))
     keys = key_column(phrases["cutout_key"])
     table = KeyTable(keys)
-    writer = TableSetWriter(out, SPEC, _counts, settings.inputs, settings.worker)
+    writer = SetWriter(out, SPEC, settings.inputs, settings.worker)
 
     def plan() -> list[Batch]:
         return writer.plan(
             keys,
-            key_column(phrases["image_key"]),
-            block_rows=settings.block_objects,
+            groups=key_column(phrases["image_key"]),
+            batch_size=settings.block_objects,
             shard_rows=settings.shard_objects,
+            retry_failed=settings.retry_failed,
             **settings.shape,
         )
 
@@ -93,22 +98,20 @@ def write_cutouts(
         with ThreadPoolExecutor(max_workers=max(settings.workers, 1)) as pool:
             for batch in batches:
                 objects = _by_image(phrases.take(table.find(batch.keys)))
-                rows: list[dict[str, Any]] = []
-                for some in pool.map(cut, objects, objects.values()):
-                    rows += some
-                    advance(len(some))
-                made = pa.Table.from_pylist(rows, schema=CUTOUTS)
-                yield Computed(batch, {"cutouts": made}, {})
+                rows: dict[bytes, dict[str, Any]] = {}
+                failed: dict[bytes, Failure] = {}
+                for some, failures in pool.map(cut, objects, objects.values()):
+                    rows |= some
+                    failed |= failures
+                    advance(len(some) + len(failures))
+                good = [rows[key.tobytes()] for key in batch.keys if key.tobytes() in rows]
+                yield Computed(batch, pa.Table.from_pylist(good, schema=CUTOUTS), failed)
 
     return run(Job(writer, plan, compute, _described, "objects"), settings)
 
 
-def _counts(folder: Path, shards: Sequence[TableShard]) -> dict[str, Any]:
-    return {"cutouts": sum(shard.tables["cutouts"].rows for shard in shards)}
-
-
-def _described(record: TableSetRecord) -> list[str]:
-    return [f"{record.counts['cutouts']:,} cut-outs"]
+def _described(record: SetRecord) -> list[str]:
+    return [counted(record.rows, "cut-out")]
 
 
 def _by_image(phrases: pa.Table) -> dict[bytes, dict[bytes, dict[str, Any]]]:
@@ -125,8 +128,8 @@ def _cut_image(
     max_pixels: int,
     image_key: bytes,
     masks: Mapping[bytes, dict[str, Any]],
-) -> Sequence[dict[str, Any]]:
-    """Rows of one image's cut-outs."""
+) -> tuple[dict[bytes, dict[str, Any]], dict[bytes, Failure]]:
+    """Rows of one image's cut-outs by key, or why they cannot be cut."""
     place = places.get(image_key)
     if place is None:
         raise SightlineError(
@@ -136,17 +139,13 @@ def _cut_image(
     try:
         pixels = load_image(place, image_key, max_pixels)
     except ImageError as error:
-        raise SightlineError(
-            f"{place}: {error.reason}; its objects cannot be cut out. Restore the image and run "
-            "this again; finished work is kept"
-        ) from error
-    rows: list[dict[str, Any]] = []
+        why = {"code": error.code, "path": str(place), "reason": error.reason}
+        return {}, dict.fromkeys(masks, why)
+    rows: dict[bytes, dict[str, Any]] = {}
     for key, mask in masks.items():
         cutout = cut_out(pixels, decode_mask(mask["size"], mask["counts"]))
         image = Image.fromarray(cutout.permute(1, 2, 0).contiguous().numpy(), "RGBA")
         data = io.BytesIO()
         image.save(data, "PNG")
-        rows.append(
-            {"key": key, "width": image.width, "height": image.height, "png": data.getvalue()}
-        )
-    return rows
+        rows[key] = {"width": image.width, "height": image.height, "png": data.getvalue()}
+    return rows, {}

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
 from pipeline.grounding.block_grounder import BlockGrounder, GroundSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.protocols import Grounder, Segmenter
+from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import as_keys
 from sightline.cache.plan import Batch
-from sightline.cache.record import TableSetRecord, TableShard, TableSpec
+from sightline.cache.record import TableSpec
 from sightline.cache.rle import CROP_RULE
-from sightline.cache.table_writer import TableSetWriter
-from sightline.cache.tables import read_table
+from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
 from sightline.wording import counted
 
@@ -59,29 +57,32 @@ def ground(
     }
     description = json.loads(json.dumps(description))  # tuples become lists, as when read back
     spec = TableSpec(kind="grounding", description=description)
-    writer = TableSetWriter(out, spec, _counts, settings.inputs, settings.worker)
+    writer = SetWriter(out, spec, settings.inputs, settings.worker)
     by_key = {unit.unit_key: unit for unit in units}
     blocks = BlockGrounder(grounder, segmenter, rules, settings)
 
     def plan() -> list[Batch]:
         batches = writer.plan(
             as_keys(list(by_key)),
-            np.array([_by_size(unit) for unit in by_key.values()], dtype=np.uint8),
-            block_rows=settings.block_images,
+            groups=np.array([_by_size(unit) for unit in by_key.values()], dtype=np.uint8),
+            batch_size=settings.block_images,
             shard_rows=settings.shard_images,
             retry_failed=settings.retry_failed,
             **settings.shape,
         )
         for calls in blocks.calls:
-            calls.begin(settings.batch_size, (block.computed for block in writer.blocks))
+            calls.begin(settings.batch_size, (part.computed for part in writer.parts))
         return batches
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         for batch in batches:
-            tables = blocks.ground([by_key[key.tobytes()] for key in batch.keys], advance)
-            yield Computed(batch, tables.to_arrow(), tables.failures)
+            done = blocks.ground([by_key[key.tobytes()] for key in batch.keys], advance)
+            yield Computed(batch, done.to_arrow(), done.failures)
 
-    return run(Job(writer, plan, compute, _described, "images", blocks.calls), settings)
+    def described(_: object) -> list[str]:
+        return _described(grounding_counts(out))
+
+    return run(Job(writer, plan, compute, described, "images", blocks.calls), settings)
 
 
 def _by_size(unit: Unit) -> list[int]:
@@ -89,25 +90,7 @@ def _by_size(unit: Unit) -> list[int]:
     return [*unit.height.to_bytes(16, "big"), *unit.width.to_bytes(16, "big")]
 
 
-def _counts(folder: Path, shards: Sequence[TableShard]) -> dict[str, Any]:
-    """Images, captions, pairs, failed images, and drops by reason."""
-    reasons: Counter[str] = Counter()
-    tables: list[pa.Table] = []
-    for shard in shards:
-        tables.append(read_table(folder, "images", shard.tables["images"]))
-        reasons.update(read_table(folder, "drops", shard.tables["drops"])["reason"].to_pylist())
-    images = pa.concat_tables(tables)
-    return {
-        "images": images.num_rows,
-        "captions": sum(images["captions"].to_pylist()),
-        "pairs": sum(images["pairs"].to_pylist()),
-        "failed": sum(error != "" for error in images["error"].to_pylist()),
-        "dropped": dict(sorted(reasons.items())),
-    }
-
-
-def _described(record: TableSetRecord) -> list[str]:
-    counts = record.counts
+def _described(counts: dict[str, Any]) -> list[str]:
     per_image = counts["pairs"] / max(counts["images"] - counts["failed"], 1)
     words = (
         f"{counted(counts['images'], 'image')}, {counted(counts['captions'], 'caption')}, "

@@ -13,7 +13,7 @@ from pipeline.datasets.prepared import PreparedDataset
 from pipeline.extract.runner import Invocation, RunSettings, SetSummary
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.grounder_config import GroundingSettings
-from sightline.cache.commit import refuse_other_kinds, set_output
+from sightline.cache.record import refuse_other_kinds, set_output
 from sightline.errors import SightlineError
 from sightline.overlap import check_apart
 from sightline.settings import explain

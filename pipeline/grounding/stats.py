@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.cache import CAPTIONS, CacheError, key_of_text, read_manifest
-from sightline.cache.tables import read_phrases, read_tables
+from sightline.cache.groundings import drops_of, phrases_of, read_grounding, read_phrases
 from sightline.output import Output, json_record
 
 PUBLISHED_PAIRS = 4.2
@@ -76,17 +76,17 @@ def ground_stats(path: Path, captions: Path | None = None) -> GroundStats:
     Raises:
         CacheError: a file is missing or damaged, or ``captions`` lacks one of the captions.
     """
-    records = read_phrases(path).select(
-        ["image_key", "caption_key", "char_start", "char_end", "cutout_key"]
-    )
     drops: list[dict[str, Any]] = []
-    pairs_of_images: dict[bytes, int] = Counter(records["image_key"].to_pylist())
     failed: Counter[str] = Counter()
     if path.is_dir():
-        drops = read_tables(path, "drops").to_pylist()
-        rows = read_tables(path, "images").to_pylist()
-        failed.update(row["error"] for row in rows if row["error"])
-        pairs_of_images = {row["image_key"]: row["pairs"] for row in rows if not row["error"]}
+        index, images = read_grounding(path)
+        records, drops = phrases_of(images), drops_of(images).to_pylist()
+        failed.update(index.failed.values())
+        pairs_of_images = dict.fromkeys(images["image_key"].to_pylist(), 0)
+    else:
+        records, pairs_of_images = read_phrases(path), dict[bytes, int]()
+    records = records.select(["image_key", "caption_key", "char_start", "char_end", "cutout_key"])
+    pairs_of_images |= Counter(records["image_key"].to_pylist())
     spans: dict[tuple[bytes, bytes], list[tuple[int, int]]] = {
         (drop["image_key"], drop["caption_key"]): [] for drop in drops
     }

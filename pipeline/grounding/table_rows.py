@@ -1,9 +1,9 @@
-"""Turn answers and masks into the rows of a shard's tables."""
+"""Turn answers and masks into the rows of a grounding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +15,9 @@ from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import hull
 from pipeline.grounding.protocols import Caption, Dropped, Grounded, GroundingError
 from sightline.cache import key_of_text
-from sightline.cache.failures import Failure
-from sightline.cache.manifest import PHRASES
+from sightline.cache.parts import Failure
 from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
-from sightline.cache.tables import DROPS, GROUNDED_IMAGES
+from sightline.cache.tables import GROUNDED
 
 
 @dataclass(frozen=True)
@@ -31,16 +30,14 @@ class Selected:
 
 
 @dataclass
-class Tables:
-    """Rows of one block of images, collected in order; see `sightline.cache.tables`."""
+class GroundedRows:
+    """Rows of one block of images, collected in order; see `sightline.cache.tables.GROUNDED`."""
 
-    images: list[dict[str, Any]] = field(default_factory=list)
-    phrases: list[dict[str, Any]] = field(default_factory=list)
-    drops: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     failures: dict[bytes, Failure] = field(default_factory=dict)
 
     def add(self, unit: Unit, selected: Iterable[Selected], masks: Tensor, rules: Rules) -> None:
-        """Add an image's records.
+        """Add an image's row.
 
         Args:
             masks: bool [k, h, w], one for each box of each phrase, in order.
@@ -53,7 +50,6 @@ class Tables:
         at = 0
         for some in selected:
             caption_key = key_of_text(some.caption.text)
-            keys = {"image_key": unit.key, "caption_key": caption_key}
             dropped = list(some.dropped)
             for phrase in some.phrases:
                 mask = masks[at : at + len(phrase.boxes)].any(dim=0)
@@ -65,38 +61,19 @@ class Tables:
                     detail = f"mask of {area} pixels < {rules.min_area:g}"
                     dropped.append(Dropped(phrase.phrase, "too_small", detail))
                 else:
-                    phrases.append({**keys, **_record(unit.key, phrase, mask)})
-            drops += [
-                {**keys, "phrase": each.phrase, "reason": each.reason, "detail": each.detail}
-                for each in dropped
-            ]
-        self._image(unit, len(phrases), "")
-        self.phrases += phrases
-        self.drops += drops
+                    record = _record(unit.key, phrase, mask)
+                    phrases.append({"caption_key": caption_key, **record})
+            drops += [{"caption_key": caption_key, **asdict(each)} for each in dropped]
+        lists = {"phrases": phrases, "drops": drops}
+        self.rows.append({"image_key": unit.key, "captions": len(unit.captions), **lists})
 
     def fail(self, unit: Unit, code: str, reason: str) -> None:
-        """Add an image that could not be grounded: one row, and its entry in the failure list."""
-        self._image(unit, 0, code)
+        """Add an image that could not be grounded to the failure list."""
         self.failures[unit.unit_key] = {"code": code, "path": str(unit.place), "reason": reason}
 
-    def to_arrow(self) -> dict[str, pa.Table]:
-        """The tables by kind."""
-        return {
-            "images": pa.Table.from_pylist(self.images, schema=GROUNDED_IMAGES),
-            "phrases": pa.Table.from_pylist(self.phrases, schema=PHRASES),
-            "drops": pa.Table.from_pylist(self.drops, schema=DROPS),
-        }
-
-    def _image(self, unit: Unit, pairs: int, error: str) -> None:
-        self.images.append(
-            {
-                "unit_key": unit.unit_key,
-                "image_key": unit.key,
-                "captions": len(unit.captions),
-                "pairs": pairs,
-                "error": error,
-            }
-        )
+    def to_arrow(self) -> pa.Table:
+        """The rows as the set stores them."""
+        return pa.Table.from_pylist(self.rows, schema=GROUNDED)
 
 
 def drawn_masks(unit: Unit, selected: Iterable[Selected], image: Tensor) -> Tensor:

@@ -29,10 +29,9 @@ from sightline.cache import (
     places_of,
     read_manifest,
 )
-from sightline.cache.commit import read_features
-from sightline.cache.content import Content
+from sightline.cache.index import Content
 from sightline.cache.keys import Keys
-from sightline.cache.record import Provenance
+from sightline.cache.record import Provenance, read_features
 from sightline.cache.unit_rows import unit_rows
 from sightline.digest import blake3_of_file
 from sightline.errors import SightlineError
@@ -113,14 +112,14 @@ def export_features(
     if normalise and record.spec.normalised:
         normalise = False
     spec = normalised_spec(record.spec) if normalise else record.spec
-    content = Content(spec.fingerprint)
+    content = Content(spec)
 
     def read(rows: range) -> tuple[Keys, NDArray]:
         keys = features.keys[rows.start : rows.stop]
         values = features.gather(np.arange(rows.start, rows.stop))
         if normalise:
             values = unit_rows(values).astype(features.dtype)
-        content.add(keys, values)
+        content.add_rows(keys, values)
         return keys, values
 
     inputs = [folder] if dataset is None else [folder, dataset]

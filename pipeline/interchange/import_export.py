@@ -20,7 +20,7 @@ from pipeline.interchange.row_readers import (
     safetensors_file,
     texts_of_column,
 )
-from sightline.cache.content import Content
+from sightline.cache.index import Content
 from sightline.cache.keys import Keys, as_keys, increasing
 from sightline.claims import MOST_BYTES
 from sightline.digest import blake3_of_file
@@ -61,7 +61,7 @@ def import_export(folder: Path, out: Path) -> Imported:
         raise SightlineError(f"{path}: too large for a record")
     record = schema_of(path.read_bytes(), path)
     _check_files(folder, record)
-    content = Content(record.fingerprint)
+    content = Content(record.spec)
     keys = as_keys([])
     found: list[Keys] = []
     for some, rows in _blocks(folder, record, "check"):
@@ -69,7 +69,7 @@ def import_export(folder: Path, out: Path) -> Imported:
             raise SightlineError(f"{folder}: its keys are not in order; export the set again")
         if not increasing(some):
             raise SightlineError(f"{folder}: its keys are not in order; export the set again")
-        content.add(some, rows)
+        content.add_rows(some, rows)
         found.append(some)
         keys = some if len(some) else keys
     failed = {bytes.fromhex(key): code for key, code in record.failed.items()}

@@ -23,16 +23,16 @@ from sightline.cache import (
     IMAGES,
     EncoderRecord,
     FeatureSetRecord,
-    FeatureSetWriter,
     FeatureSpec,
+    SetWriter,
     as_keys,
     key_array,
     key_of_bytes,
     key_of_file,
     whole_files,
 )
-from sightline.cache.failures import Failure
 from sightline.cache.keys import Keys
+from sightline.cache.parts import Failure
 from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
 
@@ -98,14 +98,16 @@ def write_rows(
         computed: what is known about how the rows were computed.
     """
     how = {**(computed or {}), "imported_from": spec.encoder.name}
-    with FeatureSetWriter(out, spec, inputs) as writer:
+    with SetWriter(out, spec, inputs) as writer:
         if writer.plan(as_keys(keys), batch_size=_BATCH):
             if failed:
                 none = np.empty((0, spec.dim), dtype=spec.dtype)
                 writer.add(as_keys([]), none, dict(failed), computed=how)
             for some, rows in blocks:
                 writer.add(as_keys(some), rows, computed=how)
-        return writer.publish(Provenance(imported=True))
+        record = writer.publish(Provenance(imported=True))
+    assert isinstance(record, FeatureSetRecord)
+    return record
 
 
 def write_manifests(

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from sightline.cache.parquet import read_batches, read_schema, read_table
+from sightline.cache.manifest import read_batches, read_schema, read_table
 from sightline.errors import SightlineError
 
 _BLOCK_BYTES = 8 << 20

@@ -3,55 +3,55 @@
 Both rooms stand on it: the pipeline fills a cache, the trainer reads one.
 """
 
-from sightline.cache.errors import CacheError, MissingKeys
-from sightline.cache.feature_set import FeatureSet
-from sightline.cache.feature_writer import FeatureSetWriter
 from sightline.cache.keys import as_keys, key_of_bytes, key_of_file, key_of_text, keys_of_texts
 from sightline.cache.manifest import (
     CAPTIONS,
     IMAGES,
-    PHRASE_TOKENS,
     PHRASES,
     SENTENCES,
-    TOKENS,
     TRAINED_SPLITS,
+    Place,
     key_array,
     key_column,
+    places_of,
     read_manifest,
+    whole_files,
     write_manifest,
 )
-from sightline.cache.phrase_token_set import (
+from sightline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
+from sightline.cache.sets import (
+    FeatureSet,
     PhraseTokenHeader,
     PhraseTokens,
     RaggedPhrases,
+    TokenHeader,
+    TokenSet,
     pair_keys,
+    ranges,
     write_phrase_tokens,
+    write_tokens,
 )
-from sightline.cache.place import Place, places_of, whole_files
-from sightline.cache.ranges import ranges
-from sightline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
-from sightline.cache.token_set import TokenHeader, TokenSet, write_tokens
 from sightline.cache.verify import verify
+from sightline.cache.writer import SetWriter
+from sightline.errors import CacheError, MissingKeys
 
 __all__ = [
     "CAPTIONS",
     "IMAGES",
     "PHRASES",
-    "PHRASE_TOKENS",
     "SENTENCES",
-    "TOKENS",
     "TRAINED_SPLITS",
     "CacheError",
     "EncoderRecord",
     "FeatureSet",
     "FeatureSetRecord",
-    "FeatureSetWriter",
     "FeatureSpec",
     "MissingKeys",
     "PhraseTokenHeader",
     "PhraseTokens",
     "Place",
     "RaggedPhrases",
+    "SetWriter",
     "TokenHeader",
     "TokenSet",
     "as_keys",

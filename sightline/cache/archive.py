@@ -13,11 +13,17 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from sightline.cache.commit import FILE_NAME, read_record, set_output, to_bytes, write_record
-from sightline.cache.errors import CacheError
 from sightline.cache.keys import key_of_file
-from sightline.cache.record import SetRecord
+from sightline.cache.record import (
+    FILE_NAME,
+    SetRecord,
+    read_record,
+    set_output,
+    to_bytes,
+    write_record,
+)
 from sightline.cache.verify import verify
+from sightline.errors import CacheError
 from sightline.output_file import replacing_file
 
 SUMS = "SHA256SUMS"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.commit import read_record, read_tables_record
-from sightline.cache.errors import CacheError
-from sightline.cache.feature_set import FeatureSet
-from sightline.cache.keys import Keys
-from sightline.cache.record import TableSetRecord, differences
-from sightline.cache.tables import rows_by_key
+from sightline.cache.record import NAMES, FeatureSpec, SetRecord, read_record
+from sightline.cache.rows import Rows
+from sightline.cache.verify import all_sound
+from sightline.errors import CacheError
 
 _BLOCK = 8192
 
@@ -24,11 +23,11 @@ class Difference:
 
     Attributes:
         added, gone: rows only in B, or only in A.
-        same, changed: rows in both, with equal or different bytes.
+        same, changed: rows in both, with equal or different values.
         largest_change: 1 - cosine of the row that changed most; 0 if none did.
-        changed_most: hex key of that row, or empty.
+        changed_most: hex key of that row, or of a row that changed; empty if none did.
         added_failures, gone_failures: failed rows only in B, or only in A.
-        why: differences in the encoder, preprocessing, precision or dtype.
+        why: differences in the description of the rows.
     """
 
     added: int
@@ -43,67 +42,37 @@ class Difference:
 
 
 def compare(a: Path, b: Path) -> Difference:
-    """Compare the sets in folders ``a`` and ``b``.
+    """Compare the sets in folders ``a`` and ``b`` by the digests of their rows.
 
-    Feature sets are compared in memory for a few thousand rows at a time. For tables, a row is
-    its first key, and counts as changed if anything under that key changed.
+    Of features, the rows whose digests differ are read, a few thousand at a time.
 
     Raises:
-        CacheError: one of them is not a set, or their kinds or row lengths differ.
+        CacheError: one of them is not a set or is damaged, or their kinds or row lengths differ.
     """
-    record = read_record(a)
-    if isinstance(record, TableSetRecord):
-        return _compare_tables(a, record, b, read_tables_record(b, record.spec.kind))
-    return _compare_features(a, b)
-
-
-def _compare_tables(a: Path, one: TableSetRecord, b: Path, two: TableSetRecord) -> Difference:
-    mine, theirs = rows_by_key(a, one.spec, one.shards), rows_by_key(b, two.spec, two.shards)
-    both = mine.keys() & theirs.keys()
-    changed = sorted(key for key in both if mine[key] != theirs[key])
-    return Difference(
-        added=len(theirs.keys() - mine.keys()),
-        gone=len(mine.keys() - theirs.keys()),
-        same=len(both) - len(changed),
-        changed=len(changed),
-        largest_change=0.0,
-        changed_most=changed[0].hex() if changed else "",
-        added_failures=0,
-        gone_failures=0,
-        why=tuple(differences(two.spec, one.spec)),
-    )
-
-
-def _compare_features(a: Path, b: Path) -> Difference:
-    one, two = FeatureSet.open(a), FeatureSet.open(b)
-    if one.dim != two.dim:
-        raise CacheError(
-            f"{a} has rows of {one.dim} numbers, {b} of {two.dim}; they cannot be compared"
-        )
-    there = two.find(one.keys)
+    first, second = read_record(a), read_record(b)
+    _require_comparable(a, first, b, second)
+    one, two = all_sound(a, first), all_sound(b, second)
+    there = two.rows.find(one.rows.keys)
     mine = np.flatnonzero(there >= 0)
-    changed, largest, most = 0, 0.0, ""
-    for start in range(0, len(mine), _BLOCK):
-        rows = mine[start : start + _BLOCK]
-        first, second = one.gather(rows), two.gather(there[rows])
-        other = np.flatnonzero(~_equal(first, second))
-        if not len(other):
-            continue
-        changed += len(other)
-        change = 1 - cosines(first[other], second[other])
-        worst = int(np.argmax(change))
-        if change[worst] > largest or not most:
-            largest, most = float(change[worst]), _hex(one.keys, int(rows[other[worst]]))
+    theirs = there[mine]
+    assert one.rows.digests is not None
+    assert two.rows.digests is not None
+    other = (one.rows.digests[mine] != two.rows.digests[theirs]).any(axis=1)
+    changed, largest, most = int(other.sum()), 0.0, ""
+    if isinstance(first.spec, FeatureSpec):
+        changed, largest, most = _change(one.rows, two.rows, mine[other], theirs[other])
+    elif changed:
+        most = one.rows.keys[mine[other][0]].tobytes().hex()
     return Difference(
-        added=len(two) - len(mine),
-        gone=len(one) - len(mine),
+        added=len(two.rows) - len(mine),
+        gone=len(one.rows) - len(mine),
         same=len(mine) - changed,
         changed=changed,
         largest_change=largest,
         changed_most=most,
         added_failures=len(two.failed.keys() - one.failed.keys()),
         gone_failures=len(one.failed.keys() - two.failed.keys()),
-        why=tuple(two.record.spec.differences(one.record.spec)),
+        why=tuple(second.spec.differences(first.spec)),
     )
 
 
@@ -116,12 +85,36 @@ def cosines(first: NDArray, second: NDArray) -> NDArray[np.float64]:
     return np.where(equal, 1.0, dots / np.where(norms > 0, norms, 1.0))
 
 
-def _equal(first: NDArray, second: NDArray) -> NDArray[np.bool_]:
-    """Rows that are equal: bitwise if the dtypes match, else by value."""
-    if first.dtype == second.dtype:
-        first, second = first.view(np.uint8), second.view(np.uint8)
-    return (first == second).all(axis=1)
+def _require_comparable(a: Path, first: SetRecord, b: Path, second: SetRecord) -> None:
+    features = isinstance(first.spec, FeatureSpec), isinstance(second.spec, FeatureSpec)
+    if not any(features) and first.spec.kind == second.spec.kind:
+        return
+    if not all(features):
+        raise CacheError(f"{b}: holds {NAMES[second.spec.kind]}, expected {NAMES[first.spec.kind]}")
+    one, two = cast(FeatureSpec, first.spec), cast(FeatureSpec, second.spec)
+    if one.dim != two.dim:
+        raise CacheError(
+            f"{a} has rows of {one.dim} numbers, {b} of {two.dim}; they cannot be compared"
+        )
 
 
-def _hex(keys: Keys, row: int) -> str:
-    return keys[row].tobytes().hex()
+def _change(
+    one: Rows, two: Rows, mine: NDArray[np.int64], theirs: NDArray[np.int64]
+) -> tuple[int, float, str]:
+    """How many rows differ in value, 1 - cosine of the one that changed most, and its key (hex)."""
+    changed, largest, most = 0, 0.0, ""
+    for start in range(0, len(mine), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        first, second = one.gather(mine[part]), two.gather(theirs[part])
+        other = np.arange(len(first))
+        if first.dtype != second.dtype:  # equal values have other bytes
+            other = np.flatnonzero((first != second).any(axis=1))
+        if not len(other):
+            continue
+        changed += len(other)
+        change = 1 - cosines(first[other], second[other])
+        worst = int(np.argmax(change))
+        if change[worst] > largest or not most:
+            largest = float(change[worst])
+            most = one.keys[mine[part][other[worst]]].tobytes().hex()
+    return changed, largest, most

@@ -1,10 +1,11 @@
-"""The index of a feature set: key → shard, row and status, sorted by key."""
+"""The index of a set: key → shard, row, digest of the row and status, sorted by key."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,26 +13,29 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from sightline.cache.errors import CacheError
 from sightline.cache.keys import KEY_BYTES, Keys, as_keys, increasing, picked, sort_order
-from sightline.cache.manifest import key_array, key_column
-from sightline.cache.parquet import read_batches, read_schema
-from sightline.cache.record import FeatureSetRecord, FileRecord
-from sightline.cache.shard import check_file
+from sightline.cache.manifest import key_array, key_column, read_batches, read_schema
+from sightline.cache.record import FeatureSpec, FileRecord, SetRecord, TableSpec, check_file
+from sightline.cache.shards import DIGEST_BYTES, Digests, format_of
+from sightline.errors import CacheError
 from sightline.output import Output
 
 OK = "ok"
 _READ_ROWS = 1 << 16
+_HASHED_ROWS = 1 << 16
 _SCHEMA = pa.schema(
     [
-        ("key", pa.binary(32)),
-        ("shard", pa.int32()),  # position in the record's list; -1 for a failed row
+        ("key", pa.binary(KEY_BYTES)),
+        ("shard", pa.int32()),  # position in the record's list; -1 for a row without values
         ("row", pa.int32()),
+        ("digest", pa.binary(DIGEST_BYTES)),  # zeros for a row without values
         ("status", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
 # Keys are random bytes; shards and rows mostly count up, which delta encoding stores in a few bits.
-_ENCODING = {"key": "PLAIN", "shard": "DELTA_BINARY_PACKED", "row": "DELTA_BINARY_PACKED"}
+_ENCODING = {"key": "PLAIN", "digest": "PLAIN"} | dict.fromkeys(
+    ("shard", "row"), "DELTA_BINARY_PACKED"
+)
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,12 @@ class Index:
     rows: NDArray[np.int32]
     failed: dict[bytes, str]
 
-    def by_shard(self, count: int) -> list[NDArray[np.int64]]:
-        """For each of ``count`` shards, the entries that point into it."""
-        order = np.argsort(self.shards, kind="stable")
-        edges = np.searchsorted(self.shards[order], np.arange(count + 1))
-        return [order[start:end] for start, end in pairwise(edges)]
 
-
-def write_index(output: Output, index: Index) -> FileRecord:
-    """Write the index under a content-derived name."""
+def write_index(output: Output, index: Index, digests: Digests) -> FileRecord:
+    """Write the index, with the digest of each row, under a content-derived name."""
     sink = pa.BufferOutputStream()
     pq.write_table(
-        _table(index),
+        _table(index, digests),
         sink,
         compression="none",
         column_encoding=_ENCODING,
@@ -74,10 +72,9 @@ def write_index(output: Output, index: Index) -> FileRecord:
     return FileRecord(name=name, blake3=digest, bytes=data.nbytes)
 
 
-def _table(index: Index) -> pa.Table:
-    """Live and failed keys together, sorted."""
+def _table(index: Index, digests: Digests) -> pa.Table:
     keys, shards, rows = index.keys, index.shards, index.rows
-    codes = [OK] * bool(len(keys))
+    codes = [OK]
     status = np.zeros(len(keys), dtype=np.int8)
     if index.failed:
         failed = sorted(index.failed)
@@ -89,20 +86,22 @@ def _table(index: Index) -> pa.Table:
         keys = keys[order]
         shards = np.concatenate([shards, none])[order]
         rows = np.concatenate([rows, none])[order]
+        zeros = np.zeros((len(failed), DIGEST_BYTES), dtype=np.uint8)
+        digests = np.concatenate([digests, zeros])[order]
         status = np.concatenate([status, bad])[order]
     coded = pa.DictionaryArray.from_arrays(status, pa.array(codes, pa.string()))
-    columns = [key_array(keys), shards, rows, coded]
+    columns = [key_array(keys), shards, rows, key_array(digests), coded]
     return pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), schema=_SCHEMA)
 
 
-def read_index(folder: Path, record: FeatureSetRecord) -> Index:
+def read_index(folder: Path, record: SetRecord) -> Index:
     """Read and check the index that ``record`` references.
 
     Raises:
         CacheError: it is missing, truncated, unsorted, or points outside the shards.
     """
     path = check_file(folder, record.index)
-    remedy = "pull the feature set again, or rerun its stage"
+    remedy = "pull the set again, or rerun its stage"
     count = record.rows + record.failed
     keys = np.empty((count, KEY_BYTES), dtype=np.uint8)
     shards, rows = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32)
@@ -110,7 +109,8 @@ def read_index(folder: Path, record: FeatureSetRecord) -> Index:
     if not read_schema(path).equals(_SCHEMA):
         raise CacheError(f"{path}: not an index of this version; {remedy}")
     end = 0
-    for batch in read_batches(path, _SCHEMA.names, _READ_ROWS):
+    columns = [name for name in _SCHEMA.names if name != "digest"]  # half of the file
+    for batch in read_batches(path, columns, _READ_ROWS):
         start, end = end, end + len(batch)
         if end > count:
             break
@@ -132,6 +132,52 @@ def read_index(folder: Path, record: FeatureSetRecord) -> Index:
     if len(keys) != record.rows or not inside:
         raise CacheError(f"{path}: points to rows that do not exist; {remedy}")
     return Index(keys, shards, rows, failed)
+
+
+def read_digests(folder: Path, record: SetRecord) -> Digests:
+    """The digest of every live row, in the order of `Index.keys`: uint8 [n, 16].
+
+    Raises:
+        CacheError: the index is missing or damaged.
+    """
+    path = check_file(folder, record.index)
+    digests = np.empty((record.rows, DIGEST_BYTES), dtype=np.uint8)
+    end = 0
+    for batch in read_batches(path, ["shard", "digest"], _READ_ROWS):
+        live = np.from_dlpack(batch.column("shard")) >= 0
+        start, end = end, end + int(live.sum())
+        digests[start:end] = picked(key_column(batch.column("digest"), DIGEST_BYTES), live)
+    return digests
+
+
+class Content:
+    """The content digest of a set, while its rows pass by in the order of their keys.
+
+    It is the BLAKE3 of the fingerprint, every key with its row's digest, and every failed key with
+    its code. Two sets with one fingerprint have equal digests exactly when they hold the same rows,
+    regardless of the history of additions, removals and kills behind their shards.
+    """
+
+    def __init__(self, spec: FeatureSpec | TableSpec) -> None:
+        self._format = format_of(spec)
+        self._total = blake3(spec.fingerprint.encode())
+
+    def add(self, keys: Keys, digests: Digests) -> None:
+        """The next keys, and the digests of their rows."""
+        for start in range(0, len(keys), _HASHED_ROWS):
+            part = slice(start, start + _HASHED_ROWS)
+            self._total.update(np.hstack([keys[part], digests[part]]).data)
+
+    def add_rows(self, keys: Keys, rows: Any) -> None:
+        """The next keys and rows."""
+        self.add(keys, self._format.digests(rows))
+
+    def digest(self, failed: Mapping[bytes, str]) -> str:
+        """The digest (hex); ``failed``: key → code."""
+        total = self._total.copy()
+        for key in sorted(failed):
+            total.update(key + failed[key].encode())
+        return total.hexdigest()
 
 
 def _failed(batch: pa.RecordBatch) -> dict[bytes, str]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.errors import MissingKeys
+from sightline.errors import MissingKeys
 
 KEY_BYTES = 32
 _FIND_ROWS = 1 << 18

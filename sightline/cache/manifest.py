@@ -1,4 +1,4 @@
-"""Manifests: Parquet tables that list images, captions, sentences and phrases."""
+"""Manifests: Parquet tables of images, captions, sentences and phrases, and images' places."""
 
 # pyarrow.compute makes its functions when it is imported:
 # pyright: reportAttributeAccessIssue=false
@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sightline.cache.errors import CacheError
 from sightline.cache.keys import KEY_BYTES, Keys
-from sightline.cache.parquet import read_schema, read_table
+from sightline.errors import CacheError
 from sightline.files import replacing
 
 _KEY = pa.binary(32)
@@ -34,7 +34,7 @@ IMAGES = pa.schema(
     ],
     metadata={"sightline": "images/2"},
 )
-"""One row per image; `sightline.cache.place` locates its bytes."""
+"""One row per image; `places_of` locates its bytes."""
 
 CAPTIONS = pa.schema(
     [
@@ -69,22 +69,6 @@ PHRASES = pa.schema(
     metadata={"sightline": "phrases/1"},
 )
 """One row per object that a phrase of a caption names."""
-
-TOKENS = pa.schema(
-    [("key", _KEY), ("input_ids", pa.list_(pa.int32()))], metadata={"sightline": "tokens/1"}
-)
-"""One row per distinct text, sorted by key; ids include special tokens and are truncated."""
-
-PHRASE_TOKENS = pa.schema(
-    [
-        ("pair_key", _KEY),  # SHA-256 of image key + caption key
-        ("token_start", pa.int32()),  # span of the phrase in the caption's row of the token set
-        ("token_end", pa.int32()),
-        ("cutout_key", _KEY),
-    ],
-    metadata={"sightline": "phrase-tokens/1"},
-)
-"""One row per phrase that the student sees whole, sorted by pair; for one tokenizer."""
 
 _NULLABLE = frozenset({"offset", "length"})
 _NOT_NEGATIVE = frozenset({"offset", "length", "width", "height", "char_start", "char_end"})
@@ -187,23 +171,24 @@ def _faults(name: str, value: Any, least: int | None) -> Iterator[tuple[str, Any
 
 
 def key_array(keys: Keys) -> pa.Array:
-    """Keys uint8 [n, 32] as an Arrow binary(32) array, without intermediate Python objects."""
+    """Keys uint8 [n, w] as an Arrow binary(w) array, without intermediate Python objects."""
     flat = np.ascontiguousarray(keys)
-    return pa.FixedSizeBinaryArray.from_buffers(_KEY, len(flat), [None, pa.py_buffer(flat)])
+    kind = pa.binary(keys.shape[1])
+    return pa.FixedSizeBinaryArray.from_buffers(kind, len(flat), [None, pa.py_buffer(flat)])
 
 
-def key_column(column: pa.ChunkedArray | pa.Array) -> Keys:
-    """The keys of a manifest column, which has no nulls: uint8 [n, 32]."""
+def key_column(column: pa.ChunkedArray | pa.Array, width: int = KEY_BYTES) -> Keys:
+    """The keys of a column of ``width`` bytes each, which has no nulls: uint8 [n, width]."""
     chunks = [
         np.frombuffer(chunk.buffers()[1], dtype=np.uint8)[
-            chunk.offset * KEY_BYTES : (chunk.offset + len(chunk)) * KEY_BYTES
-        ].reshape(-1, KEY_BYTES)
+            chunk.offset * width : (chunk.offset + len(chunk)) * width
+        ].reshape(-1, width)
         for chunk in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])
         if len(chunk)
     ]
     if len(chunks) == 1:
         return chunks[0]
-    return np.concatenate(chunks) if chunks else np.empty((0, KEY_BYTES), dtype=np.uint8)
+    return np.concatenate(chunks) if chunks else np.empty((0, width), dtype=np.uint8)
 
 
 def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
@@ -218,3 +203,94 @@ def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
         f"{path}: not a manifest of kind {kind}\n  found:    {describe(found)}\n"
         f"  expected: {describe(expected)}\n  Run `sightline prepare` to rewrite it."
     )
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Columns and types of a Parquet file, and its own metadata.
+
+    Raises:
+        CacheError: it is not a readable Parquet file.
+    """
+    with _readable(path):
+        return pq.read_schema(path)
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """A Parquet file as a table, or some of its columns; raises as `read_schema`."""
+    with _readable(path):
+        # one file, not a folder of partitions
+        with pq.ParquetFile(path) as file:
+            table = file.read(columns)
+        table.validate(full=True)  # invalid Unicode would fail every reader
+        return table
+
+
+def read_batches(path: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+    """Some columns of a Parquet file, at most ``rows`` rows at a time; raises as `read_schema`."""
+    with _readable(path), pq.ParquetFile(path, pre_buffer=False) as file:
+        yield from file.iter_batches(rows, columns=columns)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # on damaged files the library may raise anything
+        raise CacheError(f"{path}: not a readable Parquet file ({error})") from error
+
+
+class Place(NamedTuple):
+    """Where an image's bytes are; shown in messages as `shard.tar[1024:+500]`.
+
+    Attributes:
+        path: the file.
+        offset: start of the image in it, in bytes; None: the file is the image.
+        length: its length in bytes; None if ``offset`` is None.
+    """
+
+    path: Path
+    offset: int | None = None
+    length: int | None = None
+
+    def below(self, root: Path) -> Place:
+        """This place, with its path resolved against ``root``."""
+        return self._replace(path=root / self.path)
+
+    def __str__(self) -> str:
+        if self.offset is None:
+            return str(self.path)
+        return f"{self.path}[{self.offset}:+{self.length}]"
+
+
+def places_of(manifest: Path, images: pa.Table) -> list[Place]:
+    """The place of each image, relative to the image folder, as in the manifest.
+
+    Does not check that the bytes exist; reading them does.
+
+    Args:
+        manifest: the file that ``images`` was read from, for messages.
+        images: table of the schema `IMAGES`.
+
+    Raises:
+        CacheError: a row has an offset without a length, or the other way round.
+    """
+    columns = (images[name].to_pylist() for name in ("image_id", *Place._fields))
+    places: list[Place] = []
+    for row, (image_id, path, offset, length) in enumerate(zip(*columns, strict=True)):
+        if (offset is None) != (length is None):
+            raise CacheError(
+                f"{manifest}: row {row}: image {image_id!r} has offset {_shown(offset)} and "
+                f"length {_shown(length)}, expected two numbers, or both null if the file is the "
+                "image; recreate the file"
+            )
+        places.append(Place(Path(path), offset, length))
+    return places
+
+
+def whole_files(count: int) -> dict[str, pa.Array]:
+    """The columns ``offset`` and ``length`` for ``count`` images in separate files."""
+    return {name: pa.nulls(count, pa.int64()) for name in ("offset", "length")}
+
+
+def _shown(number: int | None) -> str:
+    return "null" if number is None else str(number)

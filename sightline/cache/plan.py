@@ -1,9 +1,11 @@
-"""The plan of a run: the missing rows, and the order and shape in which to compute them."""
+"""The plan of a run: the missing rows, the order and shape in which to compute them, by whom."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -12,8 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.keys import KEY_BYTES, Keys, sort_order
+from sightline.cache.keys import Keys, sort_order
+from sightline.errors import SightlineError
 from sightline.files import write_bytes
+
+FILE = "plan.json"
 
 
 @dataclass(frozen=True)
@@ -118,56 +123,125 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 (hex) of the plan."""
         digest = hashlib.sha256(json.dumps(self._head, sort_keys=True).encode())
-        for column in self._columns():
-            digest.update(column)
+        digest.update(np.ascontiguousarray(self.keys).data)
+        digest.update(self.lengths.astype("<i4", copy=False).data)
         return digest.hexdigest()
-
-    def differences(self, other: Plan) -> list[str]:
-        """The differing settings of two runs, one ``name: other → self`` line each."""
-        mine, theirs = ({**plan._head, **asdict(plan.asked)} for plan in (self, other))
-        lines = [
-            f"{name}: {theirs[name]} → {mine[name]}" for name in mine if mine[name] != theirs[name]
-        ]
-        return lines or ["the same number of rows, but different ones"]
-
-    def save(self, path: Path) -> None:
-        """Write the plan: one line of JSON, then keys and lengths as raw little-endian numbers."""
-        head = {**self._head, "asked": asdict(self.asked), "digest": self.digest}
-        write_bytes(path, json.dumps(head).encode() + b"\n", *self._columns())
 
     @property
     def _head(self) -> dict[str, str | int]:
         return {"fingerprint": self.fingerprint, "rows": len(self.keys), **asdict(self.shape)}
 
-    def _columns(self) -> tuple[memoryview, memoryview]:
-        """Keys and lengths in stored form, not copied."""
-        lengths = self.lengths.astype("<i4", copy=False)
-        return np.ascontiguousarray(self.keys).data, np.ascontiguousarray(lengths).data
+    def stored(self, parts: frozenset[str]) -> StoredPlan:
+        """What the plan's file says of it; ``parts`` as there."""
+        return StoredPlan(
+            self.fingerprint, len(self.keys), self.shape, self.asked, parts, self.digest
+        )
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """The file of a plan, by which runs that resume or join know that theirs is the same.
+
+    Attributes:
+        fingerprint, shape, asked, digest: those of the plan.
+        rows: rows of the plan.
+        parts: names of the finished parts that were there before it; it omits their rows.
+    """
+
+    fingerprint: str
+    rows: int
+    shape: Shape
+    asked: Shape
+    parts: frozenset[str]
+    digest: str
+
+    def save(self, run_folder: Path) -> None:
+        """Write the plan's file."""
+        body = {**asdict(self), "parts": sorted(self.parts)}
+        write_bytes(run_folder / FILE, (json.dumps(body, indent=1) + "\n").encode())
 
     @classmethod
-    def load(cls, path: Path) -> Plan | None:
-        """The plan in ``path``, or None if it is missing or damaged."""
-        if not path.is_file():
-            return None
+    def load(cls, run_folder: Path) -> StoredPlan | None:
+        """The plan of the run in this folder, or None if there is none or its file is damaged."""
         try:
-            with path.open("rb") as file:
-                head = json.loads(file.readline())
-                if path.stat().st_size - file.tell() != head["rows"] * (KEY_BYTES + 4):
-                    return None
-                digest, fingerprint, rows = (head.pop(n) for n in ("digest", "fingerprint", "rows"))
-                keys = np.fromfile(file, np.uint8, rows * KEY_BYTES).reshape(-1, KEY_BYTES)
-                lengths = np.fromfile(file, "<i4").astype(np.int32, copy=False)
-                asked = Shape(**head.pop("asked"))
-                plan = cls(fingerprint, keys, lengths, Shape(**head), asked)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            body = json.loads((run_folder / FILE).read_bytes())
+            shapes = {name: Shape(**body.pop(name)) for name in ("shape", "asked")}
+            return cls(parts=frozenset(body.pop("parts")), **shapes, **body)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return plan if plan.digest == digest else None
+
+    def differences(self, other: StoredPlan) -> list[str]:
+        """The differing settings of two runs, one ``name: other → self`` line each."""
+        mine, theirs = (
+            {"fingerprint": plan.fingerprint, "rows": plan.rows, **asdict(plan.asked)}
+            for plan in (self, other)
+        )
+        lines = [
+            f"{name}: {theirs[name]} → {mine[name]}" for name in mine if mine[name] != theirs[name]
+        ]
+        return lines or ["the same number of rows, but different ones"]
 
 
-def planned_rows(path: Path) -> int | None:
-    """How many rows the plan in ``path`` has; None if it is missing or damaged."""
-    try:
-        with path.open("rb") as file:
-            return int(json.loads(file.readline())["rows"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+_LAUNCHERS = {"RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_NTASKS"}
+"""What launchers set in each process: its number and how many there are; the innermost first."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Worker ``index`` of ``count``, from 0."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Worker:
+        """From ``i/n``.
+
+        Raises:
+            SightlineError: invalid format, or no such worker.
+        """
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+        if found is None:
+            raise SightlineError(
+                f"worker {text!r}: expected i/n, such as 0/4 for the first of four"
+            )
+        worker = cls(int(found[1]), int(found[2]))
+        if worker.index >= worker.count:
+            raise SightlineError(
+                f"worker {text}: does not exist; the {worker.count} workers are numbered 0/"
+                f"{worker.count} to {max(worker.count - 1, 0)}/{worker.count}"
+                if worker.count
+                else f"worker {text}: expected at least one worker, such as 0/1"
+            )
+        return worker
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> Worker:
+        """From the variables of `torchrun` (RANK, WORLD_SIZE) or `srun` (SLURM_PROCID, …).
+
+        Raises:
+            SightlineError: there are none, only half of them, or they make no worker.
+        """
+        for number, count in _LAUNCHERS.items():
+            found = {name: environment[name] for name in (number, count) if environment.get(name)}
+            if not found:
+                continue
+            if len(found) < 2:
+                (there,) = found
+                missing = count if there == number else number
+                raise SightlineError(
+                    f"{there} is {found[there]!r}, but {missing} is not set; set both, or give "
+                    "--worker I/N"
+                )
+            try:
+                return cls.parse("/".join(found.values()))
+            except SightlineError as error:
+                raise SightlineError(f"{number} and {count}: {error}") from None
+        pairs = " nor ".join(f"{number} and {count}" for number, count in _LAUNCHERS.items())
+        raise SightlineError(
+            f"neither {pairs} are set; start the command with srun or torchrun, or give "
+            "--worker I/N"
+        )
+
+    def __str__(self) -> str:
+        return f"worker {self.index}/{self.count}"

@@ -1,25 +1,37 @@
-"""The content of a commit file: what determines a set's content, its files, its provenance."""
+"""set.json: what determines a set's content, its files, its provenance; read, checked, replaced."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Annotated, Any, Literal, get_args
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sightline.digest import digest
+from sightline.errors import CacheError, SightlineError
+from sightline.output import Output
 
-SCHEMA = "sightline.set/2"
-_ROW_FORMAT = "sightline.feature_set/1"  # part of fingerprints since the first version
+SCHEMA = "sightline.set/3"
+FILE_NAME = "set.json"
 FOREIGN = "imported/"
 """How the encoder's name begins if another tool made the rows."""
 FILE_NAMES = r"[a-z_]+-[0-9a-f]{32}\.(?:h5|parquet)"
 """Names of the files of a set: what they hold, and a digest of it."""
+DAMAGED = "damaged"
+"""Status of a row that `repair` took out; the next run computes it again."""
 
+_ROW_FORMAT = "sightline.feature_set/1"  # part of fingerprints since the first version
+_TABLE_FORMAT = "sightline.set/2"  # likewise
+_MARK = b'"sightline.set/'
+_HEAD_BYTES = 4096
+_NAMES = re.compile(FILE_NAMES.encode())
+REMEDY = "do not use it; pull the set again, or rerun its stage"
+_AGAIN = "pull it again, or rerun its stage"
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -29,16 +41,6 @@ Kind = Literal["image", "text", "teacher", "object"]
 TableKind = Literal["grounding", "cutouts", "tokens", "phrase-tokens"]
 FEATURE_KINDS: tuple[Kind, ...] = get_args(Kind)
 TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)
-TABLES_OF: dict[TableKind, tuple[str, ...]] = {
-    "grounding": ("images", "phrases", "drops"),
-    "cutouts": ("cutouts",),
-    "tokens": ("tokens",),
-    "phrase-tokens": ("phrase_tokens",),
-}
-"""Names of the tables in each shard of a set."""
-
-SINGLE_KINDS: tuple[TableKind, ...] = ("tokens", "phrase-tokens")
-"""Kinds of sets with one shard, or none after repair removed it."""
 
 NAMES = {
     **dict.fromkeys(FEATURE_KINDS, "a feature set"),
@@ -73,7 +75,12 @@ class EncoderRecord(_Strict):
 class _Spec(_Strict):
     def differences(self, other: _Spec) -> list[str]:
         """Differences between two specs, one ``name: other → self`` line each."""
-        return differences(self, other)
+        one, two = _flat(self.model_dump()), _flat(other.model_dump())
+        return [
+            f"{name}: {two.get(name, 'absent')} → {one.get(name, 'absent')}"
+            for name in sorted(one.keys() | two.keys())
+            if one.get(name) != two.get(name)
+        ]
 
 
 class FeatureSpec(_Spec):
@@ -117,7 +124,7 @@ class FeatureSpec(_Spec):
 
 
 class TableSpec(_Spec):
-    """What determines the content of a set of tables. Its digest is the fingerprint."""
+    """What determines the rows of any other set. Its digest is the fingerprint."""
 
     kind: TableKind
     description: dict[str, Any]
@@ -125,7 +132,7 @@ class TableSpec(_Spec):
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the kind and the description (hex)."""
-        return digest({"schema": SCHEMA, "kind": self.kind, "description": self.description})
+        return digest({"schema": _TABLE_FORMAT, "kind": self.kind, "description": self.description})
 
 
 class FileRecord(_Strict):
@@ -140,20 +147,7 @@ class ShardRecord(FileRecord):
     """One shard. ``computed`` (device, library versions, batch size) is recorded, not hashed."""
 
     rows: Annotated[int, Field(ge=1, lt=1 << 31)]
-    computed: dict[str, str | int]
-
-
-class TableRecord(FileRecord):
-    """One table of a shard."""
-
-    rows: Annotated[int, Field(ge=0, lt=1 << 48)]
-
-
-class TableShard(_Strict):
-    """The tables of one block, by name. ``computed`` is recorded, not hashed."""
-
-    tables: dict[str, TableRecord]
-    computed: dict[str, Any] = {}
+    computed: dict[str, Any]
 
 
 Doubt = Literal["", "imported, not checked", "imported, differs when recomputed"]
@@ -231,18 +225,27 @@ class Provenance(_Strict):
 
 
 class SetRecord(_Strict):
-    """The commit point of a set: everything a reader needs to trust its files."""
+    """The commit point of a set: everything a reader needs to trust its files.
+
+    Attributes:
+        rows, failed: keys with a row, and keys without one.
+        content_digest: equal for two sets of one fingerprint exactly if they hold the same rows.
+    """
 
     schema_: Annotated[str, Field(alias="schema")] = SCHEMA
     spec: FeatureSpec | TableSpec
     fingerprint: _Digest
     content_digest: _Digest
     provenance: Provenance = Provenance()
+    rows: _Count
+    failed: _Count
+    index: FileRecord
+    shards: tuple[ShardRecord, ...]
 
     @property
-    @abstractmethod
     def files(self) -> tuple[FileRecord, ...]:
         """Every file of the set except its commit file."""
+        return (self.index, *self.shards)
 
     @property
     def size(self) -> int:
@@ -254,37 +257,15 @@ class FeatureSetRecord(SetRecord):
     """The commit point of a feature set."""
 
     spec: FeatureSpec
-    rows: _Count
-    failed: _Count
-    index: FileRecord
-    shards: tuple[ShardRecord, ...]
-
-    @property
-    def files(self) -> tuple[FileRecord, ...]:
-        return (self.index, *self.shards)
 
 
 class TableSetRecord(SetRecord):
-    """The commit point of a set of tables; ``counts`` is informational."""
+    """The commit point of any other set."""
 
     spec: TableSpec
-    counts: dict[str, Any] = {}
-    shards: tuple[TableShard, ...]
-
-    @property
-    def files(self) -> tuple[FileRecord, ...]:
-        every = [file for shard in self.shards for file in shard.tables.values()]
-        return tuple({file.name: file for file in every}.values())  # empty tables share one file
 
 
-def differences(mine: BaseModel, theirs: BaseModel) -> list[str]:
-    """Differences between two specs, one ``name: theirs → mine`` line each."""
-    one, two = _flat(mine.model_dump()), _flat(theirs.model_dump())
-    return [
-        f"{name}: {two.get(name, 'absent')} → {one.get(name, 'absent')}"
-        for name in sorted(one.keys() | two.keys())
-        if one.get(name) != two.get(name)
-    ]
+R = TypeVar("R", bound=SetRecord)
 
 
 def _flat(value: object, prefix: str = "") -> dict[str, object]:
@@ -295,3 +276,139 @@ def _flat(value: object, prefix: str = "") -> dict[str, object]:
             for name, leaf in _flat(part, f"{prefix}{key}.").items()
         }
     return {prefix.rstrip("."): value}
+
+
+def set_output(folder: Path, inputs: Iterable[Path] = (), worker: str = "") -> Output:
+    """A set's folder as a command's output; ``inputs`` and ``worker`` as in `Output`."""
+    return Output(folder, FILE_NAME, _listed, inputs, worker)
+
+
+def _listed(data: bytes) -> set[str]:
+    """The files a commit file lists, even if it is damaged, so that they can be replaced."""
+    if _MARK not in data[:_HEAD_BYTES]:
+        raise SightlineError(
+            "not a Sightline record, so this folder is not Sightline's; choose another output, "
+            "or move it away"
+        )
+    return {name.decode() for name in _NAMES.findall(data)}
+
+
+def write_record(output: Output, record: SetRecord) -> None:
+    """Publish: replace ``set.json`` with ``record``, which ends with its own digest.
+
+    Superseded files stay in the claims and on disk until `cache gc`.
+    """
+    names = {FILE_NAME, *(file.name for file in record.files)}
+    output.remember(output.owned - names)
+    output.write(FILE_NAME, to_bytes(record))
+    output.settle(names)
+
+
+def to_bytes(record: SetRecord) -> bytes:
+    """The commit file of a record: its fields and their digest, in a canonical form."""
+    body = record.model_dump(mode="json", by_alias=True)
+    text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
+    return (text + "\n").encode()
+
+
+def read_features(folder: Path) -> FeatureSetRecord:
+    """The record of the feature set in ``folder``; raises as `read_record`."""
+    return _of_type(folder, FeatureSetRecord, "a feature set")
+
+
+def read_tables_record(folder: Path, kind: str) -> TableSetRecord:
+    """The record of a set of tables of this kind; raises as `read_record`."""
+    record = _of_type(folder, TableSetRecord, NAMES[kind])
+    if record.spec.kind != kind:
+        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {NAMES[kind]}")
+    return record
+
+
+def refuse_other_kinds(folder: Path, kind: str) -> None:
+    """Refuse to replace a set of a different kind; one of the same kind may be replaced.
+
+    Raises:
+        CacheError: the folder holds one.
+    """
+    try:
+        found = read_record(folder).spec.kind
+    except CacheError:
+        return  # none, or a damaged one, which `Output` checks
+    if found != kind:
+        raise CacheError(
+            f"{folder}: holds {NAMES[found]} of kind {found}, but this is {NAMES[kind]} of kind "
+            f"{kind}; choose another folder, or remove that one first"
+        )
+
+
+def _of_type(folder: Path, expected: type[R], name: str) -> R:
+    record = read_record(folder, name.removeprefix("a "))
+    if not isinstance(record, expected):
+        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {name}")
+    return record
+
+
+def read_record(folder: Path, expected: str = "set") -> SetRecord:
+    """Read and check ``folder/set.json`` of any kind of set.
+
+    Args:
+        expected: what to call the set in the error if there is none.
+
+    Raises:
+        CacheError: no such file, or a link; not JSON, another schema version, an unknown, missing
+            or invalid field, a wrong digest.
+    """
+    path = folder / FILE_NAME
+    if path.is_symlink():
+        raise CacheError(f"{path}: is a link; a set contains no links")
+    if not path.is_file():
+        raise CacheError(f"{folder}: no {expected} here (no {FILE_NAME}); {_AGAIN}")
+    try:
+        body = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CacheError(f"{path}: truncated or not JSON ({error}); {_AGAIN}") from error
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        found = body.get("schema", "none") if isinstance(body, dict) else type(body).__name__
+        raise CacheError(
+            f"{path}: schema version {str(found)[:80]!r}, expected {SCHEMA}; "
+            "use the Sightline version that wrote it, or rerun its stage"
+        )
+    if body.pop("digest", None) != digest(body):
+        raise CacheError(f"{path}: its digest does not match its content; {_AGAIN}")
+    spec = body.get("spec")
+    tables = isinstance(spec, dict) and spec.get("kind") in TABLE_KINDS
+    kind = TableSetRecord if tables else FeatureSetRecord
+    try:
+        record = kind.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CacheError(f"{path}: {where}: {first['msg']}; {_AGAIN}") from error
+    if record.fingerprint != record.spec.fingerprint:
+        raise CacheError(f"{path}: its fingerprint does not match its description; {_AGAIN}")
+    return record
+
+
+def check_file(folder: Path, record: FileRecord) -> Path:
+    """Path of a file of the set, checked to be a plain file of the recorded size.
+
+    Raises:
+        CacheError: it is missing, a link, or of the wrong size.
+    """
+    path = folder / record.name
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        raise CacheError(f"{path}: missing; {REMEDY}") from error
+    if not stat.S_ISREG(found.st_mode):
+        # an untrusted link may point anywhere
+        raise CacheError(
+            f"{path}: not a plain file; a cache set contains no links "
+            "(with DVC, use `dvc config cache.type reflink,hardlink,copy`)"
+        )
+    if found.st_size != record.bytes:
+        raise CacheError(
+            f"{path}: {found.st_size} bytes, expected {record.bytes}: truncated or changed; "
+            f"{REMEDY}"
+        )
+    return path

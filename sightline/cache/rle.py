@@ -8,7 +8,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.errors import CacheError
+from sightline.errors import CacheError
 
 CROP_RULE = "mask-transparent,tight-box/1"
 """Everything outside the mask is transparent; the cut-out is cropped to the mask's box."""

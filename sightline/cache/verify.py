@@ -1,34 +1,48 @@
-"""Verify: read every byte of a set and report what does not match its record."""
+"""Verify and repair: what does not match a set's record is named, and exactly that is taken out."""
 
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sightline.cache.commit import FILE_NAME, read_record, to_bytes
-from sightline.cache.content import content_digest
-from sightline.cache.errors import CacheError
-from sightline.cache.index import Index, read_index
-from sightline.cache.record import FeatureSetRecord, SetRecord, TableRecord, TableSetRecord
-from sightline.cache.shard_check import Progress, file_fault, shard_faults
-from sightline.cache.tables import read_table, table_content
+from sightline.cache.checks import UNREADABLE, Progress, file_faults
+from sightline.cache.index import Content, Index, read_digests, read_index
+from sightline.cache.publish import publish
+from sightline.cache.record import (
+    DAMAGED,
+    FILE_NAME,
+    FeatureSpec,
+    FileRecord,
+    SetRecord,
+    ShardRecord,
+    TableSpec,
+    check_file,
+    read_record,
+    set_output,
+    to_bytes,
+)
+from sightline.cache.rows import Rows, rows_in
+from sightline.cache.shards import format_of
+from sightline.errors import CacheError
 
-_CORES = os.cpu_count() or 1
 
-
-def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]:
+def verify(
+    folder: Path | str, progress: Progress = lambda _: None, *, rows: bool = False
+) -> list[str]:
     """Every fault of the set in ``folder``, one line each; empty if it is intact.
 
     Checks the commit file's own digest and exact bytes, the sizes and BLAKE3 of all files, and the
-    content digest. For features, also checks the layout and dtype of the shards, the order of
-    keys, that index and shards agree on every key, and that no value is NaN or infinite; for
-    tables, also their columns and row counts.
+    content digest; of a damaged shard also its rows, to name those that changed.
 
     Args:
         progress: receives the bytes checked; their sum is `bytes_to_verify`.
+        rows: check the rows of every shard too: that they are those that the index lists, in the
+            order of their keys, and finite.
     """
     folder = Path(folder)
     try:
@@ -38,122 +52,248 @@ def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]
     faults: list[str] = []
     if (folder / FILE_NAME).read_bytes() != to_bytes(record):
         faults.append(f"{folder / FILE_NAME}: its content is valid, but the file was rewritten")
-    if isinstance(record, FeatureSetRecord):
-        found = _feature_faults(folder, record, faults, progress)
+    damaged = file_faults(folder, record.files, progress)
+    every, failed = None, dict[bytes, str]()
+    if record.index.name in damaged:
+        faults.append(damaged[record.index.name])
     else:
-        assert isinstance(record, TableSetRecord)
-        faults += [line for lines in check_tables(folder, record, progress) for line in lines]
         try:
-            found = ""
-            if not faults:
-                shards = record.shards
-                found = table_content(folder, record.spec, shards, progress, hashed=True)
-        except CacheError as error:  # the files match the record, but not each other
-            found = ""
+            index = read_index(folder, record)
+            every, failed = _indexed(folder, record, index), index.failed
+        except CacheError as error:
             faults.append(str(error))
-    if not faults and found != record.content_digest:
-        faults.append(
-            f"{folder}: content digest {found[:16]}, expected {record.content_digest[:16]}"
-        )
+    live = every.by_shard() if every is not None else None
+    for number, shard in enumerate(record.shards):
+        fault = damaged.get(shard.name)
+        here = None if live is None else live[number]
+        if fault is not None:
+            faults.append(f"{fault}; {_what_changed(fault, record, number, every, here)}")
+        elif every is not None and here is not None:
+            faults += _row_faults(every, number, here, look=rows)
+        progress(shard.bytes if rows else 0)
+    if not faults and every is not None and every.digests is not None:
+        content = Content(record.spec)
+        content.add(every.keys, every.digests)
+        found = content.digest(failed)
+        if found != record.content_digest:
+            faults.append(
+                f"{folder}: content digest {found[:16]}, expected {record.content_digest[:16]}"
+            )
     return faults
 
 
-def _feature_faults(
-    folder: Path, record: FeatureSetRecord, faults: list[str], progress: Progress
-) -> str:
-    """Add the faults of a feature set's files; returns its content digest, or an empty string."""
-    index, index_faults = check_index(folder, record, progress)
-    faults += index_faults
-    with ThreadPoolExecutor(max_workers=1) as pool:  # one core for the content, the rest for files
-        content = pool.submit(_content, folder, record, index, progress)
-        for found in check_shards(folder, record, index, progress, threads=_CORES - 1):
-            faults += found
-    return content.result()
+def rows_to_compute(folder: Path) -> int:
+    """How many rows `repair` took out of a sound set and no run has computed since."""
+    failed = read_index(folder, read_record(folder)).failed
+    return sum(code == DAMAGED for code in failed.values())
 
 
-def check_tables(
-    folder: Path, record: TableSetRecord, progress: Progress = lambda _: None
-) -> list[list[str]]:
-    """The faults of each shard of tables, in the record's order."""
-    return [
-        [
-            fault
-            for name, file in shard.tables.items()
-            if (fault := _table_fault(folder, name, file, progress))
-        ]
-        for shard in record.shards
-    ]
+def bytes_to_verify(record: SetRecord, *, rows: bool = False) -> int:
+    """Total bytes that `verify` reports as progress."""
+    return record.size + sum(shard.bytes for shard in record.shards if rows)
 
 
-def _table_fault(folder: Path, name: str, file: TableRecord, progress: Progress) -> str | None:
-    try:
-        fault = file_fault(folder, file, progress)
-        if fault is None:
-            read_table(folder, name, file, hashed=True)
-    except CacheError as error:
-        return str(error)
-    return None if fault is None else f"{fault}; its {file.rows:,} rows are in doubt"
+@dataclass(frozen=True)
+class Dropped:
+    """A shard that cannot be used: its name, its rows that were in use, and what is wrong."""
+
+    name: str
+    rows: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}; removed, its {self.rows:,} rows will be recomputed"
 
 
-def is_true(folder: Path, record: FeatureSetRecord, index: Index) -> bool:
-    """Check the commit file, byte for byte, of a set whose files are intact."""
-    written = (folder / FILE_NAME).read_bytes()
-    return written == to_bytes(record) and record.content_digest == content_digest(
-        folder, record.spec, index, record.shards
-    )
+@dataclass(frozen=True)
+class Sound:
+    """What can be used of a set.
+
+    Attributes:
+        rows: rows in sound shards, with their digests.
+        failed: key → code; `DAMAGED` for rows in damaged shards.
+        dropped: the damaged shards.
+        index_fault: what was wrong with the index, which was then rebuilt from the keys in the
+            shards; empty if it is intact.
+    """
+
+    rows: Rows
+    failed: dict[bytes, str]
+    dropped: tuple[Dropped, ...]
+    index_fault: str
+
+    def lines(self) -> list[str]:
+        """What is wrong, one sentence per fault."""
+        lines = [str(each) for each in self.dropped]
+        if self.index_fault:
+            lines.append(f"{self.index_fault}; rebuilt from the keys in the shards")
+        return lines
 
 
-def bytes_to_verify(record: SetRecord) -> int:
-    """Total bytes that `verify` reports as progress: every file, then every row once more."""
-    if not isinstance(record, FeatureSetRecord):
-        return 2 * record.size
-    row_bytes = record.spec.dim * np.dtype(record.spec.dtype).itemsize
-    return record.size + record.rows * row_bytes
+def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Sound:
+    """What can be used of a set in which the files ``damaged`` (name → fault) are.
 
-
-def check_index(
-    folder: Path, record: FeatureSetRecord, progress: Progress = lambda _: None
-) -> tuple[Index | None, list[str]]:
-    """The index, or None if it is damaged, and what is wrong with it."""
-    fault = file_fault(folder, record.index, progress)
-    if fault is not None:
-        return None, [fault]
-    try:
-        return read_index(folder, record), []
-    except CacheError as error:
-        return None, [str(error)]
-
-
-def check_shards(
-    folder: Path,
-    record: FeatureSetRecord,
-    index: Index | None,
-    progress: Progress = lambda _: None,
-    threads: int = _CORES,
-) -> list[list[str]]:
-    """The faults of each shard, in the record's order; reads several in parallel."""
-    count = len(record.shards)
-    places = index.by_shard(count) if index is not None else None
-
-    def check(number: int) -> list[str]:
-        here = None if index is None or places is None else (index, places[number])
-        return shard_faults(folder, record, record.shards[number], here, progress)
-
-    order = list(range(count))
-    if places is not None:  # the content digest's order, so that both read a shard at the same time
-        order.sort(key=lambda number: places[number][0] if len(places[number]) else -1)
-    with ThreadPoolExecutor(max_workers=max(1, min(4, threads))) as pool:
-        found = dict(zip(order, pool.map(check, order), strict=True))
-    return [found[number] for number in range(count)]
-
-
-def _content(
-    folder: Path, record: FeatureSetRecord, index: Index | None, progress: Progress
-) -> str:
-    """The content digest, or an empty string if a shard or the index cannot be read."""
+    Raises:
+        CacheError: a file is a link, so its rows cannot be checked.
+    """
+    for file in record.files:
+        if (folder / file.name).is_symlink():
+            check_file(folder, file)
+    fault = damaged.get(record.index.name, "")
+    index = None
+    if not fault:
+        try:
+            index = read_index(folder, record)
+        except CacheError as error:
+            fault = str(error)
+    damaged = dict(damaged)
+    for shard in record.shards:
+        if shard.name not in damaged and (found := _layout_fault(folder, shard, record.spec)):
+            damaged[shard.name] = found
+    good = np.array([shard.name not in damaged for shard in record.shards], dtype=bool)
     if index is None:
-        return ""
+        rows = _from_shards(folder, record, good)
+        in_use = np.array([shard.rows for shard in record.shards], dtype=np.int64)
+        failed: dict[bytes, str] = {}
+    else:
+        rows = _indexed(folder, record, index)
+        in_use, failed = rows.live(), dict(index.failed)
+        if not good.all():
+            stays = good[rows.shards]
+            failed |= dict.fromkeys((key.tobytes() for key in rows.keys[~stays]), DAMAGED)
+            rows = rows.only(stays)
+    dropped = tuple(
+        Dropped(shard.name, int(in_use[i]), damaged[shard.name])
+        for i, shard in enumerate(record.shards)
+        if not good[i]
+    )
+    return Sound(rows, failed, dropped, fault)
+
+
+def all_sound(folder: Path, record: SetRecord) -> Sound:
+    """The rows of a set without damage.
+
+    Raises:
+        CacheError: something is damaged.
+    """
+    found = sound_part(folder, record, file_faults(folder, record.files))
+    if found.lines():
+        raise CacheError(f"{found.lines()[0]}; run `sightline cache repair {folder}` first")
+    return found
+
+
+def repair(folder: Path, progress: Progress = lambda _: None) -> Sound:
+    """Read every byte of the set in ``folder`` and take out damaged shards.
+
+    Their rows leave the index, to be computed by the next run, then their files are removed;
+    everything else is unchanged. A damaged index is rebuilt; it was the only list of failed rows,
+    so these will be retried.
+
+    Raises:
+        BusyError: a run is writing there.
+        CacheError: ``set.json`` itself is damaged, without which nothing can be checked, or a
+            file is not readable.
+    """
+    with set_output(folder) as output:
+        record = read_record(folder)
+        _require_readable(folder, record.files)
+        damaged = file_faults(folder, record.files, progress)
+        found = sound_part(folder, record, damaged)
+        if not found.lines() and not verify(folder):
+            return found
+        now = publish(output, record.spec, [found.rows], found.failed, record.provenance)
+        output.remove(dropped.name for dropped in found.dropped)
+        output.settle(file.name for file in now.files)
+        return found
+
+
+def _require_readable(folder: Path, files: Sequence[FileRecord]) -> None:
+    """Raise for an unreadable file: missing permission does not mean damage."""
+    for file in files:
+        path = folder / file.name
+        if path.exists() and not os.access(path, os.R_OK):
+            raise CacheError(f"{path}: no permission to read; nothing was repaired")
+
+
+def _indexed(folder: Path, record: SetRecord, index: Index) -> Rows:
+    """Every row of a set, with its digest."""
+    digests = read_digests(folder, record)
+    rows = index.keys, index.shards, index.rows
+    return Rows(folder, record.spec, record.shards, *rows, digests)
+
+
+def _from_shards(folder: Path, record: SetRecord, good: NDArray[np.bool_]) -> Rows:
+    """Every row of the intact shards, by the keys they contain."""
+    sound = [shard for shard, fine in zip(record.shards, good, strict=True) if fine]
+    rows = rows_in(folder, record.spec, sound)
+    parts = [rows.format.digests(values) for _, _, values in rows.whole_shards()]
+    starts = np.cumsum([0, *(len(part) for part in parts)])
+    every = np.concatenate(parts) if parts else np.empty((0, 16), dtype=np.uint8)
+    rows.digests = every[starts[rows.shards] + rows.numbers]
+    return rows
+
+
+def _what_changed(
+    fault: str, record: SetRecord, number: int, every: Rows | None, here: NDArray | None
+) -> str:
+    """Which rows of a damaged shard are not those that the index lists."""
+    shard = record.shards[number]
+    in_use = "" if here is None else f" ({len(here):,} in use)"
+    lost = f"its {shard.rows:,} rows{in_use} are lost"
+    if every is None or here is None or UNREADABLE in fault:  # mapping it would end the process
+        return lost
     try:
-        return content_digest(folder, record.spec, index, record.shards, progress)
+        keys, rows = every.shard(number)
     except CacheError:
-        return ""  # `check_shards` reports why
+        return lost
+    wrong = _differing(every, here, keys, rows)
+    if not len(wrong):
+        return "its keys and rows are intact, the bytes around them changed"
+    return f"{len(wrong):,} of its {shard.rows:,} rows{in_use} changed: {_some(wrong)}"
+
+
+def _row_faults(every: Rows, number: int, here: NDArray, *, look: bool) -> list[str]:
+    """What is wrong with a shard whose bytes are those of the record; ``look`` at its rows too."""
+    shard = every.records[number]
+    path = every.folder / shard.name
+    fault = _layout_fault(every.folder, shard, every.spec)
+    if fault or not look:
+        return [fault] if fault else []
+    faults: list[str] = []
+    try:
+        keys, rows = every.shard(number)
+    except CacheError as error:
+        return [str(error)]
+    wrong = _differing(every, here, keys, rows)
+    if len(wrong):
+        faults.append(f"{path}: {len(wrong):,} rows are not the index's: {_some(wrong)}")
+    if isinstance(rows, np.ndarray):
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        if len(bad):
+            faults.append(f"{path}: {len(bad):,} rows hold NaN or infinity: {_some(bad)}")
+    return faults
+
+
+def _layout_fault(folder: Path, shard: ShardRecord, spec: FeatureSpec | TableSpec) -> str | None:
+    """Why a shard of numbers cannot be mapped; its values are not read."""
+    if isinstance(spec, FeatureSpec):
+        try:
+            format_of(spec).open(folder, shard)
+        except CacheError as error:
+            return str(error)
+    return None
+
+
+def _differing(every: Rows, here: NDArray, keys: NDArray, rows: object) -> NDArray[np.int32]:
+    """Numbers of the rows of a shard that differ from the index in key or digest, sorted."""
+    assert every.digests is not None
+    digests = every.format.digests(rows)
+    numbers = every.numbers[here]
+    same = (keys[numbers] == every.keys[here]).all(axis=1)
+    same &= (digests[numbers] == every.digests[here]).all(axis=1)
+    return np.sort(numbers[~same])
+
+
+def _some(rows: NDArray) -> str:
+    shown = ", ".join(str(row) for row in rows[:5])
+    return f"row{'s' if len(rows) > 1 else ''} {shown}{', …' if len(rows) > 5 else ''}"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from forger import DIM, Attacks, Forger, harmful_pickle, zeros
 
-from sightline.cache.commit import FILE_NAME
+from sightline.cache.record import FILE_NAME
 
 
 def _rename_shard(name: str) -> Callable[[Forger], None]:
@@ -161,7 +161,7 @@ INDEX: Attacks = {
     ),
     "other columns": (
         lambda f: (
-            pq.write_table(pq.read_table(f.index).rename_columns(list("abcd")), f.index),
+            pq.write_table(pq.read_table(f.index).rename_columns(list("abcde")), f.index),
             f.refit(),
         )[1],
         "not an index",
@@ -188,7 +188,7 @@ RECORD: Attacks = {
     "bytes that are not UTF-8": (_text(b'{"schema": "\xff\xfe"}'), "not JSON"),
     "a list": (_text("[1, 2]"), "schema version"),
     "another schema": (_text('{"schema": "sightline.set/1"}'), "use the Sightline version that"),
-    "no digest": (_text('{"schema": "sightline.set/2"}'), "digest does not match"),
+    "no digest": (_text('{"schema": "sightline.set/3"}'), "digest does not match"),
     "a negative number": (_say(lambda b: b["shards"][0].update(rows=-5)), "rows"),
     "true for a number": (_say(lambda b: b.update(failed=True)), "failed"),
     "text for a number": (_say(lambda b: b.update(rows="89")), "rows"),

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from sightline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, keys_of_texts
-from sightline.cache.commit import FILE_NAME
+from sightline.cache import EncoderRecord, FeatureSpec, SetWriter, keys_of_texts
+from sightline.cache.record import FILE_NAME
 from sightline.digest import digest
 
 DIM, ROWS = 8, 90
@@ -33,8 +33,8 @@ KEYS = keys_of_texts([str(i) for i in range(ROWS)])
 
 def write_set(folder: Path) -> None:
     """An intact set of three shards, with one failed row."""
-    with FeatureSetWriter(folder, SPEC) as writer:
-        for batch in writer.plan(KEYS, batch_size=16, shard_bytes=30 * DIM * 2):
+    with SetWriter(folder, SPEC) as writer:
+        for batch in writer.plan(KEYS, batch_size=16, shard_rows=30):
             rows = batch.keys[:, :DIM].astype(np.float32) / 7
             rows[(batch.keys == KEYS[0]).all(axis=1)] = np.nan
             writer.add(batch.keys, rows)

@@ -9,8 +9,8 @@ import numpy as np
 from sightline.cache import (
     EncoderRecord,
     FeatureSetRecord,
-    FeatureSetWriter,
     FeatureSpec,
+    SetWriter,
     keys_of_texts,
 )
 
@@ -25,7 +25,6 @@ SPEC = FeatureSpec(
 )
 KEYS = keys_of_texts([str(i) for i in range(100)])
 SHARD_ROWS = 30
-SHARD_BYTES = SHARD_ROWS * DIM * 2
 
 
 def rows_of(keys: np.ndarray) -> np.ndarray:
@@ -44,8 +43,8 @@ def fill(
 ) -> tuple[FeatureSetRecord | None, int]:
     """Update the set to ``keys``; returns its record (None if stopped) and the computed rows."""
     computed = 0
-    with FeatureSetWriter(folder, spec) as writer:
-        batches = writer.plan(keys, batch_size=batch_size, shard_bytes=SHARD_BYTES, **options)
+    with SetWriter(folder, spec) as writer:
+        batches = writer.plan(keys, batch_size=batch_size, shard_rows=SHARD_ROWS, **options)
         for number, batch in enumerate(batches):
             if number == stop_after:
                 return None, computed

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from blake3 import blake3
 
 sys.path.append(str(Path(__file__).parents[1] / "grounding"))
@@ -29,9 +30,8 @@ from sightline.cache import (
     write_phrase_tokens,
     write_tokens,
 )
-from sightline.cache.commit import FILE_NAME
-from sightline.cache.record import TABLES_OF, TableKind, TableSpec
-from sightline.cache.tables import read_tables
+from sightline.cache.record import FILE_NAME, TableKind, TableSpec
+from sightline.cache.sets import open_tables
 from sightline.digest import digest
 
 TEXTS = [f"text {i}" for i in range(40)]
@@ -86,13 +86,14 @@ def make_all(folder: Path) -> Path:
     return folder
 
 
-def read(folder: Path, kind: TableKind) -> list[pa.Table]:
+def read(folder: Path, kind: TableKind) -> pa.Table:
     """All rows of a set, through every function that reads such sets."""
     if kind == "tokens":
         TokenSet.open(folder)
     if kind == "phrase-tokens":
         PhraseTokens.open(folder)
-    return [read_tables(folder, name) for name in TABLES_OF[kind]]
+    _, _, rows = open_tables(folder, kind)
+    return rows.gather(np.arange(len(rows)))
 
 
 @dataclass(frozen=True)
@@ -120,19 +121,17 @@ class Forger:
         change(body)
         self.commit(body, refit)
 
-    def table(self, name: str, number: int = 0) -> Path:
-        return self.folder / self.body()["shards"][number]["tables"][name]["name"]
+    def shard(self, number: int = 0) -> Path:
+        return self.folder / self.body()["shards"][number]["name"]
 
-    def replace(self, name: str, write: Callable[[Path], None], rows: int | None = None) -> None:
-        """Replace a table of the first shard with another file; the record agrees."""
+    def replace(self, rows: pa.Table, count: int | None = None) -> None:
+        """Replace the first shard with these columns besides the keys; the record agrees."""
         body = self.body()
-        file = body["shards"][0]["tables"][name]
-        (self.folder / file["name"]).unlink()
-        part = self.folder / "part"
-        write(part)
-        file["blake3"] = blake3(part.read_bytes()).hexdigest()
-        file["bytes"] = part.stat().st_size
-        file["rows"] = file["rows"] if rows is None else rows
-        file["name"] = f"{name}-{file['blake3'][:32]}.parquet"
-        part.rename(self.folder / file["name"])
+        shard = body["shards"][0]
+        keys = pq.read_table(self.folder / shard["name"], columns=["key"]).slice(0, len(rows))
+        (self.folder / shard["name"]).unlink()
+        table = rows.add_column(0, keys.schema.field("key"), keys.column("key"))
+        pq.write_table(table, self.folder / shard["name"])
+        data = (self.folder / shard["name"]).read_bytes()
+        shard |= {"blake3": blake3(data).hexdigest(), "bytes": len(data)}
         self.commit(body)

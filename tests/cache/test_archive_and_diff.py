@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from stub_set import KEYS, SPEC, files, fill, flip, rows_of
 
-from sightline.cache import CacheError, FeatureSetWriter, verify
+from sightline.cache import CacheError, SetWriter, verify
 from sightline.cache.archive import SUMS, export_set, import_set
-from sightline.cache.commit import FILE_NAME
 from sightline.cache.diff import compare
+from sightline.cache.record import FILE_NAME
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_an_archive_begins_with_its_record(archive, tmp_path):
 
 def test_added_removed_and_changed_rows_are_counted(tmp_path):
     fill(tmp_path / "a", KEYS[:80], failing=frozenset([KEYS[0].tobytes()]))
-    with FeatureSetWriter(tmp_path / "b", SPEC) as writer:
+    with SetWriter(tmp_path / "b", SPEC) as writer:
         for batch in writer.plan(KEYS[10:], batch_size=100):
             rows = rows_of(batch.keys)
             turned = (batch.keys == KEYS[20]).all(axis=1)
@@ -170,7 +170,7 @@ def test_a_different_dtype_is_reported(tmp_path):
 def test_rows_of_different_lengths_are_not_compared(tmp_path):
     fill(tmp_path / "a")
     spec = SPEC.model_copy(update={"dim": 4})
-    with FeatureSetWriter(tmp_path / "b", spec) as writer:
+    with SetWriter(tmp_path / "b", spec) as writer:
         for batch in writer.plan(KEYS, batch_size=100):
             writer.add(batch.keys, np.ones((len(batch.keys), 4), np.float32))
         writer.publish()

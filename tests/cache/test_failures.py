@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sightline.cache.failures import FailureList
+from sightline.cache.parts import FailureList
 
 KEY = bytes(range(32))
 

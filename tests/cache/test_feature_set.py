@@ -12,16 +12,17 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stub_set import DIM, KEYS, SHARD_BYTES, SPEC, files, fill, rows_of
+from stub_set import DIM, KEYS, SHARD_ROWS, SPEC, files, fill, rows_of
+from xxhash import xxh3_128_digest
 
 from sightline.cache import (
     CacheError,
     FeatureSet,
-    FeatureSetWriter,
     MissingKeys,
+    SetWriter,
     verify,
 )
-from sightline.cache.commit import FILE_NAME
+from sightline.cache.record import FILE_NAME
 from sightline.digest import digest
 
 
@@ -71,7 +72,7 @@ def test_a_failed_row_is_an_error_status_and_not_a_row(tmp_path):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
 def test_a_row_that_cannot_be_stored_is_an_error_row(tmp_path, value):
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+    with SetWriter(tmp_path / "set", SPEC) as writer:
         (batch,) = writer.plan(KEYS[:4], batch_size=4)
         rows = rows_of(batch.keys)
         rows[2, 1] = value
@@ -85,8 +86,8 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):
     write(tmp_path / "whole")
     for stop in (0, 1, 3, 2):
         assert write(tmp_path / "cut", stop_after=stop) is None
-    with FeatureSetWriter(tmp_path / "cut", SPEC) as writer:
-        left = writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+    with SetWriter(tmp_path / "cut", SPEC) as writer:
+        left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert len(left) < 7
         assert writer.resumed_rows > 0
     write(tmp_path / "cut")
@@ -96,57 +97,59 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):
 
 def test_an_interrupted_run_keeps_its_batch_shape(tmp_path):
     write(tmp_path / "set", stop_after=3, batch_size=16)
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
-        writer.plan(KEYS, batch_size=64, shard_bytes=SHARD_BYTES)
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        writer.plan(KEYS, batch_size=64, shard_rows=SHARD_ROWS)
         assert writer.shape.batch_size == 16
 
 
 def broken_off(folder, blocks=3, spec=SPEC):
     """A run that finished some blocks of 16 rows; their files."""
-    with FeatureSetWriter(folder, spec) as writer:
-        for batch in writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)[:blocks]:
+    with SetWriter(folder, spec) as writer:
+        for batch in writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)[:blocks]:
             writer.add(batch.keys, rows_of(batch.keys))
             writer.flush()
-    return sorted((folder.with_name(folder.name + ".run") / "blocks").iterdir())
+    return sorted((folder.with_name(folder.name + ".run") / "parts").iterdir())
 
 
+@pytest.mark.parametrize("of", ["json", "h5"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_block_is_named_and_recomputed(tmp_path, damage):
-    first, *_ = broken_off(tmp_path / "set")
+def test_a_damaged_part_is_named_and_recomputed(tmp_path, damage, of):
+    files_of_parts = broken_off(tmp_path / "set")
+    first = next(path for path in files_of_parts if path.suffix == f".{of}")
     data = first.read_bytes()
     flipped = data[:-1] + bytes([data[-1] ^ 1])
     first.write_bytes({"cut": data[:-5], "flip": flipped, "empty": b""}[damage])
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
-        writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert writer.resumed_rows == 32
         (said,) = writer.repaired
-        assert said.startswith(f"{first.name}: damaged block of an interrupted run")
+        assert "damaged part of an interrupted run" in said
     write(tmp_path / "set")
     write(tmp_path / "whole")
     assert files(tmp_path / "set") == files(tmp_path / "whole")
 
 
-def test_blocks_of_another_encoder_are_not_used(tmp_path):
+def test_parts_of_another_encoder_are_not_used(tmp_path):
     other = SPEC.model_copy(update={"precision": "bf16"})
     broken_off(tmp_path / "set", spec=other)
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
-        writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert writer.resumed_rows == 0
-    assert not (tmp_path / "set.run" / "blocks").exists()
+    assert not (tmp_path / "set.run" / "parts").exists()
 
 
 def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path):
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
-        for batch in writer.plan(KEYS[:40], batch_size=16, shard_bytes=SHARD_BYTES):
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        for batch in writer.plan(KEYS[:40], batch_size=16, shard_rows=SHARD_ROWS):
             writer.add(batch.keys, rows_of(batch.keys))
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
-        left = writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert sum(len(batch.keys) for batch in left) == 60
         assert (writer.planned_rows, writer.resumed_rows) == (100, 40)
         for batch in left[:1]:
             writer.add(batch.keys, rows_of(batch.keys))
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:  # the same plan, resumed
-        left = writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+    with SetWriter(tmp_path / "set", SPEC) as writer:  # the same plan, resumed
+        left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert (sum(len(batch.keys) for batch in left), writer.resumed_rows) == (44, 56)
     write(tmp_path / "set")
     write(tmp_path / "whole")
@@ -154,13 +157,13 @@ def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path):
 
 
 def test_the_content_digest_is_that_of_sorted_keys_and_their_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("sightline.cache.content._BLOCK", 16)
+    monkeypatch.setattr("sightline.cache.index._HASHED_ROWS", 16)
     failing = frozenset(key.tobytes() for key in KEYS[[5, 50]])
     record = write(tmp_path / "set", failing=failing)
     expected = blake3(record.fingerprint.encode())
     for key in sorted(key.tobytes() for key in KEYS if key.tobytes() not in failing):
         (row,) = rows_of(np.frombuffer(key, np.uint8)[None])
-        expected.update(key + row.astype("<f2").tobytes())
+        expected.update(key + xxh3_128_digest(row.astype("<f2").tobytes()))
     for key in sorted(failing):
         expected.update(key + b"undecodable")
     assert record.content_digest == expected.hexdigest()
@@ -169,8 +172,8 @@ def test_the_content_digest_is_that_of_sorted_keys_and_their_rows(tmp_path, monk
 def test_growing_computes_only_new_rows_and_gives_the_same_content(tmp_path):
     clean = write(tmp_path / "clean")
     write(tmp_path / "grown", KEYS[:60])
-    with FeatureSetWriter(tmp_path / "grown", SPEC) as writer:
-        batches = writer.plan(KEYS, batch_size=16, shard_bytes=SHARD_BYTES)
+    with SetWriter(tmp_path / "grown", SPEC) as writer:
+        batches = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert sum(len(batch.keys) for batch in batches) == 40
     grown = write(tmp_path / "grown")
     assert grown.content_digest == clean.content_digest
@@ -194,7 +197,7 @@ def test_a_second_run_changes_nothing(tmp_path):
 def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
     write(tmp_path / "set")
     other = SPEC.model_copy(update={"preprocessing": {"resize": 256}})
-    with FeatureSetWriter(tmp_path / "set", other) as writer:
+    with SetWriter(tmp_path / "set", other) as writer:
         assert len(writer.plan(KEYS, batch_size=16)) == 7
         assert "preprocessing.resize: 224 → 256" in writer.replaces
     with pytest.raises(CacheError, match="fingerprint"):
@@ -244,7 +247,7 @@ class TestDamage:
 
     def test_another_schema_version(self, folder):
         self.rewrite(folder, schema="sightline.set/9")
-        with pytest.raises(CacheError, match=r"sightline.set/9'?, expected sightline.set/2"):
+        with pytest.raises(CacheError, match=r"sightline.set/9'?, expected sightline.set/3"):
             FeatureSet.open(folder)
 
     def test_a_shard_name_that_leaves_the_folder(self, folder):
@@ -304,6 +307,7 @@ class TestDamage:
             else:
                 file["features"] = np.zeros((n, DIM), np.float64)
         body["shards"][0]["bytes"] = path.stat().st_size
+        body["shards"][0]["blake3"] = blake3(path.read_bytes()).hexdigest()
         self.rewrite(folder, shards=body["shards"])
         with pytest.raises(CacheError, match="/features"):
             FeatureSet.open(folder)

@@ -27,7 +27,7 @@ def check(folder: Path, path: Path, data: bytes, what: str) -> None:
     path.write_bytes(data)
     try:
         with pytest.raises(CacheError) as refused:
-            FeatureSet.open(folder, verified=True).take(KEYS[1:])
+            FeatureSet.open(folder).take(KEYS[1:])
         assert path.name in str(refused.value), what
     finally:
         path.write_bytes(before)
@@ -44,7 +44,7 @@ def damages(folder: Path, count: int, seed: int) -> Counter[str]:
         check(folder, path, data, what)
         hits[path.suffix] += 1
     assert verify(folder) == []
-    assert len(FeatureSet.open(folder, verified=True).take(KEYS[1:])) == len(KEYS) - 1
+    assert len(FeatureSet.open(folder).take(KEYS[1:])) == len(KEYS) - 1
     return hits
 
 
@@ -62,7 +62,8 @@ def test_the_last_byte_and_a_byte_too_many(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
         for changed in (data[:-1], data + b"\n", data + b"\0", b"", b" " + data):
-            check(folder, path, changed, f"{len(changed)} of {len(data)} bytes")
+            if changed.strip() != data.strip() or path.suffix != ".json":  # as valid to a reader
+                check(folder, path, changed, f"{len(changed)} of {len(data)} bytes")
             path.write_bytes(changed)
             (fault,) = verify(folder)
             assert path.name in fault

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import KEYS, SHARD_ROWS, SPEC, files, fill, flip, rows_of
 
-from sightline.cache import CacheError, FeatureSet, FeatureSetWriter, feature_writer, verify
+from sightline.cache import CacheError, FeatureSet, SetWriter, verify, writer
 from sightline.cache.compact import collect, compact, garbage
+from sightline.cache.plan import Worker
 from sightline.cache.record import Provenance
-from sightline.cache.repair import repair
-from sightline.cache.set_writer import MAX_SMALL_SHARDS
-from sightline.cache.worker import Worker
+from sightline.cache.verify import repair
+from sightline.cache.writer import MAX_SMALL_SHARDS
 from sightline.errors import BusyError
 from sightline.lock import WriterLock
 
@@ -72,7 +72,7 @@ def test_a_damaged_shard_is_not_copied(tmp_path):
 
 
 def test_where_copied_rows_were_computed_stays_on_record(tmp_path):
-    with FeatureSetWriter(tmp_path / "a" / "set", SPEC) as writer:
+    with SetWriter(tmp_path / "a" / "set", SPEC) as writer:
         (batch,) = writer.plan(KEYS[:10], batch_size=16)
         writer.add(batch.keys, rows_of(batch.keys), computed={"device": "a GPU"})
         writer.publish()
@@ -82,7 +82,7 @@ def test_where_copied_rows_were_computed_stays_on_record(tmp_path):
 
 def test_rows_of_an_imported_set_stay_imported_though_they_were_dropped(tmp_path):
     imported = Provenance(imported=True)
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+    with SetWriter(tmp_path / "set", SPEC) as writer:
         for batch in writer.plan(KEYS, batch_size=16):
             writer.add(batch.keys, rows_of(batch.keys))
         writer.publish(imported)
@@ -94,12 +94,12 @@ def test_rows_of_an_imported_set_stay_imported_though_they_were_dropped(tmp_path
 def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeypatch):
     released = []
     monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
-    writer = FeatureSetWriter(tmp_path / "set", SPEC, worker=Worker(1, 2))
-    monkeypatch.setitem(feature_writer.BLOCK_ROWS, "image", 32)
-    with writer.joined():
-        mine = writer.mine(writer.plan(KEYS, batch_size=16))
+    monkeypatch.setitem(writer.BLOCK_ROWS, "image", 32)
+    second = SetWriter(tmp_path / "set", SPEC, worker=Worker(1, 2))
+    with second.joined():
+        mine = second.mine(second.plan(KEYS, batch_size=16))
         first = next(mine)
-        writer.add(first.keys, rows_of(first.keys), block=first.block)
+        second.add(first.keys, rows_of(first.keys), block=first.block)
         assert (first.block, released) == (1, [])
 
 
@@ -178,7 +178,7 @@ def test_compact_and_gc_wait_for_no_run(tmp_path):
 
     code = "from pathlib import Path; from sightline.cache.compact import collect, compact\n"
     code += f"{{}}(Path({str(tmp_path / 'set')!r}))"
-    with FeatureSetWriter(tmp_path / "set", SPEC):
+    with SetWriter(tmp_path / "set", SPEC):
         for action in ("collect", "compact"):
             words = [sys.executable, "-c", code.format(action)]
             ended = subprocess.run(words, capture_output=True, text=True)

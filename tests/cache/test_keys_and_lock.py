@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import KEYS, SPEC
 
-from sightline.cache import FeatureSetWriter, key_of_bytes, key_of_file, key_of_text
+from sightline.cache import SetWriter, key_of_bytes, key_of_file, key_of_text
 from sightline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
 from sightline.errors import BusyError, SightlineError
 from sightline.files import write_bytes
@@ -166,7 +166,7 @@ def test_a_file_system_that_cannot_rename_over_a_file_is_named(tmp_path, monkeyp
         write_bytes(tmp_path / "plan", b"x")
     assert list(tmp_path.iterdir()) == []
     said = pytest.raises(SightlineError, match="cannot replace a file by renaming")
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer, said:
+    with SetWriter(tmp_path / "set", SPEC) as writer, said:
         writer.plan(KEYS, batch_size=16)
     assert not (tmp_path / "set").exists()
 

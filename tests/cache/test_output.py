@@ -152,7 +152,7 @@ def test_a_file_with_the_same_bytes_is_adopted(tmp_path):
     assert (tmp_path / "out/a").read_text() == "2"
 
 
-@pytest.mark.parametrize("name", ["lock", "plan", "failures.jsonl"])
+@pytest.mark.parametrize("name", ["lock", "plan.json", "failures.jsonl"])
 def test_a_foreign_run_folder_is_refused(tmp_path, name):
     (tmp_path / "out.run").mkdir()
     (tmp_path / "out.run" / name).write_text("years of work")

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sightline.cache.errors import CacheError
 from sightline.cache.rle import (
     compress_counts,
     cutout_key,
@@ -17,6 +16,7 @@ from sightline.cache.rle import (
     expand_counts,
     run_lengths,
 )
+from sightline.errors import CacheError
 
 masks = hnp.arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40)))
 

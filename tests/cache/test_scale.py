@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from stub_set import DIM, SPEC
 
-from sightline.cache import FeatureSet, FeatureSetWriter, verify
+from sightline.cache import FeatureSet, SetWriter, verify
 from sightline.cache.compact import collect
 
 ROWS = 200_000
@@ -29,7 +29,7 @@ def keys(start: int, stop: int) -> np.ndarray:
 
 
 def bring(folder: Path, wanted: np.ndarray, *, publish: bool = True) -> None:
-    with FeatureSetWriter(folder, SPEC) as writer:
+    with SetWriter(folder, SPEC) as writer:
         for batch in writer.plan(wanted, batch_size=1024):
             writer.add(batch.keys, batch.keys[:, :DIM].astype(np.float32))
             if not publish:
@@ -81,7 +81,7 @@ def test_adding_and_dropping_a_hundredth(folder: Path) -> None:
 
 
 def test_an_interrupted_run_that_resumes(tmp_path: Path) -> None:
-    with FeatureSetWriter(tmp_path / "set", SPEC) as writer:
+    with SetWriter(tmp_path / "set", SPEC) as writer:
         for batch in writer.plan(keys(0, ROWS), batch_size=1024)[:-1]:
             writer.add(batch.keys, batch.keys[:, :DIM].astype(np.float32))
     wanted = keys(0, ROWS)

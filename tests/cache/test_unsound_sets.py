@@ -82,7 +82,7 @@ class TestAWriterAmongLinks:
             write_set(tmp_path / "set")
         assert precious.read_text() == "precious"
 
-    @pytest.mark.parametrize("name", ["plan", "failures.jsonl"])
+    @pytest.mark.parametrize("name", ["plan.json", "failures.jsonl"])
     def test_for_files_that_are_replaced(self, tmp_path: Path, precious: Path, name: str) -> None:
         precious.write_text("")
         begin(tmp_path / "set.run", name, precious)
@@ -131,7 +131,7 @@ def test_manifests_and_tokens_that_are_no_parquet(tmp_path: Path, data: bytes) -
     path.write_bytes(data)
     with pytest.raises(CacheError, match="not a readable Parquet file"):
         read_manifest(path, IMAGES)
-    (file,) = (sound_tokens(tmp_path / "tokens")).glob("tokens-*.parquet")
+    (file,) = (sound_tokens(tmp_path / "tokens")).glob("shard-*.parquet")
     size = file.stat().st_size
     file.write_bytes(data.ljust(size, b"\0"))
     with pytest.raises(CacheError, match="damaged; run `sightline cache repair"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -12,9 +14,8 @@ from blake3 import blake3
 from stub_set import KEYS, SPEC, files, fill, flip
 
 from sightline.cache import CacheError, FeatureSet, verify
-from sightline.cache.commit import FILE_NAME, read_features
-from sightline.cache.repair import repair
-from sightline.cache.verify import bytes_to_verify
+from sightline.cache.record import FILE_NAME, read_features
+from sightline.cache.verify import bytes_to_verify, repair
 from sightline.digest import digest
 from sightline.output import Output
 
@@ -51,8 +52,7 @@ def test_a_flipped_bit_of_a_row_names_the_shard_and_the_rows_at_stake(folder):
     flip(folder / shard.name, at + 5)
     (fault,) = verify(folder)
     assert shard.name in fault
-    assert "its keys or rows changed" in fault
-    assert f"rows 0-{shard.rows - 1} ({shard.rows}, {shard.rows} of them in use)" in fault
+    assert f"1 of its {shard.rows} rows ({shard.rows} in use) changed: row 0" in fault
 
 
 def test_a_flipped_bit_outside_the_rows_is_distinguished(folder):
@@ -83,7 +83,9 @@ def test_a_forged_row_that_is_not_finite_is_named(tmp_path, value, dtype):
         file["features"][7, 3] = value
 
     forge(tmp_path / "set", 1, spoil)
-    assert any("1 rows hold NaN or infinity: row 7" in fault for fault in verify(tmp_path / "set"))
+    faults = verify(tmp_path / "set", rows=True)
+    assert any("1 rows hold NaN or infinity: row 7" in fault for fault in faults)
+    assert any("1 rows are not the index's: row 7" in fault for fault in faults)
 
 
 def test_a_forged_key_is_named(folder):
@@ -91,8 +93,31 @@ def test_a_forged_key_is_named(folder):
         file["keys"][4] = file["keys"][4] ^ 1
 
     forge(folder, 0, spoil)
+    (fault,) = verify(folder, rows=True)
+    assert "1 rows are not the index's: row 4" in fault
+
+
+def test_a_shard_on_a_failing_disk_is_named_and_not_mapped(folder, monkeypatch):
+    """An I/O error in a memory map is a signal that ends the process without a line."""
+    shard = folder / read_features(folder).shards[0].name
+    opened, mapped = Path.open, np.memmap
+
+    def failing(path, *args, **kwargs):
+        if path == shard:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *args, **kwargs)
+
+    def refusing(path, *args, **kwargs):
+        assert path != shard
+        return mapped(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", failing)
+    monkeypatch.setattr(np, "memmap", refusing)
     (fault,) = verify(folder)
-    assert "1 keys are not the index's: row 4" in fault
+    assert f"{shard}: cannot be read (Input/output error)" in fault
+    with pytest.raises(CacheError, match="cannot be read"):
+        FeatureSet.open(folder)
+    assert [dropped.name for dropped in repair(folder).dropped] == [shard.name]
 
 
 def test_a_rewritten_but_equal_record_is_detected(folder):

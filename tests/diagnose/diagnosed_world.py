@@ -9,19 +9,22 @@ from typing import Any
 import h5py
 import numpy as np
 import pyarrow as pa
+from blake3 import blake3
 
 from sightline.cache import (
     CAPTIONS,
     IMAGES,
     EncoderRecord,
     FeatureSet,
-    FeatureSetWriter,
     FeatureSpec,
+    SetWriter,
     key_of_bytes,
     key_of_text,
     write_manifest,
 )
-from sightline.cache.place import whole_files
+from sightline.cache.index import read_index
+from sightline.cache.manifest import whole_files
+from sightline.cache.record import FILE_NAME, to_bytes
 
 DIM = 12
 IMAGES_COUNT, CAPTIONS_EACH = 30, 3
@@ -38,7 +41,7 @@ def write_set(folder: Path, kind: Any, rows: dict[bytes, np.ndarray], **about: A
     spec = FeatureSpec(
         kind=kind, encoder=record, preprocessing={}, precision="fp32", dim=dim, dtype="float32"
     )
-    with FeatureSetWriter(folder, spec) as writer:
+    with SetWriter(folder, spec) as writer:
         for batch in writer.plan(list(rows), batch_size=64):
             found = [rows[key.tobytes()] for key in batch.keys]
             writer.add(batch.keys, np.array(found, dtype=np.float32))
@@ -134,9 +137,14 @@ def poison(path: Path, key: bytes, value: float) -> None:
     """Write ``value`` into a row of a published set, which its writer would have refused."""
     features = FeatureSet.open(path)
     (row,) = features.rows([key])
-    shard = features.record.shards[features.index.shards[row]]
-    with h5py.File(path / shard.name, "r+") as file:
-        file["features"][features.index.rows[row], 3] = value
+    record, index = features.record, read_index(path, features.record)
+    shards = list(record.shards)
+    number = index.shards[row]
+    with h5py.File(path / shards[number].name, "r+") as file:
+        file["features"][index.rows[row], 3] = value
+    digest = blake3((path / shards[number].name).read_bytes()).hexdigest()
+    shards[number] = shards[number].model_copy(update={"blake3": digest})
+    (path / FILE_NAME).write_bytes(to_bytes(record.model_copy(update={"shards": tuple(shards)})))
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

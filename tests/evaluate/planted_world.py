@@ -17,8 +17,8 @@ from sightline.cache import (
     IMAGES,
     EncoderRecord,
     FeatureSet,
-    FeatureSetWriter,
     FeatureSpec,
+    SetWriter,
     key_of_bytes,
     write_manifest,
 )
@@ -90,7 +90,7 @@ class Folder:
         )
         bad = {self.key(name) for name in failed}
         where = self.root / "features" / kind / encoder
-        with FeatureSetWriter(where, spec) as writer:
+        with SetWriter(where, spec) as writer:
             for batch in writer.plan(list(rows), batch_size=64):
                 keys = [key.tobytes() for key in batch.keys]
                 found = np.array([rows[key] for key in keys], dtype=np.float32)

@@ -22,8 +22,8 @@ from pipeline.extract.encode_missing import ExtractSettings, extract_texts
 from pipeline.extract.engine import Engine
 from pipeline.extract.runner import Invocation, SetSummary
 from pipeline.extract.workers import run_workers
-from sightline.cache import feature_writer as writer
-from sightline.cache.worker import Worker
+from sightline.cache import writer
+from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
 
 

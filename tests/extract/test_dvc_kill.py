@@ -85,7 +85,7 @@ def stages_in(folder: Path) -> list[int]:
 
 
 def test_the_orphan_is_respected_and_its_work_reused(repository: Path) -> None:
-    blocks, held = repository / "features.run" / "blocks", repository / "held"
+    blocks, held = repository / "features.run" / "parts", repository / "held"
     held.touch()
     dvc = subprocess.Popen([*DVC, "repro", "-q"], cwd=repository, env=ENVIRONMENT)
     try:

@@ -20,7 +20,7 @@ from pipeline.extract import workers
 from pipeline.extract.engine import Engine
 from pipeline.extract.runner import Invocation
 from sightline.cache import verify
-from sightline.cache.worker import Worker
+from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
 
 ONE = Invocation(threads=1)

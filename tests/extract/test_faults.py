@@ -27,6 +27,8 @@ def test_an_error_at_every_write_boundary(world: World, tmp_path: Path, number: 
     for point in boundaries(world.unbroken.points):
         if "encode" in point or (number == errno.ENOSPC and "half" not in point):
             continue  # a disk is full in the middle of a write
+        if "checked" in point:
+            continue  # what is not remembered is read again
         folder = world.copy(tmp_path / point)
         broken = world.server.run(folder, texts=AFTER, act="raise", at=point, number=number)
         assert broken.code == 1, f"{point}: {broken.said}"
@@ -74,7 +76,7 @@ import os, resource, sys
 from pathlib import Path
 from pipeline import cli
 from pipeline.cli import commands
-from sightline.cache import FeatureSet, feature_writer as writer, verify
+from sightline.cache import FeatureSet, verify, writer
 from pipeline.extract import encode_missing as run
 from stage_server import StubEncoder, without_torch
 

@@ -76,15 +76,15 @@ def test_options_are_part_of_plan_and_record(
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
     out, plans = tmp_path / "set", []
-    from sightline.cache.feature_writer import FeatureSetWriter
+    from sightline.cache.writer import SetWriter
 
-    usual = FeatureSetWriter.plan
+    usual = SetWriter.plan
 
     def plan(self, *arguments, **shape):
         plans.append(shape["code"])
         return usual(self, *arguments, **shape)
 
-    monkeypatch.setattr(FeatureSetWriter, "plan", plan)
+    monkeypatch.setattr(SetWriter, "plan", plan)
     for compiled in (False, True):
         config = named_encoder("resnet18", "random:0", compile=compiled)
         extract_images(entries, config.build_image(CPU, "fp32"), out, settings())

@@ -19,14 +19,15 @@ from sightline.cache import FeatureSet, verify
 
 BEFORE, AFTER = 100, 240  # texts of the existing set, and of the interrupted run
 KILLED = -9
+_OF_THE_PLACE = ("lock", "checked.json")
 ON_THEIR_WAY = 5 * BATCH  # batches between the encoder and the blocks
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Every file of a set and of its run folder, except the lock, which names a process."""
+    """Every file of a set and of its run folder, except those that name processes and files."""
     run = folder.with_name(folder.name + ".run")
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
-    others = [path for path in run.rglob("*") if path.is_file() and path.name != "lock"]
+    others = [path for path in run.rglob("*") if path.is_file() and path.name not in _OF_THE_PLACE]
     return found | {f"run/{path.name}": path.read_bytes() for path in others}
 
 
@@ -119,11 +120,11 @@ def kill_some_time(world: World, folder: Path, rng: random.Random) -> bool:
 def test_a_kill_at_every_write_boundary(world: World, tmp_path: Path) -> None:
     points = boundaries(world.unbroken.points)
     assert {
-        *("half write block", "before rename block", "after rename block"),
+        *("half write part", "before rename part", "after rename part"),
         *("half write shard", "before rename shard", "after rename shard"),
         *("half write index", "before rename index", "after rename index"),
         *("half write record", "before rename record", "after rename record"),
-        *("half write plan", "half write failures", "before remove block", "after remove plan"),
+        *("half write plan", "half write failures", "before remove part", "after remove plan"),
     } <= {re.sub(r" \d+$", "", point) for point in points}
     for point in points:
         kill(world, tmp_path / point, point)

@@ -36,7 +36,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(
     "point",
-    ["encode 9", "half write block 3", "before rename shard 1", "half write record 1"],
+    ["encode 9", "half write part 3", "before rename shard 1", "half write record 1"],
 )
 def test_a_signal_keeps_the_blocks(
     world: World, tmp_path: Path, number: signal.Signals, point: str
@@ -73,7 +73,7 @@ def images(real: StageServer, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("group", [False, True])
-@pytest.mark.parametrize("point", ["encode 3", "decode 2", "half write block 1"])
+@pytest.mark.parametrize("point", ["encode 3", "decode 2", "half write part 1"])
 def test_a_signal_to_a_process_or_its_group_while_workers_decode(
     real: StageServer,
     images: tuple[list[str], Path],
@@ -154,7 +154,7 @@ def test_an_orphan_keeps_its_lock_until_it_is_done(world: World, tmp_path: Path)
     folder = world.copy(tmp_path)
     hold = tmp_path / "hold"
     other = StageServer()
-    other.begin(folder, texts=AFTER, act="wait", at="half write block 3", file=str(hold))
+    other.begin(folder, texts=AFTER, act="wait", at="half write part 3", file=str(hold))
     wait_for(hold.exists)
     other.kill()  # the run itself lives on
     refused = world.server.run(folder, texts=AFTER)

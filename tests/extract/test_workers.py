@@ -14,7 +14,7 @@ import pytest
 from stage_server import Outcome, StageServer
 from test_kills import AFTER, BEFORE, KILLED, World, boundaries, files, make_world
 
-from sightline.cache.worker import Worker
+from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
 
 LEFT = "other workers are still active; the last one publishes the set"
@@ -60,7 +60,7 @@ def test_two_workers_leave_the_files_of_one_run(pair: Pair, tmp_path: Path) -> N
         assert files(folder) == pair.world.expected
         assert sum(each.encoded for each in ends) == AFTER - BEFORE
         assert sum(LEFT in each.said for each in ends) <= 1
-        assert not folder.with_name("set.run").joinpath("blocks").exists()
+        assert not folder.with_name("set.run").joinpath("parts").exists()
 
 
 def test_one_worker_computes_while_another_works_on_its_block(pair: Pair, tmp_path: Path) -> None:

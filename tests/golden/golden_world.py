@@ -46,8 +46,8 @@ from pipeline.tokenize_phrases import tokenize_phrases
 from sightline.cache import (
     PHRASES,
     EncoderRecord,
-    FeatureSetWriter,
     FeatureSpec,
+    SetWriter,
     write_manifest,
 )
 from sightline.cache.rle import decode_mask
@@ -252,7 +252,7 @@ class World:
         about = {"preprocessing": {}, "precision": "fp32", "dtype": "float16"}
         spec = FeatureSpec(kind=kind, encoder=encoder, dim=rows.shape[1], **about)
         row_of = {bytes(key): row for key, row in zip(keys, rows, strict=True)}
-        with FeatureSetWriter(folder, spec) as writer:
+        with SetWriter(folder, spec) as writer:
             for batch in writer.plan(list(row_of), batch_size=64):
                 found = [row_of[key.tobytes()] for key in batch.keys]
                 writer.add(batch.keys, np.array(found, dtype=np.float32))

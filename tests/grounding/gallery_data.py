@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from sightline.cache import CAPTIONS, IMAGES, PHRASES, key_of_file, key_of_text, write_manifest
-from sightline.cache.commit import set_output
-from sightline.cache.record import TableShard, TableSpec
+from sightline.cache import CAPTIONS, IMAGES, key_of_file, key_of_text, write_manifest
+from sightline.cache.keys import as_keys
+from sightline.cache.record import TableSpec
 from sightline.cache.rle import encode_mask
-from sightline.cache.tables import DROPS, GROUNDED_IMAGES, publish_tables, write_table
+from sightline.cache.sets import write_rows
+from sightline.cache.tables import GROUNDED
 
 HOSTILE = (
     "a \"dog\" & <script>window.hacked = 1</script> <img src=x onerror='window.hacked=1'> "
@@ -118,24 +119,16 @@ class Builder:
         grounding.mkdir()
         grounded = [
             {
-                "unit_key": row["key"],
                 "image_key": row["key"],
                 "captions": 1,
-                "pairs": sum(phrase["image_key"] == row["key"] for phrase in self.phrases),
-                "error": "",
+                "phrases": [each for each in self.phrases if each["image_key"] == row["key"]],
+                "drops": [each for each in self.drops if each["image_key"] == row["key"]],
             }
             for row in self.images
         ]
-        tables = {
-            "images": pa.Table.from_pylist(grounded, schema=GROUNDED_IMAGES),
-            "phrases": pa.Table.from_pylist(self.phrases, schema=PHRASES),
-            "drops": pa.Table.from_pylist(self.drops, schema=DROPS),
-        }
-        with set_output(grounding) as output, output.scratch() as made:
-            shard = {kind: write_table(made, kind, table) for kind, table in tables.items()}
-            output.move_in(made)
-            spec = TableSpec(kind="grounding", description={"format": "test"})
-            publish_tables(output, spec, [TableShard(tables=shard)], {})
+        keys = as_keys([row["key"] for row in self.images])
+        spec = TableSpec(kind="grounding", description={"format": "test"})
+        write_rows(grounding, spec, keys, pa.Table.from_pylist(grounded, schema=GROUNDED))
         return Files(grounding, captions, images, self.root)
 
 

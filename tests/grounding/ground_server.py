@@ -24,7 +24,7 @@ from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Rules
-from sightline.cache.worker import Worker
+from sightline.cache.plan import Worker
 
 
 def run(data: Path, out: Path, cutouts: Path, given: str) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flat_tables import rows_with_keys
 from ground_data import DataSet, files_of, run_ground
 from PIL import Image
 
 from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
-from sightline.cache.commit import FILE_NAME
+from sightline.cache.groundings import read_phrases
+from sightline.cache.record import FILE_NAME
 from sightline.cache.rle import decode_mask
-from sightline.cache.tables import read_phrases, read_tables
 from sightline.errors import SightlineError
 
 
@@ -30,13 +32,13 @@ SMALL = CutoutSettings(block_objects=12, shard_objects=20)
 
 def cut(data: DataSet, records: Path, out: Path) -> int:
     paths = {unit.key: unit.place for unit in data.units()}
-    return write_cutouts(records, paths, out, SMALL).counts["cutouts"]
+    return write_cutouts(records, paths, out, SMALL).record.rows
 
 
 def test_a_cutout_is_the_masked_pixels_and_nothing_else(data, tmp_path):
     run_ground(data, tmp_path / "out")
     count = cut(data, tmp_path / "out", tmp_path / "cut")
-    cutouts = {r["key"]: r for r in read_tables(tmp_path / "cut", "cutouts").to_pylist()}
+    cutouts = {r["key"]: r for r in rows_with_keys(tmp_path / "cut", "cutouts").to_pylist()}
     paths = {unit.key: unit.place for unit in data.units()}
     phrases = read_phrases(tmp_path / "out").to_pylist()
     assert len(cutouts) == count == len({row["cutout_key"] for row in phrases})
@@ -70,7 +72,7 @@ def test_recreated_cutouts_have_the_same_bytes_and_only_new_ones_are_made(data, 
     run_ground(data, tmp_path / "clean")
     cut(data, tmp_path / "clean", tmp_path / "clean-cut")
     keys = [
-        sorted(read_tables(tmp_path / name, "cutouts")["key"].to_pylist())
+        sorted(rows_with_keys(tmp_path / name, "cutouts")["key"].to_pylist())
         for name in ("cut", "clean-cut")
     ]
     assert keys[0] == keys[1]
@@ -123,10 +125,26 @@ def test_a_missing_image_is_named_with_what_to_do(data, tmp_path):
     run_ground(data, tmp_path / "out")
     paths = {unit.key: unit.place for unit in data.units()}
     (data.folder / "images/0.png").unlink()
-    with pytest.raises(SightlineError, match=r"0\.png: no such file.*Restore the image"):
+    with pytest.raises(SightlineError, match=r"6 of \d+ objects failed(.|\n)*0\.png: no such file"):
         write_cutouts(tmp_path / "out", paths, tmp_path / "cut", SMALL)
     with pytest.raises(SightlineError, match="is not in the manifest"):
-        write_cutouts(tmp_path / "out", {}, tmp_path / "cut", SMALL)
+        write_cutouts(tmp_path / "out", {}, tmp_path / "other", SMALL)
+
+
+def test_a_photograph_that_cannot_be_read_costs_its_own_cutouts(data, tmp_path):
+    run_ground(data, tmp_path / "out")
+    paths = {unit.key: unit.place for unit in data.units()}
+    photograph = data.folder / "images/0.png"
+    photograph.rename(tmp_path / "away.png")
+    lenient, again = (
+        dataclasses.replace(SMALL, max_failed=1.0, retry_failed=retry) for retry in (False, True)
+    )
+    summary = write_cutouts(tmp_path / "out", paths, tmp_path / "cut", lenient)
+    assert (summary.failed, summary.record.rows) == (6, 24)
+    assert write_cutouts(tmp_path / "out", paths, tmp_path / "cut", lenient).computed == 0
+    (tmp_path / "away.png").rename(photograph)
+    summary = write_cutouts(tmp_path / "out", paths, tmp_path / "cut", again)
+    assert (summary.computed, summary.failed, summary.record.rows) == (6, 0, 30)
 
 
 def test_a_damaged_commit_point_of_cutouts_is_recreated(data, tmp_path):

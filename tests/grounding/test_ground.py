@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from flat_tables import flat
 from ground_data import (
     SETTINGS,
     BoxSegmenter,
@@ -26,10 +27,10 @@ from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.protocols import GroundingError
 from sightline.cache import CacheError, key_of_file, key_of_text
-from sightline.cache.commit import FILE_NAME, read_tables_record
 from sightline.cache.compact import collect, garbage
+from sightline.cache.groundings import grounding_counts, read_grounding, read_phrases
+from sightline.cache.record import FILE_NAME, read_tables_record
 from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
-from sightline.cache.tables import read_phrases, read_tables
 from sightline.cache.verify import verify
 from sightline.digest import digest
 from sightline.errors import BusyError, SightlineError
@@ -46,14 +47,14 @@ def data(tmp_path) -> DataSet:
 
 def rows(out: Path, kind: str) -> list[str]:
     """Rows in canonical order, for comparing sets with different histories."""
-    return sorted(map(repr, read_tables(out, kind).to_pylist()))
+    return sorted(map(repr, flat(out, kind).to_pylist()))
 
 
 def test_every_record_is_exact(data, tmp_path):
     summary = run_ground(data, tmp_path / "out")
     texts = {key_of_text(t): t for texts in data.captions.values() for t in texts}
     table = read_phrases(tmp_path / "out")
-    assert table.num_rows == summary.counts["pairs"] == 7 * (6 + 1)
+    assert table.num_rows == grounding_counts(summary.folder)["pairs"] == 7 * (6 + 1)
     for row in table.to_pylist():
         text = texts[row["caption_key"]]
         assert text[row["char_start"] : row["char_end"]] == row["phrase"]
@@ -63,21 +64,21 @@ def test_every_record_is_exact(data, tmp_path):
         assert mask.sum() == (y1 - y0) * (x1 - x0)
         size, counts = row["mask"]["size"], row["mask"]["counts"]
         assert row["cutout_key"] == cutout_key(row["image_key"], size, counts, CROP_RULE)
-    assert summary.counts["captions"] == 14
+    assert grounding_counts(summary.folder)["captions"] == 14
     assert "7.0 per image" in str(summary)
 
 
 def test_longest_selects_the_caption_that_training_uses(data, tmp_path):
     summary = run_ground(data, tmp_path / "out", choice="longest")
-    assert summary.counts["captions"] == 7
-    assert summary.counts["pairs"] == 42
+    assert grounding_counts(summary.folder)["captions"] == 7
+    assert grounding_counts(summary.folder)["pairs"] == 42
 
 
 def test_a_caption_without_a_phrase_and_a_rule_are_counted(data, tmp_path):
     data.add("none.png", "a b")
     summary = run_ground(data, tmp_path / "out", rules=Rules(duplicate_iou=None, max_pairs=2))
-    assert summary.counts["dropped"] == {"no_phrase": 1, "too_many": 7 * 4}
-    drops = read_tables(tmp_path / "out", "drops").to_pylist()
+    assert grounding_counts(summary.folder)["dropped"] == {"no_phrase": 1, "too_many": 7 * 4}
+    drops = flat(tmp_path / "out", "drops").to_pylist()
     assert {drop["reason"] for drop in drops} == {"no_phrase", "too_many"}
 
 
@@ -107,7 +108,8 @@ def test_only_new_images_are_grounded_and_removed_ones_are_dropped(data, tmp_pat
     assert verify(tmp_path / "out") == []
     superseded = garbage(tmp_path / "out").files
     assert set(files_of(tmp_path / "out")) == named | {FILE_NAME, "set.claims", *superseded}
-    assert collect(tmp_path / "out").files == superseded
+    assert superseded.keys() <= collect(tmp_path / "out").files.keys()
+    named = {file.name for file in read_tables_record(tmp_path / "out", "grounding").files}
     assert set(files_of(tmp_path / "out")) == named | {FILE_NAME}
 
 
@@ -124,7 +126,7 @@ def test_different_rules_reground_everything(data, tmp_path):
     run_ground(data, tmp_path / "out")
     summary = run_ground(data, tmp_path / "out", rules=Rules(min_score=0.5))
     assert summary.computed == 7
-    assert summary.counts["dropped"]["low_score"] > 0
+    assert grounding_counts(summary.folder)["dropped"]["low_score"] > 0
 
 
 def test_batch_size_and_workers_change_no_byte_of_a_table(data, tmp_path):
@@ -225,17 +227,17 @@ def test_a_signal_ends_it_with_one_line_that_says_what_is_kept(data, tmp_path):
 
 
 def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
-    blocks, killed = tmp_path / "out.run/blocks", "0123456789abcdef"
-    blocks.mkdir(parents=True)
+    parts, killed = tmp_path / "out.run/parts", "0123456789abcdef"
+    parts.mkdir(parents=True)
     (tmp_path / "out.run/lock").write_text(f"process 1 on host\ntemporary files {killed}\n")
-    for name in (f".x.{killed}.tmp", f"block-{'a' * 32}.safetensors"):
-        (blocks / name).write_bytes(b"half a fi")
-    (blocks / "notes").write_text("mine")
+    for name in (f".x.{killed}.tmp", f"part-{'a' * 32}.json", f"shard-{'a' * 32}.parquet"):
+        (parts / name).write_bytes(b"half a fi")
+    (parts / "notes").write_text("mine")
     run_ground(data, tmp_path / "out")
-    assert [path.name for path in blocks.iterdir()] == ["notes"]
+    assert [path.name for path in parts.iterdir()] == ["notes"]
 
 
-def test_a_block_with_a_damaged_file_is_recomputed(data, tmp_path):
+def test_a_part_with_a_damaged_file_is_recomputed(data, tmp_path):
     def stop(captions):
         if len(grounder.calls) == 2:  # which is the first block
             raise Killed
@@ -243,7 +245,7 @@ def test_a_block_with_a_damaged_file_is_recomputed(data, tmp_path):
     grounder = WordGrounder(stop)
     with pytest.raises(Killed):
         run_ground(data, tmp_path / "out", grounder)
-    (file,) = (tmp_path / "out.run/blocks").glob("block-*.safetensors")
+    (file,) = (tmp_path / "out.run/parts").glob("shard-*.parquet")
     file.write_bytes(b"short")
     run_ground(data, tmp_path / "out")
     run_ground(data, tmp_path / "clean")
@@ -281,14 +283,14 @@ def test_one_bad_image_is_one_error_row(data, tmp_path):
     data.captions["huge.png"] = ["a red dog"]
     data.add("dot.png", "the dot", size=(1, 1))
     summary = run_ground(data, tmp_path / "out")
-    assert summary.counts["failed"] == 2
-    errors = {
-        row["image_key"]: row["error"]
-        for row in read_tables(tmp_path / "out", "images").to_pylist()
+    assert grounding_counts(summary.folder)["failed"] == 2
+    index, images = read_grounding(tmp_path / "out")
+    units = {str(unit.place): unit.unit_key for unit in data.units()}
+    assert index.failed == {
+        units[str(path)]: "undecodable",
+        units[str(data.folder / "images/huge.png")]: "too_many_pixels",
     }
-    assert errors[key_of_file(path)] == "undecodable"
-    assert errors[key_of_file(data.folder / "images/huge.png")] == "too_many_pixels"
-    assert errors[key_of_file(data.folder / "images/dot.png")] == ""
+    assert key_of_file(data.folder / "images/dot.png") in images["image_key"].to_pylist()
     lines = (tmp_path / "out.run/failures.jsonl").read_text().splitlines()
     listed = {json.loads(line)["path"] for line in lines}
     assert listed == {str(path), str(data.folder / "images/huge.png")}
@@ -314,8 +316,8 @@ def test_an_image_that_the_grounder_refuses_costs_its_own_row(data, tmp_path):
                 raise GroundingError(caption.image_key, "bad_annotation", "7.xml: cut short")
 
     summary = run_ground(data, tmp_path / "out", WordGrounder(refuse))
-    assert summary.counts["failed"] == 2
-    assert summary.counts["pairs"] == 5 * 7
+    assert grounding_counts(summary.folder)["failed"] == 2
+    assert grounding_counts(summary.folder)["pairs"] == 5 * 7
     assert "7.xml: cut short" in (tmp_path / "out.run/failures.jsonl").read_text()
 
 
@@ -326,11 +328,10 @@ def test_a_mask_of_the_wrong_size_costs_its_own_row(data, tmp_path):
             return masks[:, :-1] if image.shape[1] == 20 else masks
 
     summary = run_ground(data, tmp_path / "out", segmenter=Wrong())
-    assert summary.counts["failed"] == 4
-    assert {row["error"] for row in read_tables(tmp_path / "out", "images").to_pylist()} == {
-        "",
-        "wrong_size",
-    }
+    assert grounding_counts(summary.folder)["failed"] == 4
+    index, images = read_grounding(tmp_path / "out")
+    assert set(index.failed.values()) == {"wrong_size"}
+    assert images.num_rows == 3
 
 
 def test_empty_and_small_masks_are_drops(data, tmp_path):
@@ -342,9 +343,9 @@ def test_empty_and_small_masks_are_drops(data, tmp_path):
 
     rules = Rules(duplicate_iou=None, min_area=2)
     summary = run_ground(data, tmp_path / "out", segmenter=Nothing(), rules=rules)
-    assert summary.counts["pairs"] == 0
-    assert summary.counts["dropped"]["empty_mask"] > 0
-    assert summary.counts["dropped"]["too_small"] > 0
+    assert grounding_counts(summary.folder)["pairs"] == 0
+    assert grounding_counts(summary.folder)["dropped"]["empty_mask"] > 0
+    assert grounding_counts(summary.folder)["dropped"]["too_small"] > 0
 
 
 def test_boxes_without_masks_need_a_segmenter(data, tmp_path):
@@ -365,7 +366,7 @@ def test_a_changed_commit_point_is_refused_and_recreated(data, tmp_path):
     run_ground(data, tmp_path / "out")
     commit = tmp_path / "out" / FILE_NAME
     good = commit.read_text()
-    for bad in (good.replace('"pairs"', '"pears"'), good[:-40], "[]", ""):
+    for bad in (good.replace('"shards"', '"shreds"'), good[:-40], "[]", ""):
         commit.write_text(bad)
         with pytest.raises(CacheError, match="rerun its stage"):
             read_phrases(tmp_path / "out")
@@ -381,19 +382,19 @@ def test_a_table_outside_of_the_folder_is_never_read(data, tmp_path):
     commit = tmp_path / "out" / FILE_NAME
     body = json.loads(commit.read_text())
     del body["digest"]
-    body["shards"][0]["tables"]["phrases"]["name"] = "../secret.parquet"
+    body["shards"][0]["name"] = "../secret.parquet"
     commit.write_text(json.dumps({**body, "digest": digest(body)}))
-    with pytest.raises(CacheError, match=r"shards\.0\.tables\.phrases\.name"):
+    with pytest.raises(CacheError, match=r"shards\.0\.name"):
         read_phrases(tmp_path / "out")
 
 
-def test_a_missing_table_is_named_and_its_images_are_reground(data, tmp_path):
+def test_a_missing_shard_is_named_and_its_images_are_reground(data, tmp_path):
     run_ground(data, tmp_path / "out")
     before = rows(tmp_path / "out", "phrases")
-    next((tmp_path / "out").glob("phrases-*")).unlink()
-    with pytest.raises(CacheError, match=r"phrases-.*missing"):
+    next((tmp_path / "out").glob("shard-*")).unlink()
+    with pytest.raises(CacheError, match=r"shard-.*missing"):
         read_phrases(tmp_path / "out")
     assert run_ground(data, tmp_path / "out").computed in (1, SETTINGS.block_images)
     assert rows(tmp_path / "out", "phrases") == before
     with pytest.raises(CacheError, match="nothing: no grounding here"):
-        read_tables(tmp_path / "nothing", "phrases")
+        flat(tmp_path / "nothing", "phrases")

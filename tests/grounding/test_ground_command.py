@@ -10,6 +10,7 @@ import pytest
 import yaml
 from command_line import sightline
 from demo_params import demo_params
+from flat_tables import rows_with_keys
 from ground_data import DataSet, run_ground
 from typer.testing import CliRunner
 
@@ -18,8 +19,9 @@ from pipeline.cli.commands import app
 from pipeline.extract.runner import Invocation
 from pipeline.grounding.settings_file import read_settings
 from pipeline.params import Params, ParamsError, load_params
-from sightline.cache.commit import FILE_NAME
-from sightline.cache.tables import read_phrases, read_tables
+from sightline.cache import PHRASES, write_manifest
+from sightline.cache.groundings import grounding_counts, read_phrases
+from sightline.cache.record import FILE_NAME
 from sightline.errors import SightlineError
 
 
@@ -30,8 +32,7 @@ def data(tmp_path) -> DataSet:
     for i in range(3):
         data.add(f"{i}.png")
     run_ground(data, tmp_path / "drawn")
-    (file,) = (tmp_path / "drawn").glob("phrases-*")
-    file.rename(data.folder / "phrases.parquet")
+    write_manifest(data.folder / "phrases.parquet", read_phrases(tmp_path / "drawn"), PHRASES)
     return data
 
 
@@ -64,7 +65,7 @@ def test_the_command_writes_records_and_cutouts(data, tmp_path):
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["counts"]["pairs"] == 3 * 7
     assert read_phrases(tmp_path / "out").num_rows == 3 * 7
-    assert read_tables(tmp_path / "cut", "cutouts").num_rows > 0
+    assert rows_with_keys(tmp_path / "cut", "cutouts").num_rows > 0
     again = CliRunner().invoke(app, arguments)
     assert "nothing to compute" in again.stdout
 
@@ -169,7 +170,7 @@ def params_of(data: DataSet, grounding: dict | None, name: str = "mine") -> Para
 def test_the_stage_grounds_a_data_set_in_the_layout_of_the_graph(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     summary = stages.ground(params_of(data, settings_of(data)), "mine")
-    assert summary.counts["pairs"] == 3 * 7
+    assert grounding_counts(summary.folder)["pairs"] == 3 * 7
     assert read_phrases(graph.grounding_folder("mine")).num_rows == 3 * 7
     assert (graph.cutouts_folder("mine") / FILE_NAME).is_file()
 
@@ -182,7 +183,7 @@ def test_the_stage_regrounds_failed_images(data, tmp_path, monkeypatch):
     with pytest.raises(SightlineError, match="1 of 3 images failed"):
         stages.ground(params, "mine")
     (tmp_path / "away").rename(good)
-    assert stages.ground(params, "mine", Invocation(retry_failed=True)).counts["failed"] == 0
+    assert stages.ground(params, "mine", Invocation(retry_failed=True)).failed == 0
 
 
 def test_parameters_of_grounding_are_checked(data):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ground_data import SETTINGS, DataSet, files_of, run_ground
 from hypothesis import HealthCheck, example, given, settings
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 
 from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
 from sightline.cache import CacheError, verify
-from sightline.cache.bundles import Bundle, BundleRows
-from sightline.cache.commit import FILE_NAME, read_tables_record
 from sightline.cache.compact import collect, compact, garbage
-from sightline.cache.repair import repair
-from sightline.cache.set_writer import MAX_SMALL_SHARDS
-from sightline.cache.tables import read_tables
+from sightline.cache.groundings import read_phrases
+from sightline.cache.record import FILE_NAME, read_tables_record
+from sightline.cache.sets import open_tables
+from sightline.cache.verify import repair
+from sightline.cache.writer import MAX_SMALL_SHARDS
 
 CUTTING = CutoutSettings(block_objects=5, shard_objects=8)
 
@@ -67,7 +68,6 @@ def test_after_any_history_the_files_are_those_of_a_clean_run_once_compacted(
         kind = _KIND[name]
         found, expected = (read_tables_record(at / name, kind) for at in (folder, clean))
         assert found.content_digest == expected.content_digest
-        assert found.counts == expected.counts
         compact(folder / name, SETTINGS.shard_images if name == "out" else CUTTING.shard_objects)
         collect(folder / name)
         assert verify(folder / name) == []
@@ -102,8 +102,8 @@ def test_compact_of_a_clean_set_rewrites_nothing_that_differs(data, tmp_path):
 
 def test_compact_refuses_a_damaged_table_and_names_the_remedy(data, tmp_path):
     make(data, tmp_path, [0, 1, 2, 3])
-    table = read_tables_record(tmp_path / "out", "grounding").shards[0].tables["phrases"]
-    path = tmp_path / "out" / table.name
+    shard = read_tables_record(tmp_path / "out", "grounding").shards[0]
+    path = tmp_path / "out" / shard.name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     before = files_of(tmp_path / "out")
     with pytest.raises(CacheError, match=r"sightline cache repair"):
@@ -111,19 +111,12 @@ def test_compact_refuses_a_damaged_table_and_names_the_remedy(data, tmp_path):
     assert files_of(tmp_path / "out") == before
 
 
-def test_units_are_returned_in_the_requested_order_with_all_their_rows(data, tmp_path):
+def test_rows_are_returned_in_the_requested_order_from_several_shards(data, tmp_path):
     make(data, tmp_path, list(range(12)))
-    tables = {name: read_tables(tmp_path / "out", name) for name in ("images", "phrases", "drops")}
-    half = len(tables["images"]) // 2
-    bundles = [
-        Bundle("grounding", {**tables, "images": tables["images"].slice(start, count)}, {})
-        for start, count in ((0, half), (half, len(tables["images"]) - half))
-    ]
-    rows = BundleRows("grounding", bundles)
-    backwards = rows.keys[::-1].copy()
-    found = rows.gather(rows.find(backwards))
-    assert [key.tobytes() for key in backwards] == found["images"]["unit_key"].to_pylist()
-    order = {key: i for i, key in enumerate(found["images"]["image_key"].to_pylist())}
-    for name in ("phrases", "drops"):
-        expected = sorted(tables[name].to_pylist(), key=lambda row: order[row["image_key"]])
-        assert found[name].to_pylist() == expected
+    _, index, rows = open_tables(tmp_path / "out", "grounding")
+    assert len(rows.records) > 2
+    whole = rows.gather(np.arange(len(rows))).to_pylist()
+    asked = np.random.default_rng(0).permutation(len(rows))
+    assert rows.gather(asked).to_pylist() == [whole[i] for i in asked]
+    assert sum(len(row["phrases"]) for row in whole) == read_phrases(tmp_path / "out").num_rows
+    np.testing.assert_array_equal(rows.find(index.keys[asked]), asked)

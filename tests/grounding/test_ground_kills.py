@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_tables import rows_with_keys
 from ground_data import DataSet
 
-from sightline.cache.tables import read_phrases, read_tables
+from sightline.cache.groundings import read_phrases
 
 HERE = Path(__file__).parent
 OUTPUTS = ("out", "cut", "out.run", "cut.run")
@@ -100,19 +101,19 @@ class World:
         return folder
 
     def files(self, folder: Path) -> dict[str, bytes]:
-        """Every file of both outputs and their run folders, except locks, which name processes."""
+        """Every file of both outputs and their run folders, except those that name processes."""
         return {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for name in OUTPUTS
             for path in sorted((folder / name).rglob("*"))
-            if path.is_file() and path.name != "lock"
+            if path.is_file() and path.name not in ("lock", "checked.json")
         }
 
     def rows(self, folder: Path) -> list[list[str]]:
         """Rows of both outputs, in canonical order."""
         tables = [
             read_phrases(folder / "out"),
-            read_tables(folder / "cut", "cutouts"),
+            rows_with_keys(folder / "cut", "cutouts"),
         ]
         return [sorted(map(repr, table.to_pylist())) for table in tables]
 
@@ -141,13 +142,12 @@ def test_a_kill_at_every_write_boundary_of_records_and_cutouts(world, tmp_path):
     by_name: dict[str, list[str]] = {}
     for point in world.unbroken["points"]:
         by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
-    tables = ("images", "phrases", "drops", "cutouts")
-    records = ("record",)
+    files = ("shard", "index", "record", "part", "plan", "failures")
     names = {
-        *(f"before rename {what}" for what in (*tables, *records, "block", "failures")),
-        *(f"after rename {what}" for what in (*tables, *records, "block", "failures")),
-        *(f"half write {what}" for what in (*records, "block", "failures")),
-        "before remove block",
+        *(f"before rename {what}" for what in files),
+        *(f"after rename {what}" for what in files),
+        *(f"half write {what}" for what in files),
+        "before remove part",
     }
     assert names <= by_name.keys()
     for name in sorted(names):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pipeline.cli.commands import app
 from pipeline.grounding.stats import ground_stats, write_stats
 from sightline.cache import CAPTIONS, PHRASES, CacheError, write_manifest
-from sightline.cache.tables import read_phrases
+from sightline.cache.groundings import read_phrases
 
 
 @pytest.fixture

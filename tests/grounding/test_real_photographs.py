@@ -21,7 +21,7 @@ from pipeline.grounding.grounder_config import Florence2Settings, GroundingDinoS
 from pipeline.grounding.protocols import Answer, Caption, Grounded
 from pipeline.grounding.segmenters.segmenter_config import Sam2HfSettings, Sam2Settings
 from sightline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
-from sightline.cache.tables import read_phrases
+from sightline.cache.groundings import grounding_counts, read_phrases
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +90,15 @@ def test_masks_of_photographs_without_a_failure(photographs, family, tmp_path, c
     units = units[:count]
     rules, how = Rules(boxes="union", duplicate_iou=None), GroundSettings(max_failed=0)
     summary = ground(units, PhraseGrounder(), segmenter, rules, tmp_path / "out", how)
-    assert summary.counts["images"] == count
-    assert summary.counts["failed"] == 0
+    assert grounding_counts(summary.folder)["images"] == count
+    assert grounding_counts(summary.folder)["failed"] == 0
     texts = [caption.text for unit in units for caption in unit.captions]
     phrases = sum(len(FunctionWordChunker().spans(text)) for text in texts)
-    empty = summary.counts["dropped"].pop("empty_mask", 0)  # the weights are random
-    assert summary.counts["dropped"] == {}
-    assert summary.counts["pairs"] == phrases - empty > 2 * count
+    empty = grounding_counts(summary.folder)["dropped"].pop(
+        "empty_mask", 0
+    )  # the weights are random
+    assert grounding_counts(summary.folder)["dropped"] == {}
+    assert grounding_counts(summary.folder)["pairs"] == phrases - empty > 2 * count
     manifest = read_manifest(folder / "images.parquet", IMAGES).to_pylist()
     sizes = {row["key"]: [row["height"], row["width"]] for row in manifest}
     for row in read_phrases(tmp_path / "out").to_pylist():
@@ -110,12 +112,16 @@ def test_photographs_without_a_failure(photographs, grounder, tmp_path, count):
     units = units[:count]
     settings = GroundSettings(batch_size=32, max_failed=0)
     summary = ground(units, grounder, BoxSegmenter(), Rules(), tmp_path / "out", settings)
-    assert summary.counts["images"] == summary.counts["captions"] == count
-    assert summary.counts["failed"] == 0
+    assert (
+        grounding_counts(summary.folder)["images"]
+        == grounding_counts(summary.folder)["captions"]
+        == count
+    )
+    assert grounding_counts(summary.folder)["failed"] == 0
     if grounder.name == "grounding-dino":  # Florence-2 with random weights writes no phrase
-        assert summary.counts["pairs"] > count
+        assert grounding_counts(summary.folder)["pairs"] > count
     else:
-        assert sum(summary.counts["dropped"].values()) >= count
+        assert sum(grounding_counts(summary.folder)["dropped"].values()) >= count
     texts = read_manifest(folder / "captions.parquet", CAPTIONS)["text"].to_pylist()
     texts = {key_of_text(text): text for text in texts}
     for row in read_phrases(tmp_path / "out").to_pylist():

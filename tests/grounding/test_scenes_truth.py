@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flat_tables import rows_with_keys
 from PIL import Image
 
 from pipeline.datasets.kinds import prepare
@@ -21,8 +22,8 @@ from pipeline.extract.runner import Invocation
 from pipeline.grounding.grounder_config import GroundingSettings
 from pipeline.grounding.stage import GroundPaths, ground_dataset
 from sightline.cache import CAPTIONS, PHRASES, key_of_bytes, key_of_text, read_manifest
+from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.cache.rle import decode_mask
-from sightline.cache.tables import read_phrases, read_tables
 
 FILL = (124, 116, 104)
 COUNT, EDGE, SEED = 30, 64, 5
@@ -69,8 +70,8 @@ def drawn(tmp_path_factory) -> Drawn:
         folder / "cut",
     )
     summary = ground_dataset(paths, settings, Invocation(device="cpu"), max_failed=0)
-    assert summary.counts["dropped"] == {}
-    assert summary.counts["images"] == COUNT
+    assert grounding_counts(summary.folder)["dropped"] == {}
+    assert grounding_counts(summary.folder)["images"] == COUNT
     return Drawn(folder)
 
 
@@ -101,7 +102,7 @@ def test_boxes_and_masks_are_those_that_were_drawn(drawn):
 
 
 def test_cutouts_on_the_fill_colour_are_the_rendered_objects_pixel_for_pixel(drawn):
-    table = read_tables(drawn.folder / "cut", "cutouts").to_pylist()
+    table = rows_with_keys(drawn.folder / "cut", "cutouts").to_pylist()
     cutouts = {row["key"]: row["png"] for row in table}
     found = records(drawn)
     assert cutouts.keys() == {row["cutout_key"] for row in found}

@@ -334,7 +334,10 @@ class OutputWorld:
 
 
 def everything(folder: Path) -> dict[str, str]:
-    """The content of ``folder``: path → ``folder``, the target of a link, or a file's digest."""
+    """The content of ``folder``: path → ``folder``, the target of a link, or a file's digest.
+
+    What readers remember of a set beside it, and the run folder that holds only that, do not count.
+    """
     found: dict[str, str] = {}
     for root, folders, names in os.walk(folder):
         for name in (*folders, *names):
@@ -342,7 +345,13 @@ def everything(folder: Path) -> dict[str, str]:
             if path.is_symlink():
                 what = f"link to {path.readlink()}"
             elif path.is_dir():
+                if name.endswith(".run") and {each.name for each in path.iterdir()} <= {
+                    "checked.json"
+                }:
+                    continue
                 what = "folder"
+            elif name == "checked.json":
+                continue
             else:
                 what = hashlib.sha256(path.read_bytes()).hexdigest()
             found[path.relative_to(folder).as_posix()] = what

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from sightline.cache import EncoderRecord, FeatureSet, FeatureSetWriter, FeatureSpec, keys_of_texts
+from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, keys_of_texts
 
 DIM = 256
 PICTURES = Path("pictures.txt")
@@ -38,7 +38,7 @@ def image_features(dataset: str, encoder: str) -> None:
     spec = FeatureSpec(
         kind="image", encoder=record, preprocessing={}, precision="fp32", dim=DIM, dtype="float16"
     )
-    with FeatureSetWriter(Path("data/features") / dataset / "image" / encoder, spec) as writer:
+    with SetWriter(Path("data/features") / dataset / "image" / encoder, spec) as writer:
         for batch in writer.plan(keys(), batch_size=64):
             rows = np.tile(batch.keys.astype(np.float32), DIM // 32) + len(encoder)
             writer.add(batch.keys, rows)

@@ -122,11 +122,11 @@ def test_rows_can_be_re_encoded_and_compared(capsys, world, kind, inputs):
 
 
 def test_rows_that_the_encoder_does_not_reproduce_are_found(capsys, world):
-    from sightline.cache import FeatureSetWriter
+    from sightline.cache import SetWriter
 
     features = FeatureSet.open(world / "image")
     spec, keys = features.record.spec, np.array(features.keys)
-    with FeatureSetWriter(world / "forged", spec) as writer:
+    with SetWriter(world / "forged", spec) as writer:
         for batch in writer.plan(keys, batch_size=64):
             rows = np.random.default_rng(1).standard_normal((len(batch.keys), spec.dim))
             computed = features.record.shards[0].computed

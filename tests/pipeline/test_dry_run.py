@@ -123,9 +123,9 @@ def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     capsys, place, monkeypatch
 ):
     from pipeline.extract.memory import HalvingCalls
-    from sightline.cache import feature_writer
+    from sightline.cache import writer
 
-    monkeypatch.setitem(feature_writer.BLOCK_ROWS, "image", 4)
+    monkeypatch.setitem(writer.BLOCK_ROWS, "image", 4)
     encode, batches = HalvingCalls.run, itertools.count()
 
     def stop(self, items, call):
@@ -151,7 +151,7 @@ def test_no_image_is_read(capsys, place):
 
 
 def test_a_dry_run_beside_a_run_is_neither_stopped_nor_stops_it(capsys, place):
-    from sightline.cache.commit import set_output
+    from sightline.cache.record import set_output
 
     with set_output(place / "out"):  # as a run that has just begun
         assert to_do(capsys, *images())["to_do"] == 10

@@ -27,14 +27,14 @@ from pipeline.interchange.import_rows import ImportOptions, import_rows
 from sightline.cache import (
     EncoderRecord,
     FeatureSet,
-    FeatureSetWriter,
     FeatureSpec,
+    SetWriter,
     key_of_file,
     key_of_text,
     keys_of_texts,
     verify,
 )
-from sightline.cache.commit import FILE_NAME, read_features
+from sightline.cache.record import FILE_NAME, read_features
 from sightline.errors import SightlineError
 
 FORMS = ("parquet", "npy", "safetensors")
@@ -56,9 +56,9 @@ def write_set(folder: Path, dtype: str, kind: str = "image", rows: int = ROWS) -
         values[0] = [-0.0, info.smallest_subnormal, info.max, -info.max, 0.0, info.eps, 1.0]
         values[1] = 0
         values[2] = np.nan
-    with FeatureSetWriter(folder, spec(dtype, kind)) as writer:
+    with SetWriter(folder, spec(dtype, kind)) as writer:
         keys = keys_of_texts([f"text {i}" for i in range(rows)])
-        writer.plan(keys, batch_size=16, shard_bytes=30 * DIM * values.itemsize)
+        writer.plan(keys, batch_size=16, shard_rows=30)
         writer.add(keys, values, computed={"device": "cpu", "batch_size": 16})
         writer.publish()
     return FeatureSet.open(folder)

@@ -16,7 +16,7 @@ from sightline.cache import (
     IMAGES,
     PHRASES,
     FeatureSet,
-    FeatureSetWriter,
+    SetWriter,
     key_of_file,
     key_of_text,
     verify,
@@ -314,7 +314,7 @@ def test_objects_are_re_encoded_with_the_rules_of_their_record(capsys, photos):
 def test_objects_that_the_encoder_does_not_reproduce_are_found(capsys, photos):
     assert photos.extract() == 0
     features = FeatureSet.open(photos.folder / "out")
-    with FeatureSetWriter(photos.folder / "forged", features.record.spec) as writer:
+    with SetWriter(photos.folder / "forged", features.record.spec) as writer:
         for batch in writer.plan(features.keys, batch_size=4):
             rows = np.random.default_rng(1).standard_normal((len(batch.keys), features.dim))
             writer.add(batch.keys, rows.astype(np.float32), computed={"batch_size": 4})

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from flat_tables import rows_with_keys
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
@@ -17,11 +18,12 @@ from sightline.cache import (
     CacheError,
     PhraseTokens,
     as_keys,
+    key_column,
     key_of_text,
     keys_of_texts,
     write_manifest,
+    write_phrase_tokens,
 )
-from sightline.cache.tables import read_tables, write_single
 from sightline.cache.verify import verify
 from sightline.errors import SightlineError
 
@@ -208,12 +210,8 @@ def test_damaged_phrase_tokens_are_refused(bert, tmp_path):
     phrases = write_phrases(tmp_path, span(texts[0], "dog"), span(texts[1], "two"))
     out = tmp_path / "out"
     tokenize_phrases(phrases, write_captions(tmp_path), str(bert), 32, out)
-    table = read_tables(out, "phrase_tokens")
     header = PhraseTokens.open(out).header
-    write_single(out, "phrase-tokens", header, table.take([1, 0]), {})
-    with pytest.raises(CacheError, match="rows are not sorted"):
-        PhraseTokens.open(out)
-    wild = table.set_column(2, table.schema.field(2), pa.array([1, 999], pa.int32()))
-    write_single(out, "phrase-tokens", header, wild, {})
-    with pytest.raises(CacheError, match=r"row \d has tokens \d to"):
-        PhraseTokens.open(out)
+    pairs = key_column(rows_with_keys(out, "phrase-tokens").column("key"))
+    write_phrase_tokens(tmp_path / "wild", header, pairs, pairs, [1, 2], [2, 999])
+    with pytest.raises(CacheError, match=r"phrase \d has tokens \d to 999 of at most"):
+        PhraseTokens.open(tmp_path / "wild")

@@ -18,8 +18,8 @@ from sightline.cache import (
     IMAGES,
     SENTENCES,
     EncoderRecord,
-    FeatureSetWriter,
     FeatureSpec,
+    SetWriter,
     TokenHeader,
     key_of_bytes,
     keys_of_texts,
@@ -194,7 +194,7 @@ def _write_features(folder: Path, keys: list[bytes], failed: int) -> None:
         dim=IMAGE_DIM,
         dtype="float16",
     )
-    with FeatureSetWriter(folder, spec) as writer:
+    with SetWriter(folder, spec) as writer:
         for batch in writer.plan(keys, batch_size=8):
             of_batch = [key.tobytes() for key in batch.keys]
             rows = np.array([features[key] for key in of_batch], dtype=np.float32)

@@ -11,7 +11,7 @@ import torch
 from conftest import World
 from torch import Tensor
 
-from sightline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec, key_of_text
+from sightline.cache import EncoderRecord, FeatureSpec, SetWriter, key_of_text
 from train.batch import Batch
 
 
@@ -47,7 +47,7 @@ class Features:
         spec = FeatureSpec(
             kind=kind, encoder=record, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
         )
-        with FeatureSetWriter(self.root / name, spec) as writer:
+        with SetWriter(self.root / name, spec) as writer:
             for batch in writer.plan(list(rows), batch_size=64):
                 found = [rows[key.tobytes()] for key in batch.keys]
                 writer.add(batch.keys, np.array(found, dtype=np.float32))

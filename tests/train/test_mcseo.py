@@ -213,7 +213,7 @@ def test_exchanged_objects_stay_within_their_caption(world, features, objects):
 
 
 def test_an_object_that_failed_costs_its_phrase(world, features, objects):
-    from sightline.cache import EncoderRecord, FeatureSetWriter, FeatureSpec
+    from sightline.cache import EncoderRecord, FeatureSpec, SetWriter
 
     bad = next(iter(objects.rows))
     spec = FeatureSpec(
@@ -224,7 +224,7 @@ def test_an_object_that_failed_costs_its_phrase(world, features, objects):
         dim=7,
         dtype="float16",
     )
-    with FeatureSetWriter(features.root / "with-failure", spec) as writer:
+    with SetWriter(features.root / "with-failure", spec) as writer:
         for batch in writer.plan(list(objects.rows), batch_size=64):
             rows = torch.ones(len(batch.keys), 7).numpy()
             error = {"code": "empty_mask", "path": "", "reason": "test"}

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from conftest import World, silent
 from feature_sets import Features
+from flat_tables import rows_with_keys
 from kills import Killed
 from phrase_world import Objects
 
-from sightline.cache import PhraseTokens
-from sightline.cache.tables import read_tables, write_single
+from sightline.cache import key_column
+from sightline.cache.record import read_record
+from sightline.cache.sets import write_rows
 from sightline.errors import BusyError, SightlineError
 from train.checkpoints import Progress
 from train.loop import Callback, LoopState, NonFiniteLoss
@@ -234,11 +236,11 @@ def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> N
         },
     )
     first = train_run(spec, say=silent)
-    table, header = (
-        read_tables(objects.path, "phrase_tokens"),
-        PhraseTokens.open(objects.path).header,
-    )
-    write_single(objects.path, "phrase-tokens", header, table.slice(3), {})
+    table = rows_with_keys(objects.path, "phrase-tokens").slice(3)
+    spec_of_tokens = read_record(objects.path).spec
+    shutil.rmtree(objects.path)
+    keys = key_column(table.column("key"))
+    write_rows(objects.path, spec_of_tokens, keys, table.drop_columns("key"))
     second = train_run(spec, say=silent)
     assert first.spec_digest != second.spec_digest
     assert RunSummary.load(tmp_path / "out") == second

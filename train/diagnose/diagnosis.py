@@ -12,7 +12,7 @@ import numpy as np
 from sightline.cache import CAPTIONS, IMAGES, FeatureSet, key_column, keys_of_texts, read_manifest
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.keys import Keys
-from sightline.cache.place import places_of
+from sightline.cache.manifest import places_of
 from sightline.errors import SightlineError
 from train.diagnose.diagnosed_pairs import DiagnosedPairs, OpenSet, find_pairs
 from train.diagnose.filter_checks import THRESHOLDS, Draws, Filter, Terms, check_filter

@@ -17,8 +17,14 @@ from pipeline.datasets.scenes.similarity import GradedPair, graded_pairs
 from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.datasets.source import PrepareReport, Progress
 from sightline.cache.keys import as_keys, key_of_bytes
-from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_array, write_manifest
-from sightline.cache.place import whole_files
+from sightline.cache.manifest import (
+    CAPTIONS,
+    IMAGES,
+    SENTENCES,
+    key_array,
+    whole_files,
+    write_manifest,
+)
 
 CAPTIONS_EACH = 5
 SPLITS = ("train", "dev", "test")

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from sightline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
-from sightline.cache.tables import DROPS, read_phrases, read_tables
+from sightline.cache.groundings import drops_of, phrases_of, read_grounding, read_phrases
+from sightline.cache.tables import DROPS
 from sightline.errors import SightlineError
 
 COLOURS = 8
@@ -130,10 +131,14 @@ def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Co
         SightlineError: the files do not match, or there is nothing to show.
     """
     found: dict[bytes, dict[bytes, list[dict[str, Any]]]] = {}
-    for row in read_phrases(phrases).to_pylist():
+    if phrases.is_dir():
+        grounded = read_grounding(phrases)[1]
+        records, dropped = phrases_of(grounded), drops_of(grounded)
+    else:
+        records, dropped = read_phrases(phrases), DROPS.empty_table()
+    for row in records.to_pylist():
         found.setdefault(row["image_key"], {}).setdefault(row["caption_key"], []).append(row)
     lost: dict[bytes, dict[bytes, list[Drop]]] = {}
-    dropped = read_tables(phrases, "drops") if phrases.is_dir() else DROPS.empty_table()
     for row in dropped.to_pylist():
         drop = Drop(row["phrase"], row["reason"], row["detail"])
         lost.setdefault(row["image_key"], {}).setdefault(row["caption_key"], []).append(drop)

@@ -1,0 +1,102 @@
+"""Whether the files of a set hold the bytes that its record lists; each is read once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from blake3 import blake3
+
+from sightline.cache.record import FileRecord, SetRecord, check_file
+from sightline.errors import CacheError
+from sightline.files import write_bytes
+from sightline.output import run_folder_of
+
+_CORES = os.cpu_count() or 1
+_READ_BYTES = 1 << 20
+_MEMORY = "checked.json"
+UNREADABLE = "cannot be read"
+"""Begins the reason of a file that the disk does not return."""
+
+Progress = Callable[[int], None]
+"""Receives the number of bytes checked, from any thread."""
+
+
+def file_fault(folder: Path, file: FileRecord, progress: Progress = lambda _: None) -> str | None:
+    """Check a file's size and BLAKE3, by reading it: a failing disk is an error, not a signal."""
+    try:
+        path = check_file(folder, file)
+    except CacheError as error:
+        progress(file.bytes)
+        return str(error)
+    digest = blake3()
+    try:
+        with path.open("rb", buffering=0) as handle:
+            buffer = memoryview(bytearray(_READ_BYTES))
+            while count := handle.readinto(buffer):
+                digest.update(buffer[:count])
+                progress(count)
+    except OSError as error:
+        return f"{path}: {UNREADABLE} ({error.strerror})"
+    if digest.hexdigest() != file.blake3:
+        found = digest.hexdigest()[:16]
+        return f"{path}: BLAKE3 {found}, expected {file.blake3[:16]}: damaged"
+    return None
+
+
+def file_faults(
+    folder: Path, files: Sequence[FileRecord], progress: Progress = lambda _: None
+) -> dict[str, str]:
+    """Name → what is wrong, of the damaged ones among the files; reads several in parallel."""
+    with ThreadPoolExecutor(max_workers=min(4, _CORES)) as pool:
+        faults = pool.map(lambda file: file_fault(folder, file, progress), files)
+        return {f.name: fault for f, fault in zip(files, faults, strict=True) if fault}
+
+
+def remembered_faults(folder: Path, files: Sequence[FileRecord]) -> dict[str, str]:
+    """As `file_faults`, but a file that was sound is read again only if it has changed.
+
+    What is known of it (size, modification time, inode, BLAKE3) is kept in the run folder, where
+    that can be written.
+    """
+    path = run_folder_of(folder) / _MEMORY
+    known: dict[str, list[object]] = {}
+    with suppress(OSError, ValueError):
+        known = dict(json.loads(path.read_bytes()))
+    there = {file.name: _state(folder, file) for file in files}
+    unknown = [f for f in files if there[f.name] is None or known.get(f.name) != there[f.name]]
+    if not unknown:
+        return {}
+    faults = file_faults(folder, unknown)
+    sound = {name: state for name, state in there.items() if name not in faults}
+    with suppress(OSError):  # a set that cannot be written to is read by every process
+        path.parent.mkdir(exist_ok=True)
+        write_bytes(path, json.dumps(sound).encode())
+    return faults
+
+
+def require_sound(folder: Path, record: SetRecord) -> None:
+    """Refuse a set with a damaged file; what was sound is read once (`remembered_faults`).
+
+    Raises:
+        CacheError: it has one.
+    """
+    faults = list(remembered_faults(folder, record.files).values())
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise CacheError(
+            f"{faults[0]}{more}; run `sightline cache repair {folder}` and rerun its stage, or "
+            "pull it again"
+        )
+
+
+def _state(folder: Path, file: FileRecord) -> list[object] | None:
+    try:
+        found = os.lstat(folder / file.name)
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns, found.st_ino, file.blake3]

@@ -1,0 +1,255 @@
+"""What a run has finished but not published: shards of rows, one per block, and failed rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from pydantic import ValidationError
+
+from sightline.cache.checks import file_fault
+from sightline.cache.keys import Keys, as_keys
+from sightline.cache.record import FeatureSpec, ShardRecord, TableSpec
+from sightline.cache.shards import Computed, format_of, shard_name
+from sightline.errors import CacheError
+from sightline.files import fsync_folder, remove_leftovers, write_bytes
+
+FOLDER = "parts"
+_NAME = re.compile(r"part-[0-9a-f]{32}\.json")
+_OURS = re.compile(r"part-[0-9a-f]{32}\.json|shard-[0-9a-f]{32}\.(?:h5|parquet)")
+Failure = dict[str, str]
+"""``code``, ``path`` and ``reason`` of a row that could not be computed."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A finished block.
+
+    Attributes:
+        name: name of its file.
+        shard: the rows that were computed; None: all failed.
+        keys: uint8 [n, 32] of those rows.
+        failed: key → code, path and reason of failed rows.
+        computed: device, library versions and sizes used to compute the block.
+    """
+
+    name: str
+    shard: ShardRecord | None
+    keys: Keys
+    failed: dict[bytes, Failure]
+    computed: Computed
+
+
+class Parts:
+    """The finished blocks in a run folder: each a shard, as in the set, and a JSON file about it.
+
+    The JSON file, named by the BLAKE3 of its bytes, is written last. Opening the folder loads every
+    part with this fingerprint, regardless of its plan.
+
+    Args:
+        run_folder: parent of the parts' folder.
+        spec: description of the rows.
+        abandoned: tokens of killed processes, whose unfinished files are removed.
+        alone: no other process writes here, so unusable files are removed: those with a different
+            fingerprint, damaged and unfinished ones.
+        looks: only read what there is; nothing is made or removed.
+
+    Attributes:
+        parts: sorted by file name, then in the order added or found.
+        damaged: names of damaged files.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        spec: FeatureSpec | TableSpec,
+        abandoned: tuple[str, ...] = (),
+        *,
+        alone: bool = True,
+        looks: bool = False,
+    ) -> None:
+        self.folder = run_folder / FOLDER
+        self.parts: list[Part] = []
+        self.damaged: list[str] = []
+        self._spec, self._format = spec, format_of(spec)
+        self._seen: set[str] = set()
+        if not looks:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self.folder, abandoned)
+        if not self.folder.is_dir():
+            return
+        self.refresh(self.damaged)
+        if alone and not looks:
+            used = {part.name for part in self.parts}
+            used |= {part.shard.name for part in self.parts if part.shard is not None}
+            self._remove(lambda name: name not in used)
+
+    def append(
+        self, keys: Keys, rows: Any, failed: Mapping[bytes, Failure], computed: Mapping[str, Any]
+    ) -> Part:
+        """Write one block durably; it is complete once this returns.
+
+        Args:
+            keys: uint8 [n, 32] of the computed rows, in any order.
+            rows: n rows, as the set's format has them.
+            failed: key → code, path and reason of failed rows.
+            computed: how the rows were computed, as in `Part`.
+
+        Raises:
+            OSError: the disk is full or failing; earlier parts remain.
+        """
+        shard = None
+        if len(keys):
+            name = shard_name(keys, self._format.digests(rows), self._format.suffix)
+            data = self._format.encode(keys, rows)
+            write_bytes(self.folder / name, data)
+            shard = ShardRecord(
+                name=name,
+                blake3=blake3(data).hexdigest(),
+                bytes=len(data),
+                rows=len(keys),
+                computed=dict(computed),
+            )
+        about = {
+            "fingerprint": self._spec.fingerprint,
+            "shard": None if shard is None else shard.model_dump(),
+            "failed": {key.hex(): failed[key] for key in sorted(failed)},
+            "computed": dict(computed),
+        }
+        text = json.dumps(about).encode()
+        name = f"part-{blake3(text).hexdigest()[:32]}.json"
+        write_bytes(self.folder / name, text)
+        self._seen.add(name)
+        self.parts.append(Part(name, shard, keys, dict(failed), dict(computed)))
+        return self.parts[-1]
+
+    def refresh(self, damaged: list[str] | None = None) -> None:
+        """Load the parts that other workers have finished in the meantime."""
+        for path in sorted(self.folder.iterdir()):
+            if path.name in self._seen or not _NAME.fullmatch(path.name):
+                continue
+            self._seen.add(path.name)
+            try:
+                part = self._read(path)
+            except FileNotFoundError:  # the run beside has published
+                continue
+            except (CacheError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
+                if damaged is not None:
+                    damaged.append(path.name)
+                continue
+            if part is not None:
+                self.parts.append(part)
+
+    def clear(self) -> None:
+        """Remove every part: published or unusable."""
+        self._remove(lambda name: True)
+        fsync_folder(self.folder)
+        self.leave()
+        self.parts = []
+
+    def leave(self) -> None:
+        """Remove the folder if it is empty."""
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _remove(self, unused: Callable[[str], bool]) -> None:
+        for path in self.folder.iterdir():
+            if _OURS.fullmatch(path.name) and unused(path.name):
+                path.unlink()
+
+    def _read(self, path: Path) -> Part | None:
+        """The part of this file, or None if it has another fingerprint.
+
+        Raises:
+            CacheError, ValueError, …: it is damaged, or its shard is.
+        """
+        text = path.read_bytes()
+        if path.name != f"part-{blake3(text).hexdigest()[:32]}.json":
+            raise CacheError(f"{path}: damaged")
+        about = json.loads(text)
+        if about["fingerprint"] != self._spec.fingerprint:
+            return None
+        failed = {bytes.fromhex(key): each for key, each in about["failed"].items()}
+        shard, keys = None, as_keys([])
+        if about["shard"] is not None:
+            shard = ShardRecord.model_validate(about["shard"])
+            if fault := file_fault(self.folder, shard):
+                raise CacheError(fault)
+            keys = np.array(self._format.open(self.folder, shard)[0])
+        return Part(path.name, shard, keys, failed, about["computed"])
+
+
+def rows_in_parts(run_folder: Path, omitted: Collection[str]) -> int:
+    """How many rows are in finished parts, failed ones included, except in those ``omitted``."""
+    try:
+        paths = [*(run_folder / FOLDER).iterdir()]
+    except OSError:
+        return 0
+    ours = [path for path in paths if _NAME.fullmatch(path.name) and path.name not in omitted]
+    return sum(map(_rows_of, ours))
+
+
+@cache
+def _rows_of(path: Path) -> int:
+    try:
+        about = json.loads(path.read_bytes())
+        rows = 0 if about["shard"] is None else about["shard"]["rows"]
+        return rows + len(about["failed"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+class FailureList:
+    """failures.jsonl: paths and reasons of failed rows, by key.
+
+    They are of this machine, so they are kept beside the set.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._failures: dict[bytes, Failure] = {}
+
+    def read(self) -> None:
+        """Load what an earlier run wrote.
+
+        Raises:
+            CacheError: the file is not a list of failures.
+        """
+        if not self.path.is_file():
+            return
+        text = self.path.read_text(encoding="utf-8", errors="surrogateescape")
+        for line in filter(None, text.split("\n")):
+            try:
+                about = json.loads(line)
+                self._failures[bytes.fromhex(about.pop("key"))] = about
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise CacheError(
+                    f"{self.path}: not a list of failures ({error}); delete it: only "
+                    "the paths and reasons of failed rows are lost"
+                ) from error
+
+    def add(self, failed: dict[bytes, Failure]) -> None:
+        """Add failed rows: key → code, path and reason."""
+        self._failures.update(failed)
+
+    def keep(self, keys: Collection[bytes]) -> None:
+        """Drop all others."""
+        self._failures = {key: about for key, about in self._failures.items() if key in keys}
+
+    def write(self) -> None:
+        """Replace the file with the current entries."""
+        lines = [json.dumps(about, ensure_ascii=False) + "\n" for about in self.entries()]
+        if lines or self.path.exists():
+            write_bytes(self.path, "".join(lines).encode("utf-8", "surrogateescape"))
+
+    def entries(self) -> list[Failure]:
+        """Key, code, path and reason of every failed row, sorted by key."""
+        return [{"key": key.hex(), **about} for key, about in sorted(self._failures.items())]

@@ -1,0 +1,450 @@
+"""The sets that training and evaluation read: features, tokens, tokens of phrases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from sightline.cache.checks import require_sound
+from sightline.cache.index import Index, read_index
+from sightline.cache.keys import (
+    Keys,
+    KeyTable,
+    as_keys,
+    key_of_bytes,
+    raise_missing,
+    sort_order,
+    unique_sorted,
+)
+from sightline.cache.manifest import key_array, key_column
+from sightline.cache.record import (
+    FeatureSetRecord,
+    TableKind,
+    TableSetRecord,
+    TableSpec,
+    read_features,
+    read_tables_record,
+)
+from sightline.cache.rows import Rows
+from sightline.cache.tables import PHRASE_TOKENS, TOKENS
+from sightline.cache.writer import SetWriter
+from sightline.errors import CacheError
+
+_BATCH_ROWS = 1 << 16
+H = TypeVar("H")
+
+
+class FeatureSet:
+    """A published feature set, open for reading.
+
+    Rows are numbered 0 … ``len(self) - 1`` in the order of their keys. Reading is safe from several
+    threads, after ``fork``, and after pickling (the other process opens the folder itself).
+    """
+
+    def __init__(self, path: Path, record: FeatureSetRecord, index: Index) -> None:
+        self.path = path
+        self.record = record
+        self.failed = index.failed
+        """Key → error code of failed rows."""
+        rows = index.keys, index.shards, index.rows
+        self._rows = Rows(path, record.spec, record.shards, *rows)
+        self.dtype = np.dtype(record.spec.dtype).newbyteorder("<")
+
+    @classmethod
+    def open(cls, path: Path | str, fingerprint: str | None = None) -> FeatureSet:
+        """Open the feature set in folder ``path``.
+
+        The first time, every byte is read and checked; what was sound is remembered in the run
+        folder until a file changes.
+
+        Args:
+            path: folder that holds ``set.json``.
+            fingerprint: reject a set with a different fingerprint.
+
+        Raises:
+            CacheError: no such set, a different schema version, a damaged or missing file, an
+                invalid layout, or a fingerprint other than the one requested.
+        """
+        path = Path(path)
+        record = read_features(path)
+        if fingerprint is not None and record.fingerprint != fingerprint:
+            raise CacheError(
+                f"{path}: fingerprint {record.fingerprint[:16]}, expected {fingerprint[:16]}: its "
+                f"rows come from {record.spec.encoder.name} ({record.spec.encoder.source}) with "
+                "different weights, preprocessing or precision; rerun its stage"
+            )
+        require_sound(path, record)
+        features = cls(path, record, read_index(path, record))
+        for number in range(len(record.shards)):
+            features._rows.shard(number)  # one clear error now, not in the middle of a training
+        return features
+
+    @property
+    def dim(self) -> int:
+        """Length of a row."""
+        return self.record.spec.dim
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over everything that decides the value of a row."""
+        return self.record.fingerprint
+
+    @property
+    def keys(self) -> Keys:
+        """Keys of all rows, sorted: uint8 [len(self), 32]."""
+        return self._rows.keys
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def find(self, keys: Keys | Sequence[bytes]) -> NDArray[np.int64]:
+        """Row of each key, or -1 if the set lacks it: int64 [n]."""
+        return self._rows.find(as_keys(keys))
+
+    def rows(self, keys: Keys | Sequence[bytes]) -> NDArray[np.int64]:
+        """Row of each key: int64 [n].
+
+        Raises:
+            MissingKeys: the set lacks some of them; reports how many, examples, and how many of
+                them failed during extraction.
+        """
+        keys = as_keys(keys)
+        rows = self._rows.find(keys)
+        if (rows < 0).any():
+            missing = {keys[i].tobytes() for i in np.flatnonzero(rows < 0)}
+            failed = missing & self.failed.keys()
+            reason = "rerun its stage over this data set"
+            if failed:
+                code = self.failed[min(failed)]
+                reason += f" ({len(failed)} of them failed before, such as {code})"
+            raise_missing(self.path, keys, rows, reason)
+        return rows
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray:
+        """Feature rows in the order requested: float16 or float32 [len(rows), dim], a new array.
+
+        Values are the raw encoder output, not normalised.
+
+        Raises:
+            IndexError: a row number that the set does not have.
+        """
+        return self._rows.gather(rows)
+
+    def take(self, keys: Keys | Sequence[bytes]) -> NDArray:
+        """`rows` and `gather` in one call: [len(keys), dim]."""
+        return self.gather(self.rows(keys))
+
+    def __reduce__(self) -> tuple:
+        return FeatureSet.open, (self.path, self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"FeatureSet({str(self.path)!r}, {len(self)} × {self.dim} {self.dtype.name})"
+
+
+def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Index, Rows]:
+    """A sound set that is not of features: its record, its index, and its rows in key order.
+
+    Raises:
+        CacheError: missing, damaged, or of a different kind or version.
+    """
+    record = read_tables_record(folder, kind)
+    require_sound(folder, record)
+    index = read_index(folder, record)
+    places = index.keys, index.shards, index.rows
+    return record, index, Rows(folder, record.spec, record.shards, *places)
+
+
+def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int:
+    """Write a set of rows that are all there, and publish it; returns the number of its rows.
+
+    Args:
+        keys: uint8 [n, 32]; of equal keys the first counts.
+        rows: n rows of the kind (`sightline.cache.tables`).
+
+    Raises:
+        CacheError: ``folder`` holds a set of a different kind.
+        SightlineError: as in `sightline.output.Output`.
+    """
+    first = unique_sorted(keys)
+    table = KeyTable(keys[first])
+    with SetWriter(folder, spec) as writer:
+        for batch in writer.plan(table.keys, batch_size=_BATCH_ROWS):
+            here = first[table.find(batch.keys)]
+            writer.add(batch.keys, rows.take(pa.array(here)), block=batch.block)
+        return writer.publish().rows
+
+
+@dataclass(frozen=True)
+class TokenHeader:
+    """Settings that a token set was made with.
+
+    Attributes:
+        student: name or folder name of the student model.
+        tokenizer_sha256: digest of the tokenizer's serialised form.
+        max_length: longest row, special tokens included.
+        pad_token_id: id that pads a batch.
+        vocabulary_size: number of ids.
+        weights: the student's initial weights, so that training, which depends on this set,
+            notices new weights under an old name; see `pipeline.tokenize_texts.weights_identity`.
+    """
+
+    student: str
+    tokenizer_sha256: str
+    max_length: int
+    pad_token_id: int
+    vocabulary_size: int
+    weights: str = ""
+
+
+class TokenSet:
+    """Texts of a data set, tokenised once per student, gathered as ragged rows."""
+
+    def __init__(
+        self,
+        path: Path,
+        record: TableSetRecord,
+        header: TokenHeader,
+        rows: Rows,
+        ids: pa.ListArray,
+    ) -> None:
+        self.path = path
+        self.record = record
+        self.header = header
+        self._rows = rows
+        self._ids = _int32(ids.values)
+        self._offsets = np.from_dlpack(ids.offsets).astype(np.int64)
+
+    @classmethod
+    def open(cls, path: Path | str) -> TokenSet:
+        """Open the token set in folder ``path``.
+
+        Raises:
+            CacheError: it is missing, damaged, or not a token set.
+        """
+        path = Path(path)
+        record, _, rows = open_tables(path, "tokens")
+        header = _header(path, record, TokenHeader, "sightline tokens")
+        lists = _one_chunk(rows.gather(np.arange(len(rows))).column("input_ids"))
+        ids = _int32(lists.values)
+        if len(ids) and (ids.min() < 0 or ids.max() >= header.vocabulary_size):
+            raise CacheError(
+                f"{path}: token ids {ids.min()} to {ids.max()} are outside the vocabulary of "
+                f"{header.vocabulary_size}; rerun `sightline tokens`"
+            )
+        return cls(path, record, header, rows, lists)
+
+    @property
+    def max_length(self) -> int:
+        """Longest row, special tokens included."""
+        return self.header.max_length
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        """Digest of the tokenizer that made the ids."""
+        return self.header.tokenizer_sha256
+
+    @property
+    def pad_token_id(self) -> int:
+        """Id that pads a batch."""
+        return self.header.pad_token_id
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Token count of every row: int32 [len(self)]."""
+        return np.diff(self._offsets).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, keys: Keys | Sequence[bytes]) -> NDArray[np.int64]:
+        """Row of each key: int64 [n].
+
+        Raises:
+            MissingKeys: some texts were never tokenised; reports how many, with examples.
+        """
+        keys = as_keys(keys)
+        rows = self._rows.find(keys)
+        raise_missing(self.path, keys, rows, "run `sightline tokens` over this data set")
+        return rows
+
+    def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Concatenated token ids of ``rows``, and their lengths: int32 [sum], int32 [n]."""
+        starts = self._offsets[rows]
+        lengths = self._offsets[rows + 1] - starts
+        return self._ids[ranges(starts, lengths)], lengths.astype(np.int32)
+
+
+def write_tokens(
+    folder: Path, header: TokenHeader, keys: Keys, input_ids: Sequence[Sequence[int]]
+) -> int:
+    """Write a token set; repeated keys are kept once. Returns the number of distinct texts."""
+    spec = TableSpec(kind="tokens", description=asdict(header))
+    return write_rows(folder, spec, keys, pa.table([pa.array(input_ids)], TOKENS))
+
+
+@dataclass(frozen=True)
+class PhraseTokenHeader:
+    """Settings that phrase tokens were made with.
+
+    Attributes:
+        student: name or folder name of the student model.
+        tokenizer_sha256: digest of the tokenizer's serialised form, as in its token set.
+        max_length: longest row of the token set, special tokens included.
+        phrases: number of input phrases.
+        dropped: reason → number of phrases without a row here.
+    """
+
+    student: str
+    tokenizer_sha256: str
+    max_length: int
+    phrases: int
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RaggedPhrases:
+    """The phrases of several pairs, one after the other.
+
+    Attributes:
+        offsets: int64 [n + 1]; those of pair i are offsets[i] … offsets[i + 1] − 1.
+        starts, ends: int32 [m]: the phrase's tokens are starts … ends − 1 of its caption's row in
+            the token set, including special tokens.
+        cutouts: uint8 [m, 32], keys of the objects.
+    """
+
+    offsets: NDArray[np.int64]
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    cutouts: Keys
+
+
+class PhraseTokens:
+    """Token spans of phrases and the objects they name, looked up by image and caption."""
+
+    def __init__(
+        self,
+        path: Path,
+        record: TableSetRecord,
+        header: PhraseTokenHeader,
+        rows: Rows,
+        phrases: RaggedPhrases,
+    ) -> None:
+        self.path = path
+        self.record = record
+        self.header = header
+        self._rows = rows
+        self._phrases = phrases
+
+    @classmethod
+    def open(cls, path: Path | str) -> PhraseTokens:
+        """Open the phrase tokens in folder ``path``.
+
+        Raises:
+            CacheError: they are missing, damaged, or not phrase tokens.
+        """
+        path = Path(path)
+        record, _, rows = open_tables(path, "phrase-tokens")
+        header = _header(path, record, PhraseTokenHeader, "sightline phrase-tokens")
+        lists = _one_chunk(rows.gather(np.arange(len(rows))).column("phrases"))
+        starts, ends, cutouts = lists.values.flatten()
+        starts, ends = _int32(starts), _int32(ends)
+        wrong = np.flatnonzero((starts < 0) | (ends <= starts) | (ends > header.max_length))
+        if len(wrong):
+            raise CacheError(
+                f"{path}: phrase {wrong[0]} has tokens {starts[wrong[0]]} to {ends[wrong[0]]} of "
+                f"at most {header.max_length}; rerun `sightline phrase-tokens`"
+            )
+        offsets = np.from_dlpack(lists.offsets).astype(np.int64)
+        phrases = RaggedPhrases(offsets, starts, ends, key_column(cutouts))
+        return cls(path, record, header, rows, phrases)
+
+    def __len__(self) -> int:
+        """Number of phrases."""
+        return len(self._phrases.starts)
+
+    def of_pairs(self, image_keys: Keys, caption_keys: Keys) -> RaggedPhrases:
+        """The phrases of pairs (image_keys[i], caption_keys[i]); a pair may have none.
+
+        Args:
+            image_keys, caption_keys: uint8 [n, 32].
+        """
+        pairs, every = self._rows.find(pair_keys(image_keys, caption_keys)), self._phrases
+        begin = np.where(pairs >= 0, every.offsets[pairs], 0)
+        counts = np.where(pairs >= 0, every.offsets[pairs + 1] - begin, 0)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        index = ranges(begin, counts)
+        return RaggedPhrases(offsets, every.starts[index], every.ends[index], every.cutouts[index])
+
+
+def pair_keys(image_keys: Keys, caption_keys: Keys) -> Keys:
+    """Keys of pairs, SHA-256 of image key + caption key: uint8 [n, 32]."""
+    both = np.concatenate([image_keys, caption_keys], axis=1)
+    return as_keys([key_of_bytes(pair.tobytes()) for pair in both])
+
+
+def write_phrase_tokens(
+    folder: Path,
+    header: PhraseTokenHeader,
+    pairs: Keys,
+    cutouts: Keys,
+    starts: Sequence[int],
+    ends: Sequence[int],
+) -> None:
+    """Write phrase tokens; the phrases of a pair keep their order.
+
+    Args:
+        pairs: uint8 [m, 32], see `pair_keys`.
+        cutouts: uint8 [m, 32].
+        starts, ends: [m] token spans.
+    """
+    order = sort_order(pairs)
+    keys = pairs[order]
+    first = np.ones(len(keys), dtype=bool)
+    first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+    offsets = np.append(np.flatnonzero(first), len(keys)).astype(np.int32)
+    spans = [pa.array(np.asarray(each, dtype=np.int32)[order]) for each in (starts, ends)]
+    names = ["token_start", "token_end", "cutout_key"]
+    phrases = pa.StructArray.from_arrays([*spans, key_array(cutouts[order])], names)
+    lists = pa.ListArray.from_arrays(pa.array(offsets), phrases)
+    spec = TableSpec(kind="phrase-tokens", description=asdict(header))
+    write_rows(folder, spec, keys[first], pa.table([lists], PHRASE_TOKENS))
+
+
+def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """begin[0] … begin[0] + counts[0] − 1, then those of 1, and so on: int64 [sum of counts]."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(begin - (ends - counts), counts)
+
+
+def _header(folder: Path, record: TableSetRecord, header: type[H], made_by: str) -> H:
+    """The settings that a set was made with, from its record."""
+    try:
+        header(**record.spec.description)  # rejects extra fields
+        text = json.dumps(record.spec.description)
+        return TypeAdapter(header).validate_json(text, strict=True)
+    except (TypeError, ValidationError) as error:
+        raise CacheError(
+            f"{folder}: described by a different version; rerun `{made_by}`"
+        ) from error
+
+
+def _int32(values: pa.Array) -> NDArray[np.int32]:
+    """The values of an Arrow array without nulls, not copied."""
+    return np.from_dlpack(values).astype(np.int32, copy=False)
+
+
+def _one_chunk(column: pa.ChunkedArray) -> Any:
+    """A column as one array that starts at its buffers' start."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+    return array

@@ -1,0 +1,275 @@
+"""Shards: immutable files of rows by key. HDF5 holds numbers, Parquet everything else.
+
+A shard is named by its keys and the digests of its rows, not by the bytes of the file, which hold
+the version of the library that wrote them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from blake3 import blake3
+from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
+
+from sightline.cache.keys import KEY_BYTES, Keys
+from sightline.cache.manifest import key_array, key_column, read_manifest
+from sightline.cache.record import (
+    REMEDY,
+    FeatureSpec,
+    ShardRecord,
+    TableKind,
+    TableSpec,
+    check_file,
+)
+from sightline.cache.tables import ROWS_OF, SHARD_ROWS
+from sightline.errors import CacheError
+
+DIGEST_BYTES = 16
+FEATURES, KEYS = "features", "keys"
+TARGET_BYTES = 64 << 20
+_VERSIONS = (h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V110)
+_ALIGNMENT = 8
+"""Bytes; a memory map needs rows aligned to their numbers."""
+
+Digests = NDArray[np.uint8]
+"""uint8 [n, 16]: the XXH3-128 of each row."""
+Computed = dict[str, Any]
+"""Device, library versions and batch size used to compute rows."""
+
+
+class Format(Protocol):
+    """How the rows of a set are stored: as numbers [n, dim], or as an Arrow table of n rows."""
+
+    suffix: str
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of a shard of about 64 MiB."""
+        ...
+
+    def encode(self, keys: Keys, rows: Any) -> bytes | memoryview:
+        """The bytes of a shard with these rows, sorted by key."""
+        ...
+
+    def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, Any]:
+        """Keys and rows of a shard whose size and layout have been checked.
+
+        Raises:
+            CacheError: the file is missing, of another size, or not such a shard.
+        """
+        ...
+
+    def gather(
+        self, shards: Callable[[int], Any], numbers: NDArray[np.int32], rows: NDArray[np.int32]
+    ) -> Any:
+        """Row ``rows[i]`` of shard ``numbers[i]``, for every i, as new rows."""
+        ...
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """The rows of all parts, one after the other."""
+        ...
+
+    def taken(self, rows: Any, numbers: NDArray[np.int64]) -> Any:
+        """Some rows, in the order of ``numbers``."""
+        ...
+
+    def digests(self, rows: Any) -> Digests:
+        """The digest of each row: uint8 [n, 16]."""
+        ...
+
+
+def format_of(spec: FeatureSpec | TableSpec) -> Format:
+    """How rows with this description are stored."""
+    if isinstance(spec, FeatureSpec):
+        return Numbers(spec.dim, np.dtype(spec.dtype).newbyteorder("<"))
+    return Tables(ROWS_OF[spec.kind], spec.kind)
+
+
+def shard_name(keys: Keys, digests: Digests, suffix: str) -> str:
+    """Name of the shard with these rows."""
+    content = blake3(np.ascontiguousarray(keys).data)
+    content.update(np.ascontiguousarray(digests).data)
+    return f"shard-{content.hexdigest()[:32]}.{suffix}"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Rows of ``dim`` numbers of one type, in HDF5, read through a memory map."""
+
+    dim: int
+    dtype: np.dtype
+
+    suffix = "h5"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's numbers."""
+        return self.dim * self.dtype.itemsize
+
+    @property
+    def shard_rows(self) -> int:
+        return max(1, TARGET_BYTES // self.row_bytes)
+
+    def encode(self, keys: Keys, rows: NDArray) -> bytes:
+        """The bytes of a shard, the same for every version of HDF5.
+
+        It is built in memory, so that HDF5 never sees a disk failure, and read when the file is
+        closed: the image of an open one has a wrong checksum before HDF5 2.0.
+        """
+        image = io.BytesIO()
+        creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+        creation.set_obj_track_times(False)  # of the root group, which has them before HDF5 2.0
+        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+        access.set_libver_bounds(*_VERSIONS)
+        access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+        access.set_alignment(1, _ALIGNMENT)
+        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, image)
+        opened = h5py.h5f.create(b"shard", h5py.h5f.ACC_TRUNC, fcpl=creation, fapl=access)
+        with h5py.File(opened) as file:
+            file.create_dataset(FEATURES, data=rows, dtype=self.dtype, track_times=False)
+            file.create_dataset(KEYS, data=keys, track_times=False)
+        return image.getvalue()
+
+    def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, NDArray]:
+        keys, rows = _mapped(folder, record, self.dim, self.dtype)
+        return keys, rows
+
+    def gather(
+        self, shards: Callable[[int], NDArray], numbers: NDArray[np.int32], rows: NDArray[np.int32]
+    ) -> NDArray:
+        values = np.empty((len(rows), self.dim), self.dtype)
+        for number in np.unique(numbers):
+            mine = np.flatnonzero(numbers == number)
+            values[mine] = shards(int(number))[rows[mine]]
+        return values
+
+    def joined(self, parts: Sequence[NDArray]) -> NDArray:
+        return np.concatenate([np.empty((0, self.dim), self.dtype), *parts])
+
+    def taken(self, rows: NDArray, numbers: NDArray[np.int64]) -> NDArray:
+        return rows[numbers]
+
+    def digests(self, rows: NDArray) -> Digests:
+        data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1).data
+        size = self.row_bytes
+        each = [xxh3_128_digest(data[at : at + size]) for at in range(0, len(data), size)]
+        return np.frombuffer(b"".join(each), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Rows of an Arrow schema without the key, in Parquet."""
+
+    schema: pa.Schema
+    kind: TableKind
+
+    suffix = "parquet"
+
+    @property
+    def shard_rows(self) -> int:
+        return SHARD_ROWS[self.kind]
+
+    @cached_property
+    def _stored(self) -> pa.Schema:
+        return self.schema.insert(0, pa.field("key", pa.binary(KEY_BYTES)))
+
+    def encode(self, keys: Keys, rows: pa.Table) -> memoryview:
+        table = rows.cast(self.schema).add_column(0, "key", key_array(keys))
+        sink = pa.BufferOutputStream()
+        pq.write_table(table.cast(self._stored), sink, compression="zstd")
+        return memoryview(sink.getvalue())
+
+    def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, pa.Table]:
+        path = check_file(folder, record)
+        table = read_manifest(path, self._stored)
+        if table.num_rows != record.rows:
+            raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {record.rows:,}")
+        return key_column(table.column("key")), table.drop_columns("key")
+
+    def gather(
+        self,
+        shards: Callable[[int], pa.Table],
+        numbers: NDArray[np.int32],
+        rows: NDArray[np.int32],
+    ) -> pa.Table:
+        order = np.argsort(numbers, kind="stable")
+        edges = np.flatnonzero(np.diff(numbers[order])) + 1
+        parts = [
+            self.taken(shards(int(numbers[here[0]])), rows[here])
+            for here in np.split(order, edges)
+            if len(here)
+        ]
+        return self.taken(self.joined(parts), np.argsort(order, kind="stable"))
+
+    def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
+        return pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks()
+
+    def taken(self, rows: pa.Table, numbers: NDArray) -> pa.Table:
+        if len(numbers) == rows.num_rows and (numbers == np.arange(len(numbers))).all():
+            return rows  # a copy may be gigabytes
+        return rows.take(pa.array(numbers))
+
+    def digests(self, rows: pa.Table) -> Digests:
+        """XXH3-128 of each row's canonical JSON, in which bytes are the digest of theirs (hex)."""
+        each = [
+            xxh3_128_digest(json.dumps(row, separators=(",", ":"), default=_hex).encode())
+            for batch in rows.to_batches(1024)
+            for row in batch.to_pylist()
+        ]
+        return np.frombuffer(b"".join(each), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def _hex(value: bytes) -> str:
+    return xxh3_128_digest(value).hex()
+
+
+def _mapped(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> list[NDArray]:
+    """Keys and rows of an HDF5 file as read-only memory maps.
+
+    Raises:
+        CacheError: the file is missing or truncated, or its layout is anything but contiguous runs
+            of plain numbers inside this file.
+    """
+    path = check_file(folder, record)
+    expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (dim, dtype)}
+    offsets: dict[str, int] = {}
+    try:
+        with h5py.File(path, "r") as file:
+            for name, (width, kind) in expected.items():
+                linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
+                data = None if linked else file[name]
+                if not isinstance(data, h5py.Dataset) or (
+                    data.external or data.is_virtual or data.chunks
+                ):
+                    raise CacheError(
+                        f"{path}: /{name} is not one contiguous run of numbers in this file; "
+                        f"{REMEDY}"
+                    )
+                if (data.shape, data.dtype) != ((record.rows, width), kind):
+                    raise CacheError(
+                        f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
+                        f"{(record.rows, width)}; {REMEDY}"
+                    )
+                offsets[name] = data.id.get_offset() or 0
+    except CacheError:
+        raise
+    except Exception as error:  # on damaged files the library may raise anything
+        raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
+    maps: list[NDArray] = []
+    for name, (width, kind) in expected.items():
+        offset, size = offsets[name], record.rows * width * kind.itemsize
+        if not offset or offset + size > record.bytes or offset % kind.itemsize:
+            raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {REMEDY}")
+        maps.append(np.memmap(path, kind, "r", offset, (record.rows, width)).view(np.ndarray))
+    return maps

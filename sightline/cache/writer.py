@@ -1,0 +1,664 @@
+"""Fill a set: lock, plan, finished parts, workers, and one commit point; for rows of every kind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.cache.checks import file_faults, remembered_faults
+from sightline.cache.keys import (
+    KEY_BYTES,
+    Keys,
+    KeyTable,
+    as_keys,
+    picked,
+    sort_order,
+    unique_sorted,
+)
+from sightline.cache.parts import Failure, FailureList, Part, Parts, rows_in_parts
+from sightline.cache.plan import FILE, Batch, Plan, Shape, StoredPlan, Worker
+from sightline.cache.publish import Spec, publish, write_shards
+from sightline.cache.record import (
+    DAMAGED,
+    FILE_NAME,
+    Provenance,
+    SetRecord,
+    read_record,
+    refuse_other_kinds,
+    set_output,
+)
+from sightline.cache.rows import Rows, rows_in
+from sightline.cache.shards import Numbers, format_of
+from sightline.cache.verify import Sound, sound_part
+from sightline.errors import CacheError, SightlineError
+from sightline.files import free_bytes
+from sightline.lock import WriterLock
+from sightline.output import run_folder_of
+from sightline.wording import in_bytes
+
+BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}
+"""Rows per block by kind, a batch for others: a kill loses at most this many."""
+MAX_SMALL_SHARDS = 16
+"""With more shards than this less than half full, the next run merges them."""
+_LOOKUPS = 1 << 16  # at once, so that memory does not grow with the set
+_INDEX_BYTES = 61  # of a row in the index, about
+
+
+def rows_done(folder: Path) -> tuple[int, int] | None:
+    """How many rows of a set's plan are done, and how many it has; None if no run is at it."""
+    run_folder = run_folder_of(folder)
+    plan = StoredPlan.load(run_folder)
+    if plan is None:
+        return None
+    return min(rows_in_parts(run_folder, plan.parts), plan.rows), plan.rows
+
+
+class SetWriter:
+    """Computes what a set lacks and publishes it.
+
+    ```python
+    with SetWriter(folder, spec) as writer:
+        for batch in writer.plan(keys, batch_size=64):
+            writer.add(batch.keys, rows, failed, {"device": "cpu", ...}, batch.block)
+        record = writer.publish()
+    ```
+
+    A killed run resumes from its finished parts; readers see the old set until the new one is
+    published. Workers that share the folder first enter `joined`, where each takes blocks of one
+    plan, and then compete to enter the writer itself: the last active worker enters, computes
+    what dead workers left, and publishes.
+
+    Args:
+        folder: folder of the set; the run's own files go to ``<folder>.run`` beside it.
+        spec: what determines the content.
+        inputs: files and folders that the rows are computed from.
+        worker: this worker among those that share the folder; None: the only one.
+
+    Attributes:
+        replaces: why the previous set here cannot be reused; empty if it can.
+        repaired: what was damaged here and is being recomputed.
+        planned_rows, resumed_rows, copied_rows: rows of the plan; those that an earlier run
+            finished; rows that needed no model.
+        wanted_rows: rows of the whole set, once it is planned.
+        durable_rows: rows of the plan that survive a kill.
+        ahead: number of results that may wait for writing while the next are computed.
+        shape: shape of the plan.
+        failures: list of paths and reasons of failed rows.
+
+    Raises:
+        CacheError: on entering, the folder holds a set of a different kind.
+        SightlineError: on entering, as in `sightline.output.Output`.
+        BusyError: on entering, another process is writing here.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: Spec,
+        inputs: Iterable[Path] = (),
+        worker: Worker | None = None,
+    ) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.format = format_of(spec)
+        self.ahead = 4 if isinstance(self.format, Numbers) else 0  # a table's result is a block
+        self.worker = worker
+        self._output = set_output(folder, inputs, str(worker or ""))
+        self.run_folder = self._output.run_folder
+        self.replaces: list[str] = []
+        self.repaired: list[str] = []
+        self.planned_rows = self.copied_rows = self.resumed_rows = self.durable_rows = 0
+        self.wanted_rows = 0
+        self.shape = Shape(1, 1, 1)
+        self.failures = FailureList(self.run_folder / "failures.jsonl")
+        self._shared: WriterLock | None = None
+        self._finished: Parts | None = None
+        self._marking = threading.Lock()
+        self._looks = False
+        self._record: SetRecord | None = None
+        self._there = Sound(Rows(folder, spec), {}, (), "")
+        self._buffer: list[tuple[Keys, Any, dict[bytes, Failure]]] = []
+        self._buffered_rows = 0
+        self._buffered_block: int | None = None
+        self._buffered_computed: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        refuse_other_kinds(self.folder, self.spec.kind)
+        self._output.__enter__()
+        try:
+            self._begin()
+        except BaseException:
+            self._output.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._end(error)
+        finally:
+            self._output.__exit__(kind, error, traceback)
+
+    @contextmanager
+    def joined(self) -> Iterator[Self]:
+        """Compute blocks alongside the other workers of this set.
+
+        Raises:
+            as on entering the writer itself; BusyError: a run that does not share is active.
+        """
+        refuse_other_kinds(self.folder, self.spec.kind)
+        with self._output.joined() as self._shared:
+            error: BaseException | None = None
+            try:
+                self._begin()
+                yield self
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                self._end(error)
+                self._shared = None
+
+    @contextmanager
+    def looked_at(self) -> Iterator[Self]:
+        """Plan only: read what there is, beside other runs too, and write nothing.
+
+        Raises:
+            CacheError, SightlineError: as on entering the writer.
+        """
+        refuse_other_kinds(self.folder, self.spec.kind)
+        self._output.check_place()
+        self._looks = True
+        try:
+            self._begin()
+            yield self
+        finally:
+            self._finished, self._looks = None, False
+
+    def plan(
+        self,
+        keys: Keys | Sequence[bytes],
+        lengths: NDArray[np.int32] | None = None,
+        *,
+        batch_size: int,
+        shard_rows: int | None = None,
+        groups: Keys | None = None,
+        retry_failed: bool = False,
+        copy_from: Path | None = None,
+        threads: int = 1,
+        code: str = "",
+    ) -> list[Batch]:
+        """The batches still to be computed for the set to hold exactly ``keys``.
+
+        Args:
+            keys: uint8 [n, 32]; repeated keys count once.
+            lengths: int32 [n], padded length of each row, or None if there is only one shape.
+            batch_size: rows per batch, including padding.
+            shard_rows: rows per shard; None: as fit into about 64 MiB.
+            groups: uint8 [n, 32]; rows of one group are computed consecutively.
+            retry_failed: also recompute failed rows.
+            copy_from: folder of other sets; rows in a set with this fingerprint are copied. Rows
+                that this set dropped but still has on disk are always reused.
+            threads, code: as in `sightline.cache.plan.Shape`.
+
+        Raises:
+            SightlineError: the disk has no room for the estimated output, or other workers use a
+                different plan.
+        """
+        block_rows = BLOCK_ROWS.get(self.spec.kind, 1)
+        shape = Shape(batch_size, block_rows, shard_rows or self.format.shard_rows, threads, code)
+        keys = as_keys(keys)
+        first = unique_sorted(keys)
+        self._wanted = keys[first]
+        self.wanted_rows = len(self._wanted)
+        self._table = KeyTable(self._wanted)
+        missing = self._missing(retry_failed)
+        self._copies = self._copied(missing, copy_from)
+        copied = np.zeros_like(missing)
+        for rows in self._copies:
+            copied |= missing & (rows.find(self._wanted) >= 0)
+        self._copied_keys = self._wanted[copied]
+        self.copied_rows = len(self._copied_keys)
+        missing &= ~copied
+        # workers that start later must not retry what another worker has tried
+        again = retry_failed and self.worker is None
+        done = self._done(self.parts, again=again)
+        stored = StoredPlan.load(self.run_folder)
+        asked = shape
+        if (
+            stored is not None
+            and stored.fingerprint == self.spec.fingerprint
+            and any(map(len, done))
+        ):
+            # an interrupted run resumes in its original shape, or its rows would not match
+            begun = stored.shape
+            shape = replace(shape, batch_size=begun.batch_size, threads=begun.threads)
+        self._row_is_done = np.zeros_like(missing)
+        self._mark(self._row_is_done, done)
+
+        def cut(rows: NDArray[np.bool_]) -> Plan:
+            return Plan.make(
+                self.spec.fingerprint,
+                picked(self._wanted, rows),
+                None if lengths is None else lengths[first][rows],
+                shape,
+                None if groups is None else groups[first][rows],
+                asked,
+            )
+
+        plan, before = None, np.zeros_like(missing)
+        if stored is not None:
+            begun = [part for part in self.parts if part.name in stored.parts]
+            self._mark(before, self._done(begun, again=again))
+            plan = cut(missing & ~before)
+        if self._shared is not None and not self._shared.alone:
+            plan = self._require_their_plan(plan, stored)
+        else:
+            base = frozenset() if stored is None else stored.parts
+            if plan is None or stored is None or stored.digest != plan.digest:
+                # the wanted rows have changed: plan what is not done yet
+                before = missing & self._row_is_done
+                base = frozenset(part.name for part in self.parts)
+                plan = cut(missing & ~before)
+            if stored != plan.stored(base) and not self._looks:
+                plan.stored(base).save(self.run_folder)
+            if self._shared is not None:
+                self._shared.share()
+        self.shape = shape
+        outside = missing & before
+        self._planned = plan.keys
+        if outside.any():
+            self._planned = np.concatenate([plan.keys, self._wanted[outside]])
+        batches = plan.batches()
+        if (missing & self._row_is_done).any():
+            batches = [batch for batch in batches if not self._is_done(batch)]
+        left = sum(len(batch.keys) for batch in batches)
+        self.planned_rows = len(self._planned)
+        self.resumed_rows = self.durable_rows = self.planned_rows - left
+        self._require_space(left)
+        return batches
+
+    def mine(
+        self, batches: Sequence[Batch], skipped: Callable[[int], None] = lambda _: None
+    ) -> Iterator[Batch]:
+        """The ``batches`` that this run should compute, claimed on demand.
+
+        A single run computes all of them. A worker takes blocks that no other worker has finished
+        or started, its own share first.
+
+        Args:
+            skipped: receives the number of rows finished by another worker.
+        """
+        lock = self._shared
+        if lock is None or self.worker is None:
+            yield from batches
+            return
+        blocks: dict[int, list[Batch]] = {}
+        for batch in batches:
+            blocks.setdefault(batch.block, []).append(batch)
+        index, count = self.worker.index, self.worker.count
+        for number in sorted(blocks, key=lambda block: ((block - index) % count, block)):
+            if not lock.claim(number):
+                continue
+            self._look_for_parts()
+            left = [batch for batch in blocks[number] if not self._is_done(batch)]
+            skipped(sum(len(each.keys) for each in blocks[number]) - sum(len(b.keys) for b in left))
+            if not left:
+                lock.release(number)
+            yield from left
+
+    def add(
+        self,
+        keys: Keys,
+        rows: Any,
+        failed: Mapping[bytes, Failure] | None = None,
+        computed: Mapping[str, Any] | None = None,
+        block: int = 0,
+    ) -> None:
+        """Add finished rows; they are durable once their block is full or the next one starts.
+
+        Numbers that are not finite, before or after conversion to the stored dtype, become errors.
+
+        Args:
+            keys: uint8 [n, 32].
+            rows: float32 [n, dim], un-normalised, or a table of n rows (`sightline.cache.tables`).
+            failed: key → code, path and reason of failed rows.
+            computed: device, library versions and batch size, for the new shards; ``halved_to``
+                if the plan's batch size did not fit in memory.
+            block: block of the plan that the rows belong to.
+        """
+        computed = dict(computed or {})
+        if block != self._buffered_block or computed != self._buffered_computed:
+            self.flush()  # all rows of a block were computed the same way
+        if self._shared is not None and self._buffered_block not in (None, block):
+            self._shared.release(self._buffered_block)
+        self._buffered_block, self._buffered_computed = block, computed
+        failed = dict(failed or {})
+        if isinstance(self.format, Numbers):
+            keys, rows = self._finite(keys, rows, failed)
+        self._buffer.append((keys, rows, failed))
+        self._buffered_rows += len(keys) + len(failed)
+        if self._buffered_rows >= self.shape.block_rows:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make all added rows durable."""
+        if not self._buffer or self._finished is None:
+            return
+        keys = np.concatenate([part[0] for part in self._buffer])
+        rows = self.format.joined([part[1] for part in self._buffer])
+        failed = {key: about for part in self._buffer for key, about in part[2].items()}
+        with self._marking:
+            part = self._finished.append(keys, rows, failed, self._buffered_computed)
+            self._mark(self._row_is_done, self._done([part], again=False))
+        self.durable_rows += len(keys) + len(failed)
+        self._buffer, self._buffered_rows = [], 0
+
+    def publish(self, provenance: Provenance | None = None) -> SetRecord:
+        """Merge the finished rows into shards and replace the commit point.
+
+        Args:
+            provenance: provenance of imported rows; default: computed here. A set that keeps
+                imported rows stays imported.
+
+        Raises:
+            CacheError: rows of the plan were neither added nor reported as failed.
+        """
+        self.flush()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        finished = self._rows_of_parts()
+        failed = self._newly_failed(finished)
+        kept, kept_failed = self._kept()
+        if self._unchanged(kept, kept_failed):
+            assert self._record is not None
+            self._output.settle(file.name for file in self._record.files)
+            self._finish(kept_failed)
+            return self._record
+        own = len(kept) or any(rows.folder == self.folder for rows in self._copies)
+        kept, small = self._split_small(kept)
+        sources = [rows for rows in (finished, *self._copies, small) if len(rows)]
+        keys = np.concatenate([self._planned, self._copied_keys, small.keys])
+        keys = keys[sort_order(keys)]
+        new = write_shards(self._output, self.spec, keys, self.shape.shard_rows, sources)
+        if provenance is None and own and self._record is not None:
+            provenance = self._record.provenance
+        self.failures.add(failed)
+        self.failures.write()  # before publishing: no kill leaves an error without its reason
+        record = publish(
+            self._output,
+            self.spec,
+            [kept, new],
+            kept_failed | {key: about["code"] for key, about in failed.items()},
+            provenance or Provenance(),
+        )
+        self._finish({*kept_failed, *failed})
+        return record
+
+    @property
+    def parts(self) -> list[Part]:
+        """The finished parts."""
+        return self._finished.parts if self._finished is not None else []
+
+    def bytes_of(self, rows: int) -> tuple[int, int] | None:
+        """Bytes of ``rows`` in the set, and the room that writing them takes; None: not known.
+
+        Parts and shards each hold every new row once. The size of a row that is not of numbers is
+        that of the rows there are.
+        """
+        if isinstance(self.format, Numbers):
+            each = float(self.format.row_bytes + KEY_BYTES)
+        else:
+            record = self._record
+            shards = [] if record is None else list(record.shards)
+            shards += [part.shard for part in self.parts if part.shard is not None]
+            if not shards:
+                return None
+            each = sum(shard.bytes for shard in shards) / sum(shard.rows for shard in shards)
+        return round(rows * (each + _INDEX_BYTES)), round(rows * (2 * each + _INDEX_BYTES))
+
+    # -- the existing set --------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.replaces, self.repaired = [], []
+        self._open_published()
+        alone = self._shared is None or self._shared.alone
+        self._finished = Parts(
+            self.run_folder,
+            self.spec,
+            self._output.abandoned,
+            alone=alone,
+            looks=self._looks,
+        )
+        self.repaired += [
+            f"{name}: damaged part of an interrupted run; recomputing its rows"
+            for name in self._finished.damaged
+        ]
+        self.failures.read()
+
+    def _end(self, error: BaseException | None) -> None:
+        """Keep added rows, and leave no empty folder."""
+        try:
+            self.flush()
+        except OSError:
+            if error is None:
+                raise  # else the run is already ending with an error, most likely this one
+        finally:
+            alone = self._shared is None or self._shared.alone  # others may be about to write
+            if alone and self._finished is not None and not self._finished.parts:
+                self._finished.leave()
+            self._finished = None
+
+    def _open_published(self) -> None:
+        self._record, self._there = None, Sound(Rows(self.folder, self.spec), {}, (), "")
+        if not (self.folder / FILE_NAME).exists():
+            return
+        try:
+            record = read_record(self.folder)
+        except CacheError as error:
+            self.replaces = [f"the existing set is damaged: {error}"]
+            return
+        if record.fingerprint != self.spec.fingerprint:
+            self.replaces = self.spec.differences(record.spec)
+            return
+        self._record = record
+        self._there = sound_part(self.folder, record, remembered_faults(self.folder, record.files))
+        self.repaired = self._there.lines()
+
+    def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:
+        """Which of the wanted keys need computing: bool [n]."""
+        missing = self._there.rows.find(self._wanted) < 0
+        if not retry_failed:
+            failed = [key for key, code in self._there.failed.items() if code != DAMAGED]
+            rows = self._table.find(as_keys(failed))
+            missing[rows[rows >= 0]] = False
+        return missing
+
+    def _copied(self, missing: NDArray[np.bool_], root: Path | None) -> list[Rows]:
+        """Rows on disk that need no model: this set's dropped ones, then those of other sets."""
+        keys = picked(self._wanted, missing)
+        copies: list[Rows] = []
+        for rows in self._on_disk(root):
+            if not len(keys):
+                break
+            mine = rows.only(KeyTable(keys).find(rows.keys) >= 0)
+            if mine.folder != self.folder:
+                # a new shard gets a new digest: copying damaged rows would give them a valid one
+                damaged = file_faults(mine.folder, mine.records)
+                fine = np.array([each.name not in damaged for each in mine.records], dtype=bool)
+                mine = mine.only(fine[mine.shards])
+            if len(mine):
+                copies.append(mine)
+                keys = keys[mine.find(keys) < 0]
+        return copies
+
+    def _on_disk(self, root: Path | None) -> Iterator[Rows]:
+        """Dropped rows of this set, and the rows of other sets with its fingerprint, by path.
+
+        Skips sets that cannot be read, which do not concern this run, and imported ones: their
+        rows would lose their provenance.
+        """
+        yield self._dropped_rows()
+        for file in sorted(root.rglob(FILE_NAME)) if root is not None else ():
+            if file.parent.resolve() == self.folder.resolve():
+                continue
+            try:
+                record = read_record(file.parent)
+                if record.fingerprint == self.spec.fingerprint and not record.provenance.imported:
+                    yield sound_part(file.parent, record, {}).rows
+            except CacheError:
+                continue
+
+    def _dropped_rows(self) -> Rows:
+        """Rows in the shards of this set but not in its index: no manifest wanted them."""
+        there = self._there.rows
+        sizes = np.array([record.rows for record in there.records], dtype=np.int64)
+        some = np.flatnonzero(there.live() < sizes)
+        if not len(some):
+            return Rows(self.folder, self.spec)
+        live = there.by_shard()
+        dead = [np.setdiff1d(np.arange(sizes[i]), there.numbers[live[i]]) for i in some]
+        return rows_in(self.folder, self.spec, [there.records[i] for i in some], dead)
+
+    def _kept(self) -> tuple[Rows, dict[bytes, str]]:
+        """Rows of the published set that are still wanted, and rows that remain failed."""
+        again = KeyTable(self._planned[sort_order(self._planned)])
+        bad = as_keys(sorted(self._there.failed))
+        stays = (self._table.find(bad) >= 0) & (again.find(bad) < 0)
+        stays &= KeyTable(self._copied_keys).find(bad) < 0
+        failed = {key.tobytes(): self._there.failed[key.tobytes()] for key in bad[stays]}
+        rows = self._there.rows
+        return rows.only(self._table.find(rows.keys) >= 0), failed
+
+    def _unchanged(self, kept: Rows, failed: Mapping[bytes, str]) -> bool:
+        there = self._there
+        return (
+            self._record is not None
+            and not there.dropped
+            and not there.index_fault
+            and not len(self._planned)
+            and not len(self._copied_keys)
+            and len(kept) == len(there.rows)
+            and len(failed) == len(there.failed)
+        )
+
+    def _split_small(self, kept: Rows) -> tuple[Rows, Rows]:
+        """Rows that stay in place, and rows of small shards once there are too many of these."""
+        small = kept.live() < self.shape.shard_rows / 2
+        if small.sum() <= MAX_SMALL_SHARDS:
+            return kept, kept.only(np.zeros(len(kept), dtype=bool))
+        return kept.only(~small[kept.shards]), kept.only(small[kept.shards])
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _finite(
+        self, keys: Keys, rows: NDArray, failed: dict[bytes, Failure]
+    ) -> tuple[Keys, NDArray]:
+        """The rows that can be stored; the others are added to ``failed``."""
+        assert isinstance(self.format, Numbers)
+        with np.errstate(over="ignore"):
+            stored = rows.astype(self.format.dtype)
+        finite = np.isfinite(stored).all(axis=1)
+        for i in np.flatnonzero(~finite):
+            failed[keys[i].tobytes()] = {
+                "code": "not_finite",
+                "path": "",
+                "reason": f"the encoder's row holds NaN or exceeds {self.format.dtype.name}",
+            }
+        return keys[finite], stored[finite]
+
+    def _rows_of_parts(self) -> Rows:
+        """The rows of the finished parts."""
+        assert self._finished is not None
+        records = [part.shard for part in self.parts if part.shard is not None]
+        return rows_in(self._finished.folder, self.spec, records)
+
+    def _newly_failed(self, finished: Rows) -> dict[bytes, Failure]:
+        """Code, path and reason of the planned rows without values, by key.
+
+        Raises:
+            CacheError: some were neither added nor reported as failed.
+        """
+        failed = {key: about for part in self.parts for key, about in part.failed.items()}
+        without = [key.tobytes() for key in self._planned[finished.find(self._planned) < 0]]
+        lost = sum(key not in failed for key in without)
+        if lost:
+            raise CacheError(f"{self.folder}: {lost} planned rows were never computed")
+        return {key: failed[key] for key in without}
+
+    def _done(self, parts: Iterable[Part], *, again: bool) -> list[Keys]:
+        """Keys of these parts; failed keys are excluded if retried (``again``)."""
+        done = [part.keys for part in parts]
+        if not again:
+            done += [as_keys(list(part.failed)) for part in parts if part.failed]
+        return done
+
+    def _is_done(self, batch: Batch) -> bool:
+        return bool(self._row_is_done[self._table.find(batch.keys)].all())
+
+    def _look_for_parts(self) -> None:
+        assert self._finished is not None
+        with self._marking:
+            known = len(self._finished.parts)
+            self._finished.refresh()
+            self._mark(self._row_is_done, self._done(self._finished.parts[known:], again=False))
+
+    def _mark(self, rows: NDArray[np.bool_], parts: Iterable[Keys]) -> None:
+        """Set ``rows`` (bool [n] over the wanted keys) where any of ``parts`` has the key."""
+        for keys in parts:
+            for start in range(0, len(keys), _LOOKUPS):
+                found = self._table.find(keys[start : start + _LOOKUPS])
+                rows[found[found >= 0]] = True
+
+    def _finish(self, failed: Iterable[bytes]) -> None:
+        """Clean up after publishing, with these keys failed: plan and parts are obsolete."""
+        assert self._finished is not None
+        self.failures.keep(set(failed))
+        self.failures.write()
+        self._finished.clear()
+        self._finished = None
+        (self.run_folder / FILE).unlink(missing_ok=True)
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    def _require_their_plan(self, plan: Plan | None, stored: StoredPlan | None) -> Plan:
+        """``plan``, if it is that of the other workers.
+
+        Raises:
+            SightlineError: it is not.
+        """
+        if plan is not None and stored is not None:
+            if (plan.digest, plan.asked) == (stored.digest, stored.asked):
+                return plan
+            lines = plan.stored(stored.parts).differences(stored)
+        else:
+            lines = ["they no longer have one"]
+        raise SightlineError(
+            f"{self.folder}: other workers fill this set with a different plan than "
+            f"{self.worker}:\n  "
+            + "\n  ".join(lines)
+            + "\n  Start every worker with the same inputs, options and versions, or wait until "
+            "the others finish."
+        )
+
+    def _require_space(self, rows: int) -> None:
+        sizes = self.bytes_of(rows)
+        free = free_bytes(self.run_folder)
+        if sizes is not None and sizes[1] > free:
+            each = sizes[0] // max(rows, 1)
+            raise SightlineError(
+                f"{self.folder}: {rows} rows of about {each} bytes need about "
+                f"{in_bytes(sizes[1])} during writing, but only {in_bytes(free)} are free; "
+                "free some space or choose another output folder. Nothing was started."
+            )
