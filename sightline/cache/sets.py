@@ -165,6 +165,9 @@ def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Index, R
 def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int:
     """Write a set of rows that are all there, and publish it; returns the number of its rows.
 
+    The set holds these rows afterwards, whatever it held: the phrases of a pair may change under
+    one description.
+
     Args:
         keys: uint8 [n, 32]; of equal keys the first counts.
         rows: n rows of the kind (`sightline.cache.tables`).
@@ -176,6 +179,7 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
     first = unique_sorted(keys)
     table = KeyTable(keys[first])
     with SetWriter(folder, spec) as writer:
+        writer.start_over()
         for batch in writer.plan(table.keys, batch_size=_BATCH_ROWS):
             here = first[table.find(batch.keys)]
             writer.add(batch.keys, rows.take(pa.array(here)), block=batch.block)

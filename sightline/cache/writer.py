@@ -290,6 +290,17 @@ class SetWriter:
         self._require_space(left)
         return batches
 
+    def start_over(self) -> None:
+        """Take over nothing, neither published rows nor finished parts; before `plan`.
+
+        For rows that are all there, and that the fingerprint does not determine alone.
+        """
+        assert self._finished is not None
+        self._record, self._there = None, Sound(Rows(self.folder, self.spec), {}, (), "")
+        self._finished.clear()
+        self._finished.folder.mkdir()
+        (self.run_folder / FILE).unlink(missing_ok=True)
+
     def mine(
         self, batches: Sequence[Batch], skipped: Callable[[int], None] = lambda _: None
     ) -> Iterator[Batch]:

@@ -17,14 +17,19 @@ from sightline.cache import (
     SENTENCES,
     CacheError,
     MissingKeys,
+    PhraseTokenHeader,
+    PhraseTokens,
     TokenHeader,
     TokenSet,
     key_column,
     key_of_text,
     keys_of_texts,
+    pair_keys,
     read_manifest,
+    verify,
     whole_files,
     write_manifest,
+    write_phrase_tokens,
     write_tokens,
 )
 from sightline.cache.record import TableSpec
@@ -146,3 +151,16 @@ def test_a_token_set_without_its_header_is_refused(tmp_path):
     (tmp_path / "set.json").write_text(json.dumps({**body, "digest": digest(body)}))
     with pytest.raises(CacheError, match="described by a different version"):
         TokenSet.open(tmp_path)
+
+
+def test_phrases_written_again_replace_those_of_the_same_pair(tmp_path):
+    header = PhraseTokenHeader("tiny", "0" * 64, max_length=8, phrases=1)
+    images, captions = keys_of_texts(["image"]), keys_of_texts(["caption"])
+    for cutout, start in (("before", 1), ("after", 3)):
+        cutouts = keys_of_texts([cutout])
+        pairs = pair_keys(images, captions)
+        write_phrase_tokens(tmp_path / "set", header, pairs, cutouts, [start], [start + 1])
+    found = PhraseTokens.open(tmp_path / "set").of_pairs(images, captions)
+    assert (found.starts.tolist(), found.ends.tolist()) == ([3], [4])
+    assert (found.cutouts == cutouts).all()
+    assert verify(tmp_path / "set") == []
