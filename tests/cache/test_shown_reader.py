@@ -1,0 +1,140 @@
+"""docs/cache.md describes a set so that h5py and pyarrow are enough to read it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from blake3 import blake3
+from shown_reader import APART, PAGE, plain, read_as_shown, shown_code
+from stub_set import KEYS, fill
+from table_sets import TEXTS, make_all, read
+from xxhash import xxh3_128
+
+from sightline.cache import FeatureSet, TokenSet, keys_of_texts
+from sightline.cache.record import SCHEMA, read_record
+from sightline.cache.sets import open_tables
+from sightline.cache.tables import SHARD_ROWS
+
+
+def test_the_code_is_short_and_needs_nothing_of_ours(tmp_path):
+    code = shown_code()
+    assert len(code.splitlines()) <= 30
+    modules = set(re.findall(r"^(?:import|from) (\w+)", code, re.M))
+    assert modules == {"json", "pathlib", "h5py", "pyarrow"}
+    done = subprocess.run(
+        [sys.executable, "-c", APART + "import sightline"], capture_output=True, text=True
+    )
+    assert "ModuleNotFoundError" in done.stderr
+
+
+def test_the_code_reads_features_and_tokens_as_we_do(tmp_path):
+    broken = KEYS[70].tobytes()
+    fill(tmp_path / "features", KEYS[:50])
+    fill(tmp_path / "features", KEYS, frozenset({broken}))  # several shards, a failure
+    fill(tmp_path / "features", KEYS[5:])  # rows in shards that are not in the set
+    make_all(tmp_path)
+    shown, tokens = read_as_shown([tmp_path / "features", tmp_path / "tokens"])
+    features = FeatureSet.open(tmp_path / "features")
+    assert shown.keys == [key.tobytes() for key in features.keys]
+    assert (np.array(shown.rows, np.float16) == features.take(features.keys)).all()
+    assert shown.failed == features.failed == {broken: "undecodable"}
+
+    found = TokenSet.open(tmp_path / "tokens")
+    assert set(tokens.keys) == {key.tobytes() for key in keys_of_texts(TEXTS)}
+    ids, lengths = found.gather(found.rows(tokens.keys))
+    assert [row["input_ids"] for row in tokens.rows] == [
+        part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])
+    ]
+
+
+def test_the_code_reads_tables_of_every_kind(tmp_path):
+    make_all(tmp_path)
+    for kind, shown in zip(
+        SHARD_ROWS, read_as_shown([tmp_path / k for k in SHARD_ROWS]), strict=True
+    ):
+        _, index, _ = open_tables(tmp_path / kind, kind)
+        assert shown.keys == [key.tobytes() for key in index.keys]
+        assert shown.rows == plain(read(tmp_path / kind, kind).to_pylist())
+
+
+@pytest.mark.parametrize("rows", SHARD_ROWS.values())
+def test_the_page_has_the_sizes_of_shards(rows):
+    assert f"{rows:,}" in PAGE.read_text()
+
+
+def test_the_page_has_the_fields_of_the_record(tmp_path):
+    text = PAGE.read_text()
+    fill(tmp_path / "set")
+    record = read_record(tmp_path / "set")
+    assert SCHEMA in text
+    for name in record.model_dump(by_alias=True):
+        assert f"`{name}`" in text
+
+
+def digest_of(row) -> bytes:
+    """The digest of a row, as the page describes it."""
+    if isinstance(row, np.ndarray):
+        return xxh3_128(row.astype(row.dtype.newbyteorder("<")).tobytes()).digest()
+    text = json.dumps(row, separators=(",", ":"), default=lambda data: xxh3_128(data).hexdigest())
+    return xxh3_128(text.encode()).digest()
+
+
+@pytest.mark.parametrize("kind", ["features", *SHARD_ROWS])
+def test_names_and_digests_are_those_that_the_page_describes(tmp_path, kind):
+    if kind == "features":
+        fill(tmp_path / kind, KEYS[:60], frozenset({KEYS[3].tobytes(), KEYS[9].tobytes()}))
+    else:
+        make_all(tmp_path)
+    read: dict[str, Any] = {}
+    exec(shown_code(), read)
+    keys, rows, failed = read["read_set"](tmp_path / kind)
+    digests = [digest_of(row) for row in rows]
+    record = json.loads((tmp_path / kind / "set.json").read_bytes())
+    index = pq.read_table(tmp_path / kind / record["index"]["name"])
+    live = index.filter(pc.equal(index["status"].cast(pa.string()), "ok"))
+    assert live["digest"].to_pylist() == digests
+
+    content = blake3(record["fingerprint"].encode())
+    content.update(b"".join(key + value for key, value in zip(keys, digests, strict=True)))
+    content.update(b"".join(key + failed[key].encode() for key in sorted(failed)))
+    assert content.hexdigest() == record["content_digest"]
+
+    names = [shard["name"] for shard in record["shards"]]
+    assert names == sorted(names)
+    for number, shard in enumerate(record["shards"]):
+        here = [i for i, other in enumerate(live["shard"].to_pylist()) if other == number]
+        name = blake3(b"".join([keys[i] for i in here] + [digests[i] for i in here])).hexdigest()
+        assert shard["name"].split(".")[0] == f"shard-{name[:32]}"
+        data = (tmp_path / kind / shard["name"]).read_bytes()
+        assert (shard["blake3"], shard["bytes"]) == (blake3(data).hexdigest(), len(data))
+    data = (tmp_path / kind / record["index"]["name"]).read_bytes()
+    assert record["index"]["name"] == f"index-{blake3(data).hexdigest()[:32]}.parquet"
+
+    own = record.pop("digest")
+    assert own == sha256_of_json(record)
+    spec = record["spec"]
+    if kind == "features":
+        names = ["kind", "preprocessing", "precision", "dim", "dtype"]
+        spec = {name: spec[name] for name in names} | {
+            "schema": "sightline.feature_set/1",
+            "encoder": spec["encoder"]["name"],
+            "weights_sha256": spec["encoder"]["weights_sha256"],
+        }
+    else:
+        spec = {"schema": "sightline.set/2", **spec}
+    assert record["fingerprint"] == sha256_of_json(spec)
+
+
+def sha256_of_json(value: dict[str, Any]) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
