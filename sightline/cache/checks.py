@@ -65,7 +65,7 @@ def remembered_faults(folder: Path, files: Sequence[FileRecord]) -> dict[str, st
     """
     path = run_folder_of(folder) / _MEMORY
     known: dict[str, list[object]] = {}
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(path.read_bytes()))
     there = {file.name: _state(folder, file) for file in files}
     unknown = [f for f in files if there[f.name] is None or known.get(f.name) != there[f.name]]
@@ -75,7 +75,9 @@ def remembered_faults(folder: Path, files: Sequence[FileRecord]) -> dict[str, st
     sound = {name: state for name, state in there.items() if name not in faults}
     with suppress(OSError):  # a set that cannot be written to is read by every process
         path.parent.mkdir(exist_ok=True)
-        write_bytes(path, json.dumps(sound).encode())
+        ours = known or (path.parent / "lock").exists() or not any(path.parent.iterdir())
+        if ours:
+            write_bytes(path, json.dumps(sound).encode())
     return faults
 
 
