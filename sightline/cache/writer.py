@@ -397,6 +397,8 @@ class SetWriter:
             self._output.settle(file.name for file in self._record.files)
             self._finish(kept_failed)
             return self._record
+        # else a file that holds the right rows among damaged bytes would stay
+        self._output.remove(shard.name for shard in self._there.dropped)
         own = len(kept) or any(rows.folder == self.folder for rows in self._copies)
         kept, small = self._split_small(kept)
         sources = [rows for rows in (finished, *self._copies, small) if len(rows)]

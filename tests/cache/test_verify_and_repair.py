@@ -214,3 +214,20 @@ def test_a_repair_that_is_killed_leaves_a_set_that_can_be_read(folder, monkeypat
         repair(folder)
     assert verify(folder) == []
     assert len(FeatureSet.open(folder)) == len(KEYS) - shard.rows
+
+
+def test_a_run_over_damage_around_the_rows_leaves_the_files_of_a_clean_one(folder, tmp_path):
+    fill(tmp_path / "clean")
+    shard = folder / read_features(folder).shards[0].name
+    with h5py.File(shard) as file:
+        used = [
+            (data.id.get_offset(), data.id.get_storage_size())
+            for data in (file["features"], file["keys"])
+        ]
+    flip(shard, max(at for at in range(600, shard.stat().st_size) if not inside(at, used)))
+    _, computed = fill(folder)
+    assert computed == 30
+    names = [file.name for file in read_features(folder).files]
+    assert {name: files(folder)[name] for name in names}.items() <= files(
+        tmp_path / "clean"
+    ).items()
