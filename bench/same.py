@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,12 @@ import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sightline.cache.record import TableKind
 
 HERE = Path(__file__).resolve().parents[1]
 SHOWN = 5  # differing entries that are named
@@ -39,7 +43,7 @@ def describe(demo: Path) -> Description:
         if kind in ("image", "object", "text", "teacher"):
             found[f"rows of {name}"] = dict(features(folder))
         else:
-            found |= {f"{table} of {name}": rows for table, rows in tables(folder).items()}
+            found |= {f"{table} of {name}": rows for table, rows in tables(folder, kind).items()}
     for summary in sorted(demo.glob("runs/*/*/run.json")):
         name = summary.parent.relative_to(demo / "runs").as_posix()
         found[f"weights of {name}"] = dict(weights(summary.parent))
@@ -72,19 +76,33 @@ def features(folder: Path) -> Iterator[tuple[str, str]]:
         yield key.hex(), digest(rows.take([key])[0].tobytes())
 
 
-def tables(folder: Path) -> dict[str, dict[str, tuple[int, str]]]:
+def tables(folder: Path, kind: TableKind) -> dict[str, dict[str, tuple[int, str]]]:
     """Table → digest of a row's canonical JSON → how often it occurs, and how the row begins."""
-    import pyarrow.parquet as pq
+    from sightline.cache.sets import open_tables
 
     found: dict[str, dict[str, tuple[int, str]]] = {}
-    names = re.findall(r'"(\w+)(-[0-9a-f]+\.parquet)"', (folder / "set.json").read_text())
-    for table, rest in dict.fromkeys(names):
-        rows = found.setdefault(table, {})
-        for row in pq.read_table(folder / f"{table}{rest}").to_pylist():
-            text = json.dumps(row, sort_keys=True, default=digest)
-            count = rows.get(digest(text.encode()), (0, ""))[0]
-            rows[digest(text.encode())] = count + 1, text[:200]
+    _, index, rows = open_tables(folder, kind)
+    for key, row in zip(index.keys, rows.gather(np.arange(len(rows))).to_pylist(), strict=True):
+        for table, flat in flattened(kind, key.tobytes(), row):
+            text = json.dumps(flat, sort_keys=True, default=digest)
+            digests = found.setdefault(table, {})
+            count = digests.get(digest(text.encode()), (0, ""))[0]
+            digests[digest(text.encode())] = count + 1, text[:200]
     return found
+
+
+def flattened(kind: TableKind, key: bytes, row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The rows of the flat tables that a row of a set stands for: table, columns."""
+    if kind == "grounding":
+        image = {"image_key": row["image_key"]}
+        counts = {"captions": row["captions"], "pairs": len(row["phrases"]), "error": ""}
+        yield "images", {"unit_key": key, **image, **counts}
+        for table in ("phrases", "drops"):
+            yield from ((table, {**image, **each}) for each in row[table])
+    elif kind == "phrase-tokens":
+        yield from (("phrase_tokens", {"pair_key": key, **each}) for each in row["phrases"])
+    else:
+        yield kind, {"key": key, **row}
 
 
 def weights(run: Path) -> Iterator[tuple[str, str]]:
