@@ -52,8 +52,8 @@ def seconds(read: Callable[[np.ndarray], object], batches: list[np.ndarray]) -> 
 def h5py_reader(folder: Path, features: FeatureSet) -> Callable[[np.ndarray], object]:
     """Read rows through h5py: per shard, sorted and distinct as h5py requires, then reordered."""
     shards = [h5py.File(folder / shard.name)["features"] for shard in features.record.shards]
-    index = read_index(folder, features.record)
-    of_row, within = index.shards, index.rows
+    index, _ = read_index(folder, features.record)
+    of_row, within = index.shards, index.numbers
 
     def read(rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), features.dim), features.dtype)

@@ -81,8 +81,8 @@ def tables(folder: Path, kind: TableKind) -> dict[str, dict[str, tuple[int, str]
     from sightline.cache.sets import open_tables
 
     found: dict[str, dict[str, tuple[int, str]]] = {}
-    _, index, rows = open_tables(folder, kind)
-    for key, row in zip(index.keys, rows.gather(np.arange(len(rows))).to_pylist(), strict=True):
+    _, rows, _ = open_tables(folder, kind)
+    for key, row in zip(rows.keys, rows.gather(np.arange(len(rows))).to_pylist(), strict=True):
         for table, flat in flattened(kind, key.tobytes(), row):
             text = json.dumps(flat, sort_keys=True, default=digest)
             digests = found.setdefault(table, {})

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pipeline import graph
 from pipeline.extract.encode_missing import WEIGHTS_CAST, ExtractSettings
 from pipeline.extract.inputs import FeatureInputs, images_of, objects_of, texts_of
+from pipeline.interchange.unit_rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.diff import cosines
 from sightline.cache.keys import KeyTable, as_keys
@@ -29,7 +30,6 @@ from sightline.cache.record import (
     set_output,
     write_record,
 )
-from sightline.cache.unit_rows import unit_rows
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:

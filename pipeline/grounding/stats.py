@@ -79,9 +79,9 @@ def ground_stats(path: Path, captions: Path | None = None) -> GroundStats:
     drops: list[dict[str, Any]] = []
     failed: Counter[str] = Counter()
     if path.is_dir():
-        index, images = read_grounding(path)
+        images, codes = read_grounding(path)
         records, drops = phrases_of(images), drops_of(images).to_pylist()
-        failed.update(index.failed.values())
+        failed.update(codes.values())
         pairs_of_images = dict.fromkeys(images["image_key"].to_pylist(), 0)
     else:
         records, pairs_of_images = read_phrases(path), dict[bytes, int]()

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.interchange.card import card
 from pipeline.interchange.row_files import Form, Source, write_files
+from pipeline.interchange.unit_rows import unit_rows
 from sightline.cache import (
     CAPTIONS,
     IMAGES,
@@ -32,7 +33,6 @@ from sightline.cache import (
 from sightline.cache.index import Content
 from sightline.cache.keys import Keys
 from sightline.cache.record import Provenance, read_features
-from sightline.cache.unit_rows import unit_rows
 from sightline.digest import blake3_of_file
 from sightline.errors import SightlineError
 from sightline.output import Output, json_record

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from pipeline.interchange.found_rows import FoundRows, Part, find_rows
 from pipeline.interchange.image_names import ImageNames
 from pipeline.interchange.imported import foreign_spec, write_rows
+from pipeline.interchange.unit_rows import are_unit
 from sightline.cache import FeatureSetRecord, key_of_file, key_of_text
 from sightline.cache.keys import KEY_BYTES, Keys, unique_sorted
 from sightline.cache.record import DTypeName, Kind
-from sightline.cache.unit_rows import are_unit
 from sightline.errors import SightlineError
 from sightline.progress import progress
 

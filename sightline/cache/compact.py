@@ -98,9 +98,7 @@ def _rewrite(
     """Republish the rows of a set: each part (sorted keys) is split into separate shards."""
     live = found.rows.live()
     full = [shard for shard, rows in zip(record.shards, live, strict=True) if rows == shard.rows]
-    made = [
-        write_shards(output, record.spec, keys, shard_rows, [found.rows], full) for keys in parts
-    ]
+    made = [write_shards(output, keys, shard_rows, found.rows, full) for keys in parts]
     # nothing of a set without rows
     made = made or [found.rows]
-    return publish(output, record.spec, made, found.failed, record.provenance)
+    return publish(output, made, found.failed, record.provenance)

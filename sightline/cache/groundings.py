@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sightline.cache.index import Index
 from sightline.cache.manifest import PHRASES, read_manifest
 from sightline.cache.sets import open_tables
 from sightline.cache.tables import DROPS
@@ -26,17 +25,19 @@ def read_phrases(path: Path | str) -> pa.Table:
         CacheError: missing or damaged.
     """
     path = Path(path)
-    return phrases_of(read_grounding(path)[1]) if path.is_dir() else read_manifest(path, PHRASES)
+    return phrases_of(read_grounding(path)[0]) if path.is_dir() else read_manifest(path, PHRASES)
 
 
-def read_grounding(folder: Path) -> tuple[Index, pa.Table]:
-    """The index of a grounding and its images, in key order: `sightline.cache.tables.GROUNDED`.
+def read_grounding(folder: Path) -> tuple[pa.Table, dict[bytes, str]]:
+    """The images of a grounding, in key order, and the codes of those that failed.
+
+    Columns are those of `sightline.cache.tables.GROUNDED`.
 
     Raises:
         CacheError: missing or damaged.
     """
-    _, index, rows = open_tables(folder, "grounding")
-    return index, rows.gather(np.arange(len(rows)))
+    _, rows, failed = open_tables(folder, "grounding")
+    return rows.gather(np.arange(len(rows))), failed
 
 
 def phrases_of(images: pa.Table) -> pa.Table:
@@ -55,12 +56,12 @@ def grounding_counts(folder: Path) -> dict[str, Any]:
     Raises:
         CacheError: missing or damaged.
     """
-    index, images = read_grounding(folder)
+    images, failed = read_grounding(folder)
     return {
-        "images": images.num_rows + len(index.failed),
+        "images": images.num_rows + len(failed),
         "captions": sum(images["captions"].to_pylist()),
         "pairs": phrases_of(images).num_rows,
-        "failed": len(index.failed),
+        "failed": len(failed),
         "dropped": dict(sorted(Counter(drops_of(images)["reason"].to_pylist()).items())),
     }
 

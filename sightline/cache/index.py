@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from sightline.cache.keys import KEY_BYTES, Keys, as_keys, increasing, picked, sort_order
 from sightline.cache.manifest import key_array, key_column, read_batches, read_schema
 from sightline.cache.record import FeatureSpec, FileRecord, SetRecord, TableSpec, check_file
+from sightline.cache.rows import Rows, Shard
 from sightline.cache.shards import DIGEST_BYTES, Digests, format_of
 from sightline.errors import CacheError
 from sightline.output import Output
@@ -38,27 +37,15 @@ _ENCODING = {"key": "PLAIN", "digest": "PLAIN"} | dict.fromkeys(
 )
 
 
-@dataclass(frozen=True)
-class Index:
-    """The position of every live row, and which keys failed.
+def write_index(output: Output, rows: Rows, failed: Mapping[bytes, str]) -> FileRecord:
+    """Write the index of ``rows``, which have digests, under a content-derived name.
 
-    Attributes:
-        keys: uint8 [n, 32], strictly increasing.
-        shards, rows: int32 [n], position of the shard and the row within it.
-        failed: key → error code.
+    Args:
+        failed: key → error code of rows without values.
     """
-
-    keys: Keys
-    shards: NDArray[np.int32]
-    rows: NDArray[np.int32]
-    failed: dict[bytes, str]
-
-
-def write_index(output: Output, index: Index, digests: Digests) -> FileRecord:
-    """Write the index, with the digest of each row, under a content-derived name."""
     sink = pa.BufferOutputStream()
     pq.write_table(
-        _table(index, digests),
+        _table(rows, failed),
         sink,
         compression="none",
         column_encoding=_ENCODING,
@@ -72,44 +59,49 @@ def write_index(output: Output, index: Index, digests: Digests) -> FileRecord:
     return FileRecord(name=name, blake3=digest, bytes=data.nbytes)
 
 
-def _table(index: Index, digests: Digests) -> pa.Table:
-    keys, shards, rows = index.keys, index.shards, index.rows
-    codes = [OK]
-    status = np.zeros(len(keys), dtype=np.int8)
-    if index.failed:
-        failed = sorted(index.failed)
-        codes = list(dict.fromkeys([*codes, *(index.failed[key] for key in failed)]))
-        none = np.full(len(failed), -1, dtype=np.int32)
-        bad = np.array([codes.index(index.failed[key]) for key in failed], dtype=np.int8)
-        keys = np.concatenate([keys, as_keys(failed)])
-        order = sort_order(keys)
-        keys = keys[order]
-        shards = np.concatenate([shards, none])[order]
-        rows = np.concatenate([rows, none])[order]
-        zeros = np.zeros((len(failed), DIGEST_BYTES), dtype=np.uint8)
-        digests = np.concatenate([digests, zeros])[order]
-        status = np.concatenate([status, bad])[order]
+def _table(rows: Rows, failed: Mapping[bytes, str]) -> pa.Table:
+    assert rows.digests is not None
+    columns = [rows.keys, rows.shards, rows.numbers, rows.digests]
+    codes, status = [OK], np.zeros(len(rows), dtype=np.int8)
+    if failed:
+        bad = sorted(failed)
+        codes = list(dict.fromkeys([*codes, *(failed[key] for key in bad)]))
+        none = np.full(len(bad), -1, dtype=np.int32)
+        zeros = np.zeros((len(bad), DIGEST_BYTES), dtype=np.uint8)
+        numbers = np.array([codes.index(failed[key]) for key in bad], dtype=np.int8)
+        more = [as_keys(bad), none, none, zeros]
+        columns = [np.concatenate(both) for both in zip(columns, more, strict=True)]
+        order = sort_order(columns[0])
+        columns = [column[order] for column in columns]
+        status = np.concatenate([status, numbers])[order]
     coded = pa.DictionaryArray.from_arrays(status, pa.array(codes, pa.string()))
-    columns = [key_array(keys), shards, rows, key_array(digests), coded]
-    return pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), schema=_SCHEMA)
+    keys, shards, numbers, digests = columns
+    arrays = [key_array(keys), shards, numbers, key_array(digests), coded]
+    return pa.table(dict(zip(_SCHEMA.names, arrays, strict=True)), schema=_SCHEMA)
 
 
-def read_index(folder: Path, record: SetRecord) -> Index:
-    """Read and check the index that ``record`` references.
+def read_index(
+    folder: Path, record: SetRecord, *, digests: bool = False
+) -> tuple[Rows, dict[bytes, str]]:
+    """The rows of the set in ``folder``, and the code of every failed key.
+
+    Args:
+        digests: read the rows' digests too, half of the file.
 
     Raises:
-        CacheError: it is missing, truncated, unsorted, or points outside the shards.
+        CacheError: the index is missing, truncated, unsorted, or points outside the shards.
     """
     path = check_file(folder, record.index)
     remedy = "pull the set again, or rerun its stage"
     count = record.rows + record.failed
     keys = np.empty((count, KEY_BYTES), dtype=np.uint8)
     shards, rows = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32)
+    hashes = np.empty((count if digests else 0, DIGEST_BYTES), dtype=np.uint8)
     failed: dict[bytes, str] = {}
     if not read_schema(path).equals(_SCHEMA):
         raise CacheError(f"{path}: not an index of this version; {remedy}")
     end = 0
-    columns = [name for name in _SCHEMA.names if name != "digest"]  # half of the file
+    columns = [name for name in _SCHEMA.names if digests or name != "digest"]
     for batch in read_batches(path, columns, _READ_ROWS):
         start, end = end, end + len(batch)
         if end > count:
@@ -118,6 +110,8 @@ def read_index(folder: Path, record: SetRecord) -> Index:
         # Arrow's own to_numpy() takes half a second to import pandas
         shards[start:end] = np.from_dlpack(batch.column("shard"))
         rows[start:end] = np.from_dlpack(batch.column("row"))
+        if digests:
+            hashes[start:end] = key_column(batch.column("digest"), DIGEST_BYTES)
         failed |= _failed(batch)
     if end != count:
         raise CacheError(f"{path}: has other rows than the {count} expected; {remedy}")
@@ -131,23 +125,9 @@ def read_index(folder: Path, record: SetRecord) -> Index:
     )
     if len(keys) != record.rows or not inside:
         raise CacheError(f"{path}: points to rows that do not exist; {remedy}")
-    return Index(keys, shards, rows, failed)
-
-
-def read_digests(folder: Path, record: SetRecord) -> Digests:
-    """The digest of every live row, in the order of `Index.keys`: uint8 [n, 16].
-
-    Raises:
-        CacheError: the index is missing or damaged.
-    """
-    path = check_file(folder, record.index)
-    digests = np.empty((record.rows, DIGEST_BYTES), dtype=np.uint8)
-    end = 0
-    for batch in read_batches(path, ["shard", "digest"], _READ_ROWS):
-        live = np.from_dlpack(batch.column("shard")) >= 0
-        start, end = end, end + int(live.sum())
-        digests[start:end] = picked(key_column(batch.column("digest"), DIGEST_BYTES), live)
-    return digests
+    files = [Shard(folder, shard) for shard in record.shards]
+    known = picked(hashes, live) if digests else None
+    return Rows(record.spec, files, keys, shards, rows, known), failed
 
 
 class Content:

@@ -1,12 +1,12 @@
-"""Rows: what is read from the shards of a folder, by key."""
+"""Rows: what is read from shards, by key."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,30 +19,35 @@ _OPEN_TABLES = 4
 """Decoded Parquet shards that are kept; memory maps cost nothing and are all kept."""
 
 
+class Shard(NamedTuple):
+    """A shard and the folder that it is in."""
+
+    folder: Path
+    record: ShardRecord
+
+
 class Rows:
-    """Rows of the shards in one folder. Nothing is opened before a row is read.
+    """Rows of some shards. Nothing is opened before a row is read.
 
     Args:
-        folder: folder of the shards.
         spec: description of the rows.
-        records: the shards.
+        files: the shards.
         keys: uint8 [n, 32], strictly increasing.
-        shards, numbers: int32 [n], position in ``records``, and of the row in that shard.
+        shards, numbers: int32 [n], position in ``files``, and of the row in that shard.
         digests: uint8 [n, 16], of the rows; None: not known.
     """
 
     def __init__(
         self,
-        folder: Path,
         spec: FeatureSpec | TableSpec,
-        records: Sequence[ShardRecord] = (),
+        files: Sequence[Shard] = (),
         keys: Keys | None = None,
         shards: NDArray[np.int32] | None = None,
         numbers: NDArray[np.int32] | None = None,
         digests: Digests | None = None,
     ) -> None:
         none = np.empty(0, dtype=np.int32)
-        self.folder, self.spec, self.records = folder, spec, tuple(records)
+        self.spec, self.files = spec, tuple(files)
         self.keys = np.empty((0, KEY_BYTES), dtype=np.uint8) if keys is None else keys
         self.shards = none if shards is None else shards
         self.numbers = none if numbers is None else numbers
@@ -73,48 +78,41 @@ class Rows:
     def shard(self, number: int) -> tuple[Keys, Any]:
         """Keys and rows of a whole shard; raises as `gather`."""
         if number not in self._opened:
-            self._opened[number] = self.format.open(self.folder, self.records[number])
+            self._opened[number] = self.format.open(*self.files[number])
             if self.format.suffix == "parquet" and len(self._opened) > _OPEN_TABLES:
                 self._opened.popitem(last=False)
         return self._opened[number]
 
     def computed(self, rows: NDArray) -> list[Computed]:
         """The distinct ways in which these rows were computed."""
-        return [self.records[i].computed for i in np.unique(self.shards[rows])]
+        return [self.files[i].record.computed for i in np.unique(self.shards[rows])]
 
     def live(self) -> NDArray[np.int64]:
-        """How many of the rows are in each shard: int64 [len(records)]."""
-        return np.bincount(self.shards, minlength=len(self.records))
+        """How many of the rows are in each shard: int64 [len(files)]."""
+        return np.bincount(self.shards, minlength=len(self.files))
 
     def by_shard(self) -> list[NDArray[np.int64]]:
         """For each shard, the positions of its rows."""
         order = np.argsort(self.shards, kind="stable")
-        return np.split(order, np.cumsum(self.live())[:-1]) if self.records else []
+        return np.split(order, np.cumsum(self.live())[:-1]) if self.files else []
 
     def only(self, mask: NDArray[np.bool_]) -> Rows:
         """The rows selected by ``mask`` (bool [n]), and the shards that hold any of them."""
         shards = self.shards[mask]
-        used = np.flatnonzero(np.bincount(shards, minlength=len(self.records)))
+        used = np.flatnonzero(np.bincount(shards, minlength=len(self.files)))
         return Rows(
-            self.folder,
             self.spec,
-            [self.records[i] for i in used],
+            [self.files[i] for i in used],
             picked(self.keys, mask),
             np.searchsorted(used, shards).astype(np.int32),
             self.numbers[mask],
             None if self.digests is None else self.digests[mask],
         )
 
-    def whole_shards(self) -> Iterator[tuple[ShardRecord, Keys, Any]]:
-        """Every shard: its record, keys and rows; raises as `gather`."""
-        for number, record in enumerate(self.records):
-            yield record, *self.shard(number)
-
 
 def rows_in(
-    folder: Path,
     spec: FeatureSpec | TableSpec,
-    records: Sequence[ShardRecord],
+    files: Sequence[Shard],
     wanted: Sequence[NDArray] | None = None,
 ) -> Rows:
     """The rows of these shards by the keys they contain; of equal keys the first shard's.
@@ -122,15 +120,42 @@ def rows_in(
     Args:
         wanted: the rows of each shard to take; None: all.
     """
-    rows = Rows(folder, spec, records)
-    keys, shards, numbers = [rows.keys], [rows.shards], [rows.numbers]
-    for number, record in enumerate(records):
-        here = np.arange(record.rows) if wanted is None else wanted[number]
-        keys.append(np.array(rows.shard(number)[0][here]))
+    every = Rows(spec, files)
+    keys, shards, numbers = [every.keys], [every.shards], [every.numbers]
+    for number, file in enumerate(files):
+        here = np.arange(file.record.rows) if wanted is None else wanted[number]
+        keys.append(np.array(every.shard(number)[0][here]))
         shards.append(np.full(len(here), number, dtype=np.int32))
         numbers.append(here.astype(np.int32))
+    return _sorted(spec, files, keys, shards, numbers, None)
+
+
+def joined(spec: FeatureSpec | TableSpec, sources: Sequence[Rows]) -> Rows:
+    """The rows of all sources; of equal keys the first source's."""
+    sources = [Rows(spec), *(rows for rows in sources if len(rows))]
+    starts = np.cumsum([0, *(len(rows.files) for rows in sources)]).astype(np.int32)
+    known = [rows.digests for rows in sources[1:] if rows.digests is not None]
+    return _sorted(
+        spec,
+        [file for rows in sources for file in rows.files],
+        [rows.keys for rows in sources],
+        [rows.shards + start for rows, start in zip(sources, starts, strict=False)],
+        [rows.numbers for rows in sources],
+        known if known and len(known) == len(sources) - 1 else None,
+    )
+
+
+def _sorted(
+    spec: FeatureSpec | TableSpec,
+    files: Sequence[Shard],
+    keys: list[Keys],
+    shards: list[NDArray[np.int32]],
+    numbers: list[NDArray[np.int32]],
+    digests: list[Digests] | None,
+) -> Rows:
+    """Rows from their columns in parts; the first of equal keys counts."""
     every = np.concatenate(keys)
     order = unique_sorted(every)
-    rows.keys = every[order]
-    rows.shards, rows.numbers = np.concatenate(shards)[order], np.concatenate(numbers)[order]
-    return rows
+    known = None if digests is None else np.concatenate(digests)[order]
+    places = np.concatenate(shards)[order], np.concatenate(numbers)[order]
+    return Rows(spec, files, every[order], *places, known)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from sightline.cache.checks import require_sound
-from sightline.cache.index import Index, read_index
+from sightline.cache.index import read_index
 from sightline.cache.keys import (
     Keys,
     KeyTable,
@@ -49,13 +49,14 @@ class FeatureSet:
     threads, after ``fork``, and after pickling (the other process opens the folder itself).
     """
 
-    def __init__(self, path: Path, record: FeatureSetRecord, index: Index) -> None:
+    def __init__(
+        self, path: Path, record: FeatureSetRecord, rows: Rows, failed: dict[bytes, str]
+    ) -> None:
         self.path = path
         self.record = record
-        self.failed = index.failed
+        self.failed = failed
         """Key → error code of failed rows."""
-        rows = index.keys, index.shards, index.rows
-        self._rows = Rows(path, record.spec, record.shards, *rows)
+        self._rows = rows
         self.dtype = np.dtype(record.spec.dtype).newbyteorder("<")
 
     @classmethod
@@ -82,10 +83,10 @@ class FeatureSet:
                 "different weights, preprocessing or precision; rerun its stage"
             )
         require_sound(path, record)
-        features = cls(path, record, read_index(path, record))
+        rows, failed = read_index(path, record)
         for number in range(len(record.shards)):
-            features._rows.shard(number)  # one clear error now, not in the middle of a training
-        return features
+            rows.shard(number)  # one clear error now, not in the middle of a training
+        return cls(path, record, rows, failed)
 
     @property
     def dim(self) -> int:
@@ -149,17 +150,15 @@ class FeatureSet:
         return f"FeatureSet({str(self.path)!r}, {len(self)} × {self.dim} {self.dtype.name})"
 
 
-def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Index, Rows]:
-    """A sound set that is not of features: its record, its index, and its rows in key order.
+def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Rows, dict[bytes, str]]:
+    """A sound set that is not of features: its record, its rows, and the codes of failed keys.
 
     Raises:
         CacheError: missing, damaged, or of a different kind or version.
     """
     record = read_tables_record(folder, kind)
     require_sound(folder, record)
-    index = read_index(folder, record)
-    places = index.keys, index.shards, index.rows
-    return record, index, Rows(folder, record.spec, record.shards, *places)
+    return record, *read_index(folder, record)
 
 
 def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int:
@@ -234,7 +233,7 @@ class TokenSet:
             CacheError: it is missing, damaged, or not a token set.
         """
         path = Path(path)
-        record, _, rows = open_tables(path, "tokens")
+        record, rows, _ = open_tables(path, "tokens")
         header = _header(path, record, TokenHeader, "sightline tokens")
         lists = _one_chunk(rows.gather(np.arange(len(rows))).column("input_ids"))
         ids = _int32(lists.values)
@@ -355,7 +354,7 @@ class PhraseTokens:
             CacheError: they are missing, damaged, or not phrase tokens.
         """
         path = Path(path)
-        record, _, rows = open_tables(path, "phrase-tokens")
+        record, rows, _ = open_tables(path, "phrase-tokens")
         header = _header(path, record, PhraseTokenHeader, "sightline phrase-tokens")
         lists = _one_chunk(rows.gather(np.arange(len(rows))).column("phrases"))
         starts, ends, cutouts = lists.values.flatten()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.cache.checks import UNREADABLE, Progress, file_faults
-from sightline.cache.index import Content, Index, read_digests, read_index
+from sightline.cache.index import Content, read_index
 from sightline.cache.publish import publish
 from sightline.cache.record import (
     DAMAGED,
@@ -26,7 +26,7 @@ from sightline.cache.record import (
     set_output,
     to_bytes,
 )
-from sightline.cache.rows import Rows, rows_in
+from sightline.cache.rows import Rows, Shard, rows_in
 from sightline.cache.shards import format_of
 from sightline.errors import CacheError
 
@@ -58,8 +58,7 @@ def verify(
         faults.append(damaged[record.index.name])
     else:
         try:
-            index = read_index(folder, record)
-            every, failed = _indexed(folder, record, index), index.failed
+            every, failed = read_index(folder, record, digests=True)
         except CacheError as error:
             faults.append(str(error))
     live = every.by_shard() if every is not None else None
@@ -84,7 +83,7 @@ def verify(
 
 def rows_to_compute(folder: Path) -> int:
     """How many rows `repair` took out of a sound set and no run has computed since."""
-    failed = read_index(folder, read_record(folder)).failed
+    _, failed = read_index(folder, read_record(folder))
     return sum(code == DAMAGED for code in failed.values())
 
 
@@ -140,10 +139,10 @@ def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Soun
         if (folder / file.name).is_symlink():
             check_file(folder, file)
     fault = damaged.get(record.index.name, "")
-    index = None
+    rows, failed = None, dict[bytes, str]()
     if not fault:
         try:
-            index = read_index(folder, record)
+            rows, failed = read_index(folder, record, digests=True)
         except CacheError as error:
             fault = str(error)
     damaged = dict(damaged)
@@ -151,13 +150,11 @@ def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Soun
         if shard.name not in damaged and (found := _layout_fault(folder, shard, record.spec)):
             damaged[shard.name] = found
     good = np.array([shard.name not in damaged for shard in record.shards], dtype=bool)
-    if index is None:
+    if rows is None:
         rows = _from_shards(folder, record, good)
         in_use = np.array([shard.rows for shard in record.shards], dtype=np.int64)
-        failed: dict[bytes, str] = {}
     else:
-        rows = _indexed(folder, record, index)
-        in_use, failed = rows.live(), dict(index.failed)
+        in_use = rows.live()
         if not good.all():
             stays = good[rows.shards]
             failed |= dict.fromkeys((key.tobytes() for key in rows.keys[~stays]), DAMAGED)
@@ -201,7 +198,7 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> Sound:
         found = sound_part(folder, record, damaged)
         if not found.lines() and not verify(folder):
             return found
-        now = publish(output, record.spec, [found.rows], found.failed, record.provenance)
+        now = publish(output, [found.rows], found.failed, record.provenance)
         output.remove(dropped.name for dropped in found.dropped)
         output.settle(file.name for file in now.files)
         return found
@@ -215,18 +212,11 @@ def _require_readable(folder: Path, files: Sequence[FileRecord]) -> None:
             raise CacheError(f"{path}: no permission to read; nothing was repaired")
 
 
-def _indexed(folder: Path, record: SetRecord, index: Index) -> Rows:
-    """Every row of a set, with its digest."""
-    digests = read_digests(folder, record)
-    rows = index.keys, index.shards, index.rows
-    return Rows(folder, record.spec, record.shards, *rows, digests)
-
-
 def _from_shards(folder: Path, record: SetRecord, good: NDArray[np.bool_]) -> Rows:
     """Every row of the intact shards, by the keys they contain."""
-    sound = [shard for shard, fine in zip(record.shards, good, strict=True) if fine]
-    rows = rows_in(folder, record.spec, sound)
-    parts = [rows.format.digests(values) for _, _, values in rows.whole_shards()]
+    sound = [Shard(folder, s) for s, fine in zip(record.shards, good, strict=True) if fine]
+    rows = rows_in(record.spec, sound)
+    parts = [rows.format.digests(rows.shard(number)[1]) for number in range(len(sound))]
     starts = np.cumsum([0, *(len(part) for part in parts)])
     every = np.concatenate(parts) if parts else np.empty((0, 16), dtype=np.uint8)
     rows.digests = every[starts[rows.shards] + rows.numbers]
@@ -254,9 +244,9 @@ def _what_changed(
 
 def _row_faults(every: Rows, number: int, here: NDArray, *, look: bool) -> list[str]:
     """What is wrong with a shard whose bytes are those of the record; ``look`` at its rows too."""
-    shard = every.records[number]
-    path = every.folder / shard.name
-    fault = _layout_fault(every.folder, shard, every.spec)
+    folder, shard = every.files[number]
+    path = folder / shard.name
+    fault = _layout_fault(folder, shard, every.spec)
     if fault or not look:
         return [fault] if fault else []
     faults: list[str] = []

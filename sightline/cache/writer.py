@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.checks import file_faults, remembered_faults
+from sightline.cache.checks import file_fault, remembered_faults
 from sightline.cache.keys import (
     KEY_BYTES,
     Keys,
@@ -35,7 +35,7 @@ from sightline.cache.record import (
     refuse_other_kinds,
     set_output,
 )
-from sightline.cache.rows import Rows, rows_in
+from sightline.cache.rows import Rows, Shard, joined, rows_in
 from sightline.cache.shards import Numbers, format_of
 from sightline.cache.verify import Sound, sound_part
 from sightline.errors import CacheError, SightlineError
@@ -124,7 +124,7 @@ class SetWriter:
         self._marking = threading.Lock()
         self._looks = False
         self._record: SetRecord | None = None
-        self._there = Sound(Rows(folder, spec), {}, (), "")
+        self._there = Sound(Rows(spec), {}, (), "")
         self._buffer: list[tuple[Keys, Any, dict[bytes, Failure]]] = []
         self._buffered_rows = 0
         self._buffered_block: int | None = None
@@ -296,7 +296,7 @@ class SetWriter:
         For rows that are all there, and that the fingerprint does not determine alone.
         """
         assert self._finished is not None
-        self._record, self._there = None, Sound(Rows(self.folder, self.spec), {}, (), "")
+        self._record, self._there = None, Sound(Rows(self.spec), {}, (), "")
         self._finished.clear()
         self._finished.folder.mkdir()
         (self.run_folder / FILE).unlink(missing_ok=True)
@@ -399,19 +399,18 @@ class SetWriter:
             return self._record
         # else a file that holds the right rows among damaged bytes would stay
         self._output.remove(shard.name for shard in self._there.dropped)
-        own = len(kept) or any(rows.folder == self.folder for rows in self._copies)
+        own = len(kept) or any(self._is_own(rows) for rows in self._copies)
         kept, small = self._split_small(kept)
-        sources = [rows for rows in (finished, *self._copies, small) if len(rows)]
+        sources = joined(self.spec, [finished, *self._copies, small])
         keys = np.concatenate([self._planned, self._copied_keys, small.keys])
         keys = keys[sort_order(keys)]
-        new = write_shards(self._output, self.spec, keys, self.shape.shard_rows, sources)
+        new = write_shards(self._output, keys, self.shape.shard_rows, sources)
         if provenance is None and own and self._record is not None:
             provenance = self._record.provenance
         self.failures.add(failed)
         self.failures.write()  # before publishing: no kill leaves an error without its reason
         record = publish(
             self._output,
-            self.spec,
             [kept, new],
             kept_failed | {key: about["code"] for key, about in failed.items()},
             provenance or Provenance(),
@@ -474,7 +473,7 @@ class SetWriter:
             self._finished = None
 
     def _open_published(self) -> None:
-        self._record, self._there = None, Sound(Rows(self.folder, self.spec), {}, (), "")
+        self._record, self._there = None, Sound(Rows(self.spec), {}, (), "")
         if not (self.folder / FILE_NAME).exists():
             return
         try:
@@ -506,10 +505,10 @@ class SetWriter:
             if not len(keys):
                 break
             mine = rows.only(KeyTable(keys).find(rows.keys) >= 0)
-            if mine.folder != self.folder:
+            if not self._is_own(mine):
                 # a new shard gets a new digest: copying damaged rows would give them a valid one
-                damaged = file_faults(mine.folder, mine.records)
-                fine = np.array([each.name not in damaged for each in mine.records], dtype=bool)
+                faults = [file_fault(*file) for file in mine.files]
+                fine = np.array([fault is None for fault in faults], dtype=bool)
                 mine = mine.only(fine[mine.shards])
             if len(mine):
                 copies.append(mine)
@@ -536,13 +535,17 @@ class SetWriter:
     def _dropped_rows(self) -> Rows:
         """Rows in the shards of this set but not in its index: no manifest wanted them."""
         there = self._there.rows
-        sizes = np.array([record.rows for record in there.records], dtype=np.int64)
+        sizes = np.array([file.record.rows for file in there.files], dtype=np.int64)
         some = np.flatnonzero(there.live() < sizes)
         if not len(some):
-            return Rows(self.folder, self.spec)
+            return Rows(self.spec)
         live = there.by_shard()
         dead = [np.setdiff1d(np.arange(sizes[i]), there.numbers[live[i]]) for i in some]
-        return rows_in(self.folder, self.spec, [there.records[i] for i in some], dead)
+        return rows_in(self.spec, [there.files[i] for i in some], dead)
+
+    def _is_own(self, rows: Rows) -> bool:
+        """Whether rows are in shards of this set."""
+        return any(file.folder == self.folder for file in rows.files)
 
     def _kept(self) -> tuple[Rows, dict[bytes, str]]:
         """Rows of the published set that are still wanted, and rows that remain failed."""
@@ -594,8 +597,9 @@ class SetWriter:
     def _rows_of_parts(self) -> Rows:
         """The rows of the finished parts."""
         assert self._finished is not None
-        records = [part.shard for part in self.parts if part.shard is not None]
-        return rows_in(self._finished.folder, self.spec, records)
+        folder = self._finished.folder
+        files = [Shard(folder, part.shard) for part in self.parts if part.shard is not None]
+        return rows_in(self.spec, files)
 
     def _newly_failed(self, finished: Rows) -> dict[bytes, Failure]:
         """Code, path and reason of the planned rows without values, by key.

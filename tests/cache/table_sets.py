@@ -92,7 +92,7 @@ def read(folder: Path, kind: TableKind) -> pa.Table:
         TokenSet.open(folder)
     if kind == "phrase-tokens":
         PhraseTokens.open(folder)
-    _, _, rows = open_tables(folder, kind)
+    _, rows, _ = open_tables(folder, kind)
     return rows.gather(np.arange(len(rows)))
 
 

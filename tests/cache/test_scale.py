@@ -75,7 +75,8 @@ def test_a_run_with_nothing_to_do(folder: Path) -> None:
 
 def test_adding_and_dropping_a_hundredth(folder: Path) -> None:
     wanted = keys(MORE, ROWS + MORE)
-    assert bytes_a_row(lambda: bring(folder, wanted)) < 210
+    # the digests of all rows are 16 bytes each, twice while they are sorted
+    assert bytes_a_row(lambda: bring(folder, wanted)) < 240
     assert bytes_a_row(lambda: collect(folder)) < 310
     assert len(FeatureSet.open(folder)) == ROWS
 

@@ -62,8 +62,8 @@ def test_the_code_reads_tables_of_every_kind(tmp_path):
     for kind, shown in zip(
         SHARD_ROWS, read_as_shown([tmp_path / k for k in SHARD_ROWS]), strict=True
     ):
-        _, index, _ = open_tables(tmp_path / kind, kind)
-        assert shown.keys == [key.tobytes() for key in index.keys]
+        _, rows, _ = open_tables(tmp_path / kind, kind)
+        assert shown.keys == [key.tobytes() for key in rows.keys]
         assert shown.rows == plain(read(tmp_path / kind, kind).to_pylist())
 
 

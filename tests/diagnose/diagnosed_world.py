@@ -137,11 +137,12 @@ def poison(path: Path, key: bytes, value: float) -> None:
     """Write ``value`` into a row of a published set, which its writer would have refused."""
     features = FeatureSet.open(path)
     (row,) = features.rows([key])
-    record, index = features.record, read_index(path, features.record)
+    record = features.record
+    index, _ = read_index(path, record)
     shards = list(record.shards)
     number = index.shards[row]
     with h5py.File(path / shards[number].name, "r+") as file:
-        file["features"][index.rows[row], 3] = value
+        file["features"][index.numbers[row], 3] = value
     digest = blake3((path / shards[number].name).read_bytes()).hexdigest()
     shards[number] = shards[number].model_copy(update={"blake3": digest})
     (path / FILE_NAME).write_bytes(to_bytes(record.model_copy(update={"shards": tuple(shards)})))

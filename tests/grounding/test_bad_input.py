@@ -131,7 +131,7 @@ def done(tmp_path_factory) -> dict[str, Any]:
     return {
         "keys": {name: key_of_file(data.folder / "images" / f"{name}.png") for name in CASES},
         "failures": {Path(json.loads(line)["path"]).stem: json.loads(line) for line in failures},
-        "index": read_grounding(folder / "out")[0],
+        "codes": read_grounding(folder / "out")[1],
         **{kind: flat(folder / "out", kind).to_pylist() for kind in ("images", "phrases", "drops")},
     }
 
@@ -149,7 +149,7 @@ def test_bad_input_costs_only_its_own_row(done, name):
         assert detail in row["detail"]
     if case.error[0]:
         failure = done["failures"][name]
-        assert failure["code"] == done["index"].failed[bytes.fromhex(failure["key"])]
+        assert failure["code"] == done["codes"][bytes.fromhex(failure["key"])]
         assert failure["code"] == case.error[0]
         assert case.error[1] in done["failures"][name]["reason"]
     else:

@@ -284,9 +284,9 @@ def test_one_bad_image_is_one_error_row(data, tmp_path):
     data.add("dot.png", "the dot", size=(1, 1))
     summary = run_ground(data, tmp_path / "out")
     assert grounding_counts(summary.folder)["failed"] == 2
-    index, images = read_grounding(tmp_path / "out")
+    images, failed = read_grounding(tmp_path / "out")
     units = {str(unit.place): unit.unit_key for unit in data.units()}
-    assert index.failed == {
+    assert failed == {
         units[str(path)]: "undecodable",
         units[str(data.folder / "images/huge.png")]: "too_many_pixels",
     }
@@ -329,8 +329,8 @@ def test_a_mask_of_the_wrong_size_costs_its_own_row(data, tmp_path):
 
     summary = run_ground(data, tmp_path / "out", segmenter=Wrong())
     assert grounding_counts(summary.folder)["failed"] == 4
-    index, images = read_grounding(tmp_path / "out")
-    assert set(index.failed.values()) == {"wrong_size"}
+    images, failed = read_grounding(tmp_path / "out")
+    assert set(failed.values()) == {"wrong_size"}
     assert images.num_rows == 3
 
 

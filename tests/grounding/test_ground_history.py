@@ -113,10 +113,10 @@ def test_compact_refuses_a_damaged_table_and_names_the_remedy(data, tmp_path):
 
 def test_rows_are_returned_in_the_requested_order_from_several_shards(data, tmp_path):
     make(data, tmp_path, list(range(12)))
-    _, index, rows = open_tables(tmp_path / "out", "grounding")
-    assert len(rows.records) > 2
+    _, rows, _ = open_tables(tmp_path / "out", "grounding")
+    assert len(rows.files) > 2
     whole = rows.gather(np.arange(len(rows))).to_pylist()
     asked = np.random.default_rng(0).permutation(len(rows))
     assert rows.gather(asked).to_pylist() == [whole[i] for i in asked]
     assert sum(len(row["phrases"]) for row in whole) == read_phrases(tmp_path / "out").num_rows
-    np.testing.assert_array_equal(rows.find(index.keys[asked]), asked)
+    np.testing.assert_array_equal(rows.find(rows.keys[asked]), asked)

@@ -132,7 +132,7 @@ def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Co
     """
     found: dict[bytes, dict[bytes, list[dict[str, Any]]]] = {}
     if phrases.is_dir():
-        grounded = read_grounding(phrases)[1]
+        grounded = read_grounding(phrases)[0]
         records, dropped = phrases_of(grounded), drops_of(grounded)
     else:
         records, dropped = read_phrases(phrases), DROPS.empty_table()
