@@ -13,7 +13,6 @@ from blake3 import blake3
 
 from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.errors import CacheError
-from sightline.files import write_bytes
 from sightline.output import run_folder_of
 
 _CORES = os.cpu_count() or 1
@@ -57,11 +56,16 @@ def file_faults(
         return {f.name: fault for f, fault in zip(files, faults, strict=True) if fault}
 
 
-def remembered_faults(folder: Path, files: Sequence[FileRecord]) -> dict[str, str]:
+def remembered_faults(
+    folder: Path, files: Sequence[FileRecord], *, remember: bool = True
+) -> dict[str, str]:
     """As `file_faults`, but a file that was sound is read again only if it has changed.
 
     What is known of it (size, modification time, inode, BLAKE3) is kept in the run folder, where
     that can be written.
+
+    Args:
+        remember: keep what is found now, too.
     """
     path = run_folder_of(folder) / _MEMORY
     known: dict[str, list[object]] = {}
@@ -69,15 +73,18 @@ def remembered_faults(folder: Path, files: Sequence[FileRecord]) -> dict[str, st
         known = dict(json.loads(path.read_bytes()))
     there = {file.name: _state(folder, file) for file in files}
     unknown = [f for f in files if there[f.name] is None or known.get(f.name) != there[f.name]]
-    if not unknown:
-        return {}
-    faults = file_faults(folder, unknown)
+    faults = file_faults(folder, unknown) if unknown else {}
+    if not unknown or not remember:
+        return faults
     sound = {name: state for name, state in there.items() if name not in faults}
     with suppress(OSError):  # a set that cannot be written to is read by every process
         path.parent.mkdir(exist_ok=True)
         ours = known or (path.parent / "lock").exists() or not any(path.parent.iterdir())
         if ours:
-            write_bytes(path, json.dumps(sound).encode())
+            # neither atomic nor durable: of a torn file nothing is remembered
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            with open(os.open(path, flags, 0o644), "wb") as file:  # noqa: PTH123  (a descriptor)
+                file.write(json.dumps(sound).encode())
     return faults
 
 

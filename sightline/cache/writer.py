@@ -485,7 +485,8 @@ class SetWriter:
             self.replaces = self.spec.differences(record.spec)
             return
         self._record = record
-        self._there = sound_part(self.folder, record, remembered_faults(self.folder, record.files))
+        faults = remembered_faults(self.folder, record.files, remember=not self._looks)
+        self._there = sound_part(self.folder, record, faults)
         self.repaired = self._there.lines()
 
     def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:

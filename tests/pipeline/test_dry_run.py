@@ -93,10 +93,10 @@ def test_a_dry_run_says_what_the_run_then_does(capsys, place):
         "out": "out",
         "to_do": 10,
         "copied": 0,
-        "bytes_to_write": 10 * (8 * 2 + 32 + 45),
+        "bytes_to_write": 10 * (8 * 2 + 32 + 61),
     }
     assert sightline(*images("--dry-run")) == 0
-    assert capsys.readouterr().out == "out: 0 images there · 10 to compute · 930 bytes to write\n"
+    assert capsys.readouterr().out == "out: 0 images there · 10 to compute · 1.1 kB to write\n"
     assert sightline(*images()) == 0
     size = FeatureSet.open(place / "out").record.size
     assert said["bytes_to_write"] < size  # HDF5 and Parquet take some kilobytes of their own
@@ -137,7 +137,7 @@ def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     assert sightline(*images()) == 1
     monkeypatch.setattr(HalvingCalls, "run", encode)
     before = snapshot(place)
-    assert len([name for name in before if "block-" in name]) == 2
+    assert len([name for name in before if "part-" in name]) == 2
     assert to_do(capsys, *images())["to_do"] == 2
     assert snapshot(place) == before
     assert sightline(*images("--json")) == 0
