@@ -309,3 +309,44 @@ def test_threads_are_as_requested_and_recorded(monkeypatch, capsys, photos, clip
         seen.clear()
         assert FeatureSet.open(out).record.shards[0].computed["threads"] == count
     assert torch.get_num_threads() == before
+
+
+def test_a_flipped_byte_is_computed_again_and_said(capsys, photos, clip, tmp_path):
+    words = image_words(photos, clip, tmp_path / "out")
+    assert sightline(*words) == 0
+    before = files(tmp_path / "out")
+    (shard,) = (tmp_path / "out").glob("shard-*")
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    capsys.readouterr()
+    assert sightline(*words) == 0
+    said = capsys.readouterr()
+    assert f"{shard}: BLAKE3" in said.err
+    assert "its 7 rows will be recomputed" in said.err
+    assert "7 computed" in said.out
+    assert {
+        name: data for name, data in files(tmp_path / "out").items() if name in before
+    } == before
+    assert verify(tmp_path / "out", rows=True) == []
+
+
+def test_a_damaged_set_is_neither_exported_nor_compared_nor_read(capsys, photos, clip, tmp_path):
+    out = tmp_path / "out"
+    assert sightline(*image_words(photos, clip, out)) == 0
+    (shard,) = out.glob("shard-*")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    for words in (
+        ["cache", "export", out, "--out", tmp_path / "set.tar"],
+        ["cache", "export", out, "--out", tmp_path / "folder", "--format", "parquet"],
+        ["cache", "diff", out, out],
+        ["cache", "compact", out],
+        ["cache", "diagnose", out],
+    ):
+        capsys.readouterr()
+        assert sightline(*words) == 1, words
+        said = capsys.readouterr().err
+        assert f"error: {shard}: BLAKE3" in said
+        assert "Traceback" not in said
+    assert not (tmp_path / "set.tar").exists()
+    assert not (tmp_path / "folder").exists()

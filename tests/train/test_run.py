@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -361,3 +363,18 @@ def test_bf16_trains_with_losses_in_full_precision(world: World, tmp_path: Path)
     summary = train_run(world.spec(tmp_path, "mcse", train=train), say=silent)
     assert summary.steps == 2
     assert {tensor.dtype for tensor in weights(tmp_path).values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("damaged", ["features", "tokens"])
+def test_a_flipped_byte_of_a_set_is_not_trained_on(
+    world: World, tmp_path: Path, damaged: str
+) -> None:
+    root = Path(shutil.copytree(world.root, tmp_path / "world"))
+    other = replace(world, root=root)
+    shard = next((root / damaged).glob("shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(SightlineError, match=f"{shard}: BLAKE3 .* run `sightline cache repair"):
+        train_run(other.spec(tmp_path / "out", "mcse"), say=silent)
+    assert not (tmp_path / "out").exists()
