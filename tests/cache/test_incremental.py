@@ -103,6 +103,30 @@ def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeyp
         assert (first.block, released) == (1, [])
 
 
+def test_a_worker_does_not_retry_what_another_reported_as_failed(tmp_path):
+    fill(tmp_path / "set", failing=BAD)
+    first, second = (SetWriter(tmp_path / "set", SPEC, worker=Worker(i, 2)) for i in range(2))
+    with first.joined():
+        (batch,) = first.plan(KEYS, batch_size=16, retry_failed=True)
+        again = {"code": "undecodable", "path": "a.jpg", "reason": "still not an image"}
+        none = np.empty((0, 8), np.float32)
+        first.add(batch.keys[:0], none, {key.tobytes(): again for key in batch.keys})
+    with second.joined():
+        assert second.plan(KEYS, batch_size=16, retry_failed=True) == []
+        assert second.resumed_rows == len(BAD)
+
+
+def test_rows_of_a_batch_have_one_length(tmp_path):
+    lengths = np.arange(len(KEYS), dtype=np.int32) % 3
+    with SetWriter(tmp_path / "set", SPEC) as made:
+        batches = made.plan(KEYS, lengths, batch_size=16)
+    length_of = {key.tobytes(): length for key, length in zip(KEYS, lengths, strict=True)}
+    for batch in batches:
+        assert {length_of[key.tobytes()] for key in batch.keys} == {batch.length}
+        assert len(batch.keys) <= 16
+    assert sum(len(batch.keys) for batch in batches) == len(KEYS)
+
+
 def test_dropped_rows_are_restored_from_disk_until_gc(tmp_path):
     folder = tmp_path / "set"
     clean, _ = fill(folder)
