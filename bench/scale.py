@@ -2,10 +2,13 @@
 
     python bench/scale.py
     python bench/scale.py --rows 10000000 --steps plan,fill,open,take
+    python bench/scale.py --rows 12000000 --steps captions
 
 Every step runs in a separate process, so that its peak memory is its own. Rows are narrow
 (8 numbers), so the benchmark measures what grows with the number of rows: keys, plan, index. There
-is no encoder. The memory includes the caller's keys, 32 bytes each.
+is no encoder. The memory includes the caller's keys, 32 bytes each. The step ``captions`` is a dry
+run of text extraction: distinct captions of some ten words are tokenised for their lengths and
+planned; its memory includes the captions.
 """
 
 from __future__ import annotations
@@ -104,11 +107,43 @@ STEPS = {
 }
 
 
+def captions(folder: Path, count: int) -> str:
+    """Plan the rows of so many distinct captions, with a teacher of random weights."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    from pipeline.encoders.config import named_encoder
+    from pipeline.extract.encode_missing import ExtractSettings, extract_texts
+
+    letters = "abcdefghij"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "and", "number", *letters]
+    words += [f"##{letter}" for letter in letters]
+    model = folder.parent / "model"
+    model.mkdir(exist_ok=True)
+    (model / "vocab.txt").write_text("\n".join(words))
+    BertTokenizerFast(str(model / "vocab.txt")).save_pretrained(model)
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    BertModel(BertConfig(vocab_size=len(words), intermediate_size=8, **shape)).save_pretrained(
+        model
+    )
+    encoder = named_encoder(str(model), "random:0", "teacher").build_text(
+        torch.device("cpu"), "fp32"
+    )
+    digits = str.maketrans("0123456789", letters)
+    texts = [f"a photo of {number} and of number".translate(digits) for number in range(count)]
+    settings = ExtractSettings(dry_run=True, threads=1)
+    return str(extract_texts(texts, encoder, folder, settings, "teacher"))
+
+
 def peak_megabytes() -> float:
     """Peak memory of this process, in MB of 10^6 bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)
     return int(status["VmHWM"].split()[0]) * 1024 / 1e6
+
+
+OTHERS = {"captions": captions}
+"""Steps that make their own input from the number of rows."""
 
 
 def main() -> None:
@@ -121,6 +156,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.step:
         imports = peak_megabytes()
+        if options.step in OTHERS:
+            start = time.perf_counter()
+            said = OTHERS[options.step](options.folder, options.rows)
+            print(json.dumps([time.perf_counter() - start, peak_megabytes(), imports, said]))
+            return
         step = STEPS[options.step]
         keys = random_keys(step.end * options.rows // 100)[step.first * options.rows // 100 :]
         start = time.perf_counter()
