@@ -34,7 +34,7 @@ from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
-    from pipeline.extract.objects import CutoutRules
+    from pipeline.extract.cutouts import CutoutRules
 
 SAME = 0.9999
 """Minimum cosine between rows of different devices or batch shapes; below it, rows differ."""
@@ -305,7 +305,7 @@ def _rules_of_record(folder: Path, features: FeatureSet) -> CutoutRules:
     """The preprocessing of objects, from the record."""
     from pydantic import ValidationError
 
-    from pipeline.extract.objects import CutoutRules
+    from pipeline.extract.cutouts import CutoutRules
 
     spec = features.record.spec
     said = {name: spec.preprocessing.get(name) for name in CutoutRules.model_fields}

@@ -171,8 +171,8 @@ def objects(
     --out features/objects
     """
     from pipeline.encoders.config import named_encoder
+    from pipeline.extract.cutouts import CutoutRules
     from pipeline.extract.inputs import objects_of
-    from pipeline.extract.objects import CutoutRules
 
     rules = CutoutRules(margin=margin, background=background)
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)

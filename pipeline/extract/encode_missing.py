@@ -24,7 +24,7 @@ from sightline.wording import counted
 if TYPE_CHECKING:
     from pipeline.encoders.protocols import EncoderIdentity, ImageEncoder, TextEncoder
     from pipeline.extract.batches import Failure, Reader
-    from pipeline.extract.objects import CutoutEntry, CutoutRules
+    from pipeline.extract.cutouts import CutoutEntry, CutoutRules
 
 _TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
 WEIGHTS_CAST = ", weights cast"
@@ -98,7 +98,8 @@ def extract_objects(
     Raises:
         SightlineError: as `extract_images`.
     """
-    from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
+    from pipeline.extract.cutouts import CutoutPreprocessing
+    from pipeline.extract.objects import ObjectReader
 
     by_key = {entry.key: entry for entry in entries}
     groups = as_keys([entry.image_key for entry in by_key.values()])

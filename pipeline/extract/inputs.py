@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.extract.cutouts import CutoutEntry, CutoutRules
 from pipeline.extract.encode_missing import (
     ExtractSettings,
     ImageEntry,
@@ -14,7 +15,6 @@ from pipeline.extract.encode_missing import (
     extract_objects,
     extract_texts,
 )
-from pipeline.extract.objects import CutoutEntry, CutoutRules
 from pipeline.extract.runner import SetSummary
 from sightline.cache import (
     IMAGES,

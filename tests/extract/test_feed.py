@@ -13,8 +13,8 @@ from PIL import Image
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.batches import Feed, ImageReader, decode_batch
+from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
 from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
-from pipeline.extract.objects import CutoutPreprocessing, CutoutRules
 from sightline.cache import FeatureSet, Place
 
 CPU = torch.device("cpu")

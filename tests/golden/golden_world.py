@@ -40,8 +40,8 @@ from pipeline import (
     read_phrases,
     tokenize,
 )
+from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.encode_missing import ExtractSettings
-from pipeline.extract.objects import CutoutRules
 from pipeline.tokenize_phrases import tokenize_phrases
 from sightline.cache import (
     PHRASES,
