@@ -41,8 +41,9 @@ from torch.utils.data import DataLoader, Dataset
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.weights import seeded
 from pipeline.extract.batches import ImageReader, decode_batch, decoded_batches
-from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
+from pipeline.extract.encode_missing import ImageEntry, extract_images
 from pipeline.extract.inputs import image_entries_of
+from pipeline.extract.runner import RunSettings
 from sightline.devices import AUTOCAST, computing, pick_device, using_threads
 
 MODELS = {"resnet50": 1.0, "ViT-B-32": 1.0, "ViT-L-14": 0.125}
@@ -188,7 +189,7 @@ class Sides:
     def sightline(self, scratch: Path) -> Path:
         options = self._options
         entries: list[ImageEntry] = image_entries_of(self._folder)
-        settings = ExtractSettings(
+        settings = RunSettings(
             batch_size=options.batch_size,
             workers=options.workers,
             threads=options.threads,

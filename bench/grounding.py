@@ -30,7 +30,7 @@ import torch
 from models.grounding import florence, segmenter
 from PIL import Image
 
-from pipeline.grounding.block_grounder import GroundSettings
+from pipeline.extract.runner import RunSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
 from pipeline.grounding.ground_missing import ground
@@ -190,8 +190,11 @@ def measure(units: list[Unit], kind: str, options: argparse.Namespace) -> None:
         edge = predictor.model.image_size  # the package assumes 1,024
         predictor._bb_feat_sizes = [(edge // n, edge // n) for n in (4, 8, 16)]
         timed = Timed(masker)
-        how = GroundSettings(
-            max_failed=0, device=str(device), batch_size=options.batch, workers=options.workers
+        how = RunSettings(
+            max_failed=0,
+            device=str(device),
+            batch_size=options.batch,
+            workers=options.workers,
         )
         rules = Rules(duplicate_iou=None)
         for turn in range(options.rounds + 1):  # the first round warms up

@@ -22,8 +22,9 @@ import torch
 from PIL import Image
 
 from pipeline.encoders.config import named_encoder
-from pipeline.extract.encode_missing import ExtractSettings, extract_images
+from pipeline.extract.encode_missing import extract_images
 from pipeline.extract.inputs import image_entries_of
+from pipeline.extract.runner import RunSettings
 
 
 def draw(folder: Path, start: int, count: int) -> list[Path]:
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     encoder = named_encoder("resnet18", "random:0").build_image(torch.device("cpu"), "fp32")
-    settings = ExtractSettings(batch_size=options.batch_size, workers=options.workers)
+    settings = RunSettings(batch_size=options.batch_size, workers=options.workers)
     with tempfile.TemporaryDirectory() as scratch:
         images, out, kept = (Path(scratch) / name for name in ("images", "set", "kept"))
         draw(images, 0, options.images)

@@ -113,7 +113,8 @@ def captions(folder: Path, count: int) -> str:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.encode_missing import ExtractSettings, extract_texts
+    from pipeline.extract.encode_missing import extract_texts
+    from pipeline.extract.runner import RunSettings
 
     letters = "abcdefghij"
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "and", "number", *letters]
@@ -131,7 +132,7 @@ def captions(folder: Path, count: int) -> str:
     )
     digits = str.maketrans("0123456789", letters)
     texts = [f"a photo of {number} and of number".translate(digits) for number in range(count)]
-    settings = ExtractSettings(dry_run=True, threads=1)
+    settings = RunSettings(dry_run=True, threads=1)
     return str(extract_texts(texts, encoder, folder, settings, "teacher"))
 
 

@@ -91,7 +91,7 @@ class Encoders(_Strict):
 
 
 class Extract(_Strict):
-    """How to run the frozen models; see `pipeline.extract.encode_missing.ExtractSettings`.
+    """How to run the frozen models; see `pipeline.extract.runner.RunSettings`.
 
     Attributes:
         cutouts: preprocessing of objects for image encoders.

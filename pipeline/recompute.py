@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import graph
-from pipeline.extract.encode_missing import WEIGHTS_CAST, ExtractSettings
+from pipeline.extract.encode_missing import WEIGHTS_CAST
 from pipeline.extract.inputs import FeatureInputs, images_of, objects_of, texts_of
+from pipeline.extract.runner import RunSettings
 from pipeline.interchange.unit_rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.diff import cosines
@@ -172,7 +173,7 @@ def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Pa
     """Encode the same inputs with the batch shape and threads of the record."""
     spec = features.record.spec
     foreign = spec.is_foreign
-    settings = ExtractSettings(
+    settings = RunSettings(
         batch_size=_recorded(features, "batch_size") or 64,
         threads=_recorded(features, "threads"),
         workers=0,

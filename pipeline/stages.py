@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import graph
-from pipeline.extract.encode_missing import ExtractSettings
-from pipeline.extract.runner import Invocation, SetSummary
+from pipeline.extract.runner import RunSettings, SetSummary
 from pipeline.params import Dataset, Params, ParamsError
 from sightline.cache.record import Kind
 from sightline.devices import compute_with
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
 
-ONCE = Invocation()
+ONCE = RunSettings()
 """A stage run as the only worker, without retrying failed rows."""
 
 
@@ -50,33 +49,22 @@ def features(
     dataset: str,
     kind: Kind,
     encoder: str,
-    how: Invocation = ONCE,
+    how: RunSettings = ONCE,
 ) -> SetSummary:
     """Encode the images, objects or captions of ``dataset`` with one encoder."""
     inputs = graph.feature_inputs(params, dataset, kind, encoder)
-    settings = settings_of(params, _placed(params, how), [inputs.root] if inputs.root else [])
+    settings = settings_of(params, how, [inputs.root] if inputs.root else [])
     return inputs.encode(graph.features_folder(dataset, kind, encoder), settings)
 
 
-def ground(params: Params, dataset: str, how: Invocation = ONCE) -> SetSummary:
+def ground(params: Params, dataset: str, how: RunSettings = ONCE) -> SetSummary:
     """Ground the captions of ``dataset`` and cut the objects out."""
     from pipeline.grounding.stage import ground_dataset
 
-    paths, given = graph.ground_paths(params, dataset), params.extract
+    paths = graph.ground_paths(params, dataset)
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
-    return ground_dataset(
-        paths,
-        params.grounding,
-        _placed(params, how),
-        precision=given.precision,
-        workers=given.workers,
-        max_failed=given.max_failed,
-    )
-
-
-def _placed(params: Params, invocation: Invocation) -> Invocation:
-    return replace(invocation, device=invocation.device or params.extract.device)
+    return ground_dataset(paths, params.grounding, settings_of(params, how))
 
 
 def ground_stats(dataset: str) -> GroundStats:
@@ -329,12 +317,10 @@ def _photographs(
 
 
 def settings_of(
-    params: Params, invocation: Invocation = ONCE, inputs: Sequence[Path] = ()
-) -> ExtractSettings:
-    """Settings of an extraction that reads ``inputs``."""
-    given, device = params.extract, invocation.device or params.extract.device
-    return ExtractSettings(
-        **{**given.model_dump(exclude={"cutouts"}), **vars(invocation), "device": device},
-        copy_from=graph.FEATURES,
-        inputs=tuple(inputs),
-    )
+    params: Params, how: RunSettings = ONCE, inputs: Sequence[Path] = ()
+) -> RunSettings:
+    """``how`` to run, with the settings of params.yaml; an own device stays."""
+    configured = params.extract.model_dump(exclude={"cutouts"})
+    if how.device is not None:
+        configured["device"] = how.device
+    return replace(how, **configured, copy_from=graph.FEATURES, inputs=tuple(inputs))

@@ -214,7 +214,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
 
     encoder.encode = counting
     worker = Worker.parse(request.worker) if request.worker else None
-    settings = run.ExtractSettings(
+    settings = run.RunSettings(
         worker=worker, threads=request.threads, batch_size=request.batch, max_failed=0.2
     )
     texts = [f"text {i}" for i in range(request.texts)]

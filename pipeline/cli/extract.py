@@ -30,10 +30,9 @@ from pipeline.cli.options import (
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
-    from pipeline.extract.encode_missing import ExtractSettings
     from pipeline.extract.engine import Engine
     from pipeline.extract.inputs import FeatureInputs
-    from pipeline.extract.runner import Invocation, SetSummary
+    from pipeline.extract.runner import RunSettings, SetSummary
 
 app = typer.Typer(help="Run one frozen model and cache its features.", no_args_is_help=True)
 
@@ -115,18 +114,23 @@ def image(
     from pipeline.extract.inputs import images_of
 
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
-    how = _invocation(device, retry, threads, worker, dry_run)
     settings = _settings(
+        [images, root],
+        config,
+        retry,
+        worker,
         precision,
-        dtype,
-        batch_size,
-        copy_from,
-        inputs=_inputs(config, images, root),
+        threads=threads,
+        device=device,
+        dry_run=dry_run,
+        dtype=dtype,
+        batch_size=batch_size,
+        copy_from=copy_from,
         workers=workers,
         max_failed=max_failed,
     )
     inputs = partial(images_of, config, images, root)
-    _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors), as_json)
+    _run(inputs, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 @app.command("object")
@@ -176,18 +180,23 @@ def objects(
 
     rules = CutoutRules(margin=margin, background=background)
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
-    how = _invocation(device, retry, threads, worker, dry_run)
     settings = _settings(
+        [phrases, images_manifest, root],
+        config,
+        retry,
+        worker,
         precision,
-        dtype,
-        batch_size,
-        copy_from,
-        inputs=_inputs(config, phrases, images_manifest, root),
+        threads=threads,
+        device=device,
+        dry_run=dry_run,
+        dtype=dtype,
+        batch_size=batch_size,
+        copy_from=copy_from,
         workers=workers,
         max_failed=max_failed,
     )
     inputs = partial(objects_of, config, phrases, images_manifest, root, rules)
-    _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors), as_json)
+    _run(inputs, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 @app.command()
@@ -223,16 +232,21 @@ def text(
     from pipeline.extract.inputs import texts_of
 
     config = named_encoder(encoder, weights, "text", compile=compile)
-    how = _invocation(device, retry, threads, worker, dry_run)
     settings = _settings(
+        [texts],
+        config,
+        retry,
+        worker,
         precision,
-        dtype,
-        batch_size,
-        copy_from,
-        inputs=_inputs(config, texts),
+        threads=threads,
+        device=device,
+        dry_run=dry_run,
+        dtype=dtype,
+        batch_size=batch_size,
+        copy_from=copy_from,
     )
     inputs = partial(texts_of, config, texts, "text")
-    _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors), as_json)
+    _run(inputs, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 @app.command()
@@ -281,68 +295,60 @@ def teacher(
     config = named_encoder(
         encoder, weights, "teacher", pooling=pooling, max_length=max_length, compile=compile
     )
-    how = _invocation(device, retry, threads, worker, dry_run)
     settings = _settings(
+        [texts],
+        config,
+        retry,
+        worker,
         precision,
-        dtype,
-        batch_size,
-        copy_from,
-        inputs=_inputs(config, texts),
+        threads=threads,
+        device=device,
+        dry_run=dry_run,
+        dtype=dtype,
+        batch_size=batch_size,
+        copy_from=copy_from,
     )
     inputs = partial(texts_of, config, texts, "teacher")
-    _run(inputs, out, settings, how, engine_of(devices, engine, ray_address, actors), as_json)
-
-
-def _inputs(config: EncoderConfig, *paths: Path | None) -> list[Path]:
-    """The files and folders of a command, including those that encoder and weights may name."""
-    return [Path(config.model), Path(config.weights.removeprefix("file:")), *filter(None, paths)]
-
-
-def _invocation(
-    device: str, retry: Retry | None, threads: int | None, worker: str | None, dry_run: bool
-) -> Invocation:
-    from pipeline.extract.runner import Invocation
-
-    return Invocation(retry is not None, threads, worker_of(worker), device, dry_run=dry_run)
+    _run(inputs, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 def _settings(
+    paths: Sequence[Path | None],
+    config: EncoderConfig,
+    retry: Retry | None,
+    worker: str | None,
     precision: str,
-    dtype: _DTypeName,
-    batch_size: int,
-    copy_from: Path | None,
-    *,
-    inputs: Sequence[Path],
-    workers: int = 0,
-    max_failed: float = 0.01,
-) -> ExtractSettings:
-    from pipeline.extract.encode_missing import ExtractSettings
+    **given: Any,
+) -> RunSettings:
+    """How a command runs.
+
+    Args:
+        paths: of its inputs; the encoder and its weights may name more.
+        given: further fields, as they are.
+    """
+    from pipeline.extract.runner import RunSettings
     from sightline.devices import check_precision
 
-    return ExtractSettings(
-        batch_size=batch_size,
-        dtype=dtype,
+    named = [Path(config.model), Path(config.weights.removeprefix("file:"))]
+    return RunSettings(
+        retry_failed=retry is not None,
+        worker=worker_of(worker),
+        inputs=(*named, *filter(None, paths)),
         precision=check_precision(precision),
-        copy_from=copy_from,
-        workers=workers,
-        max_failed=max_failed,
-        inputs=tuple(inputs),
+        **given,
     )
 
 
 def _run(
     inputs: Callable[[], FeatureInputs],
     out: Path,
-    settings: ExtractSettings,
-    how: Invocation,
+    settings: RunSettings,
     engine: Engine,
     as_json: bool,
 ) -> None:
-    from dataclasses import replace
-
-    here = computing_here(how, engine, [out])
+    here = computing_here(settings, engine, [out])
     if here is not None:
-        _print(inputs().encode(out, replace(settings, **vars(here))), out, as_json)
+        _print(inputs().encode(out, here), out, as_json)
 
 
 def _print(summary: SetSummary, out: Path, as_json: bool) -> None:

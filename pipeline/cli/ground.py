@@ -65,7 +65,7 @@ def run(
     --captions data/datasets/scenes/captions.parquet --root data/datasets/scenes/images
     --out objects/scenes --cutouts cutouts/scenes
     """
-    from pipeline.extract.runner import Invocation
+    from pipeline.extract.runner import RunSettings
     from pipeline.grounding.settings_file import read_settings
     from pipeline.grounding.stage import GroundPaths, ground_dataset
     from sightline.cache.groundings import grounding_counts
@@ -73,15 +73,22 @@ def run(
     paths = GroundPaths(images_manifest, captions, root, out, cutouts)
     found = read_settings(settings)
     how = computing_here(
-        Invocation(retry is not None, threads, worker_of(worker), device, dry_run=dry_run),
+        RunSettings(
+            retry is not None,
+            threads,
+            worker_of(worker),
+            device,
+            dry_run,
+            max_failed,
+            workers=workers,
+            precision=precision,
+        ),
         engine_of(devices, engine, ray_address, actors),
         [out, *filter(None, [cutouts])],
     )
     if how is None:
         return
-    summary = ground_dataset(
-        paths, found, how, precision=precision, workers=workers, max_failed=max_failed
-    )
+    summary = ground_dataset(paths, found, how)
     if not as_json:
         print(f"{out}: {summary}")
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from pipeline.extract.engine import Engine
-    from pipeline.extract.runner import Invocation
+    from pipeline.extract.runner import RunSettings
     from sightline.cache.plan import Worker
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
@@ -137,7 +137,7 @@ WORDS: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
 """The words of the command that is being run, after ``sightline``."""
 
 
-def computing_here(how: Invocation, engine: Engine, sets: Sequence[Path]) -> Invocation | None:
+def computing_here(how: RunSettings, engine: Engine, sets: Sequence[Path]) -> RunSettings | None:
     """How this process computes; None if the engine's workers have, and printed the result.
 
     Args:

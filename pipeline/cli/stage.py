@@ -25,7 +25,7 @@ from pipeline.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.extract.runner import Invocation
+    from pipeline.extract.runner import RunSettings
     from pipeline.params import Params
     from sightline.cache.record import Kind
 
@@ -67,7 +67,7 @@ def image_features(
 
     Example: sightline stage image-features scenes clip
     """
-    how = _invocation(retry, threads, worker, dry_run)
+    how = _settings(retry, threads, worker, dry_run)
     given = (devices, engine, ray_address, actors)
     _features(params, dataset, "image", encoder, how, given)
 
@@ -93,7 +93,7 @@ def ground(
 
     loaded = load_here(params)
     how = computing_here(
-        _invocation(retry, threads, worker, dry_run),
+        _settings(retry, threads, worker, dry_run),
         engine_of(devices, engine, ray_address, actors, loaded.engine),
         [graph.grounding_folder(dataset), graph.cutouts_folder(dataset)],
     )
@@ -130,7 +130,7 @@ def object_features(
 
     Example: sightline stage object-features scenes clip
     """
-    how = _invocation(retry, threads, worker, dry_run)
+    how = _settings(retry, threads, worker, dry_run)
     given = (devices, engine, ray_address, actors)
     _features(params, dataset, "object", encoder, how, given)
 
@@ -153,7 +153,7 @@ def text_features(
 
     Example: sightline stage text-features scenes clip
     """
-    how = _invocation(retry, threads, worker, dry_run)
+    how = _settings(retry, threads, worker, dry_run)
     given = (devices, engine, ray_address, actors)
     _features(params, dataset, "text", encoder, how, given)
 
@@ -176,7 +176,7 @@ def teachers(
 
     Example: sightline stage teachers scenes similarity
     """
-    how = _invocation(retry, threads, worker, dry_run)
+    how = _settings(retry, threads, worker, dry_run)
     given = (devices, engine, ray_address, actors)
     _features(params, dataset, "teacher", encoder, how, given)
 
@@ -274,7 +274,7 @@ def _features(
     dataset: str,
     kind: Kind,
     encoder: str,
-    how: Invocation,
+    how: RunSettings,
     engine: tuple[str | None, str | None, str | None, int | None],
 ) -> None:
     from pipeline import graph, stages
@@ -287,12 +287,12 @@ def _features(
         print(f"{dataset}/{kind}/{encoder}: {found}")
 
 
-def _invocation(
+def _settings(
     retry: Retry | None, threads: int | None, worker: str | None, dry_run: bool
-) -> Invocation:
-    from pipeline.extract.runner import Invocation
+) -> RunSettings:
+    from pipeline.extract.runner import RunSettings
 
-    return Invocation(retry is not None, threads, worker_of(worker), dry_run=dry_run)
+    return RunSettings(retry is not None, threads, worker_of(worker), dry_run=dry_run)
 
 
 def load_here(path: Path) -> Params:

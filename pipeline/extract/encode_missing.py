@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import tee
 from pathlib import Path
@@ -17,7 +16,7 @@ from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSumm
 from sightline.cache import FeatureSetRecord, FeatureSpec, Place, SetWriter
 from sightline.cache.keys import Keys, KeyTable, as_keys, keys_of_texts, sort_order
 from sightline.cache.plan import Batch
-from sightline.cache.record import DTypeName, EncoderRecord, Kind
+from sightline.cache.record import EncoderRecord, Kind
 from sightline.errors import SightlineError
 from sightline.wording import counted
 
@@ -31,27 +30,6 @@ WEIGHTS_CAST = ", weights cast"
 """Follows the precision in a record where weights were cast once, instead of autocast."""
 
 
-@dataclass(frozen=True)
-class ExtractSettings(RunSettings):
-    """How to run, as opposed to what to compute.
-
-    Attributes:
-        batch_size: rows per batch; the last one is padded.
-        workers: decode processes; 0 decodes in this one.
-        dtype: storage dtype.
-        precision: compute precision, ``fp32``, ``bf16`` or ``fp16``.
-        max_pixels: images that declare more are rejected.
-        copy_from: folder of other feature sets; rows with the same fingerprint are copied.
-    """
-
-    batch_size: int = 64
-    workers: int = 2
-    dtype: DTypeName = "float16"
-    precision: str = "fp32"
-    max_pixels: int = 89_478_485
-    copy_from: Path | None = None
-
-
 class ImageEntry(NamedTuple):
     """Where one image is, and the SHA-256 of its bytes."""
 
@@ -63,7 +41,7 @@ def extract_images(
     entries: Sequence[ImageEntry],
     encoder: ImageEncoder,
     out: Path,
-    settings: ExtractSettings,
+    settings: RunSettings,
 ) -> SetSummary:
     """Encode image files into the feature set ``out``.
 
@@ -88,7 +66,7 @@ def extract_objects(
     encoder: ImageEncoder,
     rules: CutoutRules,
     out: Path,
-    settings: ExtractSettings,
+    settings: RunSettings,
 ) -> SetSummary:
     """Encode objects, cut out of their images, into the feature set ``out``.
 
@@ -113,7 +91,7 @@ def extract_texts(
     texts: Sequence[str],
     encoder: TextEncoder,
     out: Path,
-    settings: ExtractSettings,
+    settings: RunSettings,
     kind: Kind,
 ) -> SetSummary:
     """Encode texts into the feature set ``out``; repeated texts count once.
@@ -143,7 +121,7 @@ def _extract(
     encoder: ImageEncoder | TextEncoder,
     preprocessing: dict[str, object],
     out: Path,
-    settings: ExtractSettings,
+    settings: RunSettings,
     *,
     lengths: np.ndarray | None = None,
     groups: Keys | None = None,
@@ -268,7 +246,7 @@ def _spec(
     kind: Kind,
     encoder: ImageEncoder | TextEncoder,
     preprocessing: dict[str, object],
-    settings: ExtractSettings,
+    settings: RunSettings,
 ) -> FeatureSpec:
     identity = encoder.identity
     return FeatureSpec(

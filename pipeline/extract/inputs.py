@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.extract.cutouts import CutoutEntry, CutoutRules
 from pipeline.extract.encode_missing import (
-    ExtractSettings,
     ImageEntry,
     extract_images,
     extract_objects,
     extract_texts,
 )
-from pipeline.extract.runner import SetSummary
+from pipeline.extract.runner import RunSettings, SetSummary
 from sightline.cache import (
     IMAGES,
     FeatureSet,
@@ -47,7 +46,7 @@ def extract_features(
     phrases: Path | None = None,
     rules: CutoutRules | None = None,
     device: str = "auto",
-    settings: ExtractSettings = ExtractSettings(),  # noqa: B008  (frozen)
+    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
 ) -> FeatureSet:
     """Make ``out`` hold one row for every image, object or caption of ``data``, and open it.
 
@@ -122,7 +121,7 @@ class FeatureInputs:
         keys = keys_of_texts(list(self.entries))
         return {key.tobytes(): text for key, text in zip(keys, self.entries, strict=True)}
 
-    def encode(self, out: Path, settings: ExtractSettings) -> SetSummary:
+    def encode(self, out: Path, settings: RunSettings) -> SetSummary:
         """Build the encoder on ``settings.device`` and compute what the feature set ``out`` lacks.
 
         Raises:
@@ -132,7 +131,7 @@ class FeatureInputs:
         refuse_other_kinds(out, self.kind)
         set_output(out, settings.inputs, str(settings.worker or "")).check_place()
         self.config.require_files()
-        device = pick_device(settings.device)
+        device = pick_device(settings.device or "cpu")
         settings = replace(settings, device=str(device))
         if self.kind in ("text", "teacher"):
             texts = self.config.build_text(device, settings.precision)

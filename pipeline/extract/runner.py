@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.extract.decode import MAX_PIXELS
 from pipeline.extract.memory import HalvingCalls, halved_to
 from sightline.cache.parts import Failure, FailureList
 from sightline.cache.plan import Batch, Worker
-from sightline.cache.record import SetRecord
+from sightline.cache.record import DTypeName, SetRecord
 from sightline.cache.writer import SetWriter
 from sightline.devices import device_name, threads_here, using_threads
 from sightline.errors import BusyError, SightlineError
@@ -47,15 +48,27 @@ Compute = Callable[[Iterator[Batch], Advance], Iterable[Computed]]
 
 
 @dataclass(frozen=True)
-class Invocation:
-    """Settings of one command invocation, beyond the shared parameters.
+class RunSettings:
+    """How to run, as opposed to what to compute; a run reads those that concern it.
 
     Attributes:
         retry_failed: recompute failed rows.
         threads: CPU threads; None: PyTorch's default.
         worker: this worker among several that share the output; None: the only one.
-        device: device of the models; None: as configured.
+        device: device of the models; None: as configured, else the CPU.
         dry_run: only say what there is to do; write nothing.
+        max_failed: fraction of rows that may fail before the run ends with an error.
+        inputs: files and folders that the run reads; its output must not touch them.
+        batch_size: rows per batch of an encoder, which pads the last one; captions, and images, per
+            call of a grounder, halved if memory runs out.
+        workers: decode processes (0 decodes in this one), or threads of a grounding.
+        dtype: storage dtype.
+        precision: compute precision, ``fp32``, ``bf16`` or ``fp16``.
+        max_pixels: images that declare more are rejected.
+        copy_from: folder of other feature sets; rows with the same fingerprint are copied.
+        block_rows: of a grounding and its cut-outs: rows that are finished together, of which a
+            kill loses at most so many; None: as many as usual.
+        shard_rows: of the same, rows per shard; None: as in `SetWriter`.
     """
 
     retry_failed: bool = False
@@ -63,21 +76,16 @@ class Invocation:
     worker: Worker | None = None
     device: str | None = None
     dry_run: bool = False
-
-
-@dataclass(frozen=True)
-class RunSettings(Invocation):
-    """How to run, as opposed to what to compute.
-
-    Attributes:
-        max_failed: fraction of rows that may fail before the run ends with an error.
-        device: device of the models, for the record.
-        inputs: files and folders that the run reads; its output must not touch them.
-    """
-
-    device: str = "cpu"
     max_failed: float = 0.01
     inputs: tuple[Path, ...] = ()
+    batch_size: int = 64
+    workers: int = 2
+    dtype: DTypeName = "float16"
+    precision: str = "fp32"
+    max_pixels: int = MAX_PIXELS
+    copy_from: Path | None = None
+    block_rows: int | None = None
+    shard_rows: int | None = None
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -270,9 +278,10 @@ def _compute(job: Job, settings: RunSettings) -> int:
         to_stderr(f"  {line}")
     if not batches:
         return 0
-    if warning := cpu_warning(settings.device):
+    device = settings.device or "cpu"
+    if warning := cpu_warning(device):
         to_stderr(f"{writer.folder}: warning: {warning}")
-    about = {**described(settings.device), "threads": writer.shape.threads, **job.about}
+    about = {**described(device), "threads": writer.shape.threads, **job.about}
     about["batch_size"] = job.calls[0].begun_with if job.calls else 1
     pending: deque[Future[None]] = deque()
     with (

@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.memory import HalvingCalls
 from pipeline.extract.runner import RunSettings
 from pipeline.grounding.captioned_images import Unit
@@ -21,25 +21,6 @@ from pipeline.grounding.protocols import Answer, Caption, Grounder, GroundingErr
 from pipeline.grounding.table_rows import GroundedRows, Selected, check_masks, drawn_masks
 
 _BATCHES_AHEAD = 2
-
-
-@dataclass(frozen=True)
-class GroundSettings(RunSettings):
-    """How to run, as opposed to what to find.
-
-    Attributes:
-        batch_size: initial captions, and images, per model call; halved if memory runs out.
-        workers: decode threads.
-        block_images: images that are finished together; a kill loses at most this many.
-        shard_images: images per shard; None: as in `SetWriter`.
-        max_pixels: images that declare more are rejected.
-    """
-
-    batch_size: int = 16
-    workers: int = 2
-    block_images: int = 256
-    shard_images: int | None = None
-    max_pixels: int = MAX_PIXELS
 
 
 @dataclass
@@ -90,7 +71,7 @@ class BlockGrounder:
         grounder: Grounder,
         segmenter: Segmenter | None,
         rules: Rules,
-        settings: GroundSettings,
+        settings: RunSettings,
     ) -> None:
         self._grounder = grounder
         self._segmenter = segmenter

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.objects import cut_out
 from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
 from sightline.cache import Place
@@ -38,28 +37,14 @@ SPEC = TableSpec(kind="cutouts", description={"format": _FORMAT, "crop_rule": CR
 """What determines the content of cut-outs, besides their phrases."""
 
 
-@dataclass(frozen=True)
-class CutoutSettings(RunSettings):
-    """How to run.
-
-    Attributes:
-        workers: threads that decode images and compress cut-outs.
-        max_pixels: images that declare more are rejected.
-        block_objects: objects that are finished together; a kill loses at most this many.
-        shard_objects: objects per shard; None: as in `SetWriter`.
-    """
-
-    workers: int = 2
-    max_pixels: int = MAX_PIXELS
-    block_objects: int = 512
-    shard_objects: int | None = None
+_BLOCK = 512  # objects that are finished together
 
 
 def write_cutouts(
     records: Path,
     places: Mapping[bytes, Place],
     out: Path,
-    settings: CutoutSettings = CutoutSettings(),
+    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
 ) -> SetSummary:
     """Make ``out`` hold the cut-outs of exactly ``records``; existing ones are kept.
 
@@ -87,8 +72,8 @@ def write_cutouts(
         return writer.plan(
             keys,
             groups=key_column(phrases["image_key"]),
-            batch_size=settings.block_objects,
-            shard_rows=settings.shard_objects,
+            batch_size=settings.block_rows or _BLOCK,
+            shard_rows=settings.shard_rows,
             retry_failed=settings.retry_failed,
             **settings.shape,
         )

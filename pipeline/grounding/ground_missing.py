@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
-from pipeline.grounding.block_grounder import BlockGrounder, GroundSettings
+from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
+from pipeline.grounding.block_grounder import BlockGrounder
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.protocols import Grounder, Segmenter
@@ -24,6 +24,7 @@ from sightline.errors import SightlineError
 from sightline.wording import counted
 
 _FORMAT = "grounding/1"
+_BLOCK = 256  # images that are finished together
 
 
 def ground(
@@ -32,7 +33,7 @@ def ground(
     segmenter: Segmenter | None,
     rules: Rules,
     out: Path,
-    settings: GroundSettings,
+    settings: RunSettings,
 ) -> SetSummary:
     """Make ``out`` hold the records of exactly ``units``; existing ones are kept.
 
@@ -65,8 +66,8 @@ def ground(
         batches = writer.plan(
             as_keys(list(by_key)),
             groups=np.array([_by_size(unit) for unit in by_key.values()], dtype=np.uint8),
-            batch_size=settings.block_images,
-            shard_rows=settings.shard_images,
+            batch_size=settings.block_rows or _BLOCK,
+            shard_rows=settings.shard_rows,
             retry_failed=settings.retry_failed,
             **settings.shape,
         )

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.datasets.prepared import PreparedDataset
-from pipeline.extract.runner import Invocation, RunSettings, SetSummary
+from pipeline.extract.runner import RunSettings, SetSummary
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.cache.record import refuse_other_kinds, set_output
@@ -40,17 +40,14 @@ class GroundPaths:
 def ground_dataset(
     paths: GroundPaths,
     settings: GroundingSettings,
-    how: Invocation = Invocation(),  # noqa: B008  (frozen)
-    *,
-    precision: str = "fp32",
-    workers: int = 2,
-    max_failed: float = 0.01,
+    how: RunSettings = RunSettings(),  # noqa: B008  (frozen)
 ) -> SetSummary:
     """Ground the captions of a data set and cut out their objects.
 
     Args:
-        how: the worker that publishes the records continues with the cut-outs; workers
-            that start then share those.
+        how: the device (None: ``auto``), precision and so on; its inputs and batches are set here.
+            The worker that publishes the records continues with the cut-outs; workers that start
+            then share those.
 
     Raises:
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
@@ -69,30 +66,21 @@ def ground_dataset(
     set_output(paths.out, inputs, str(how.worker or "")).check_place()
     settings.grounder.require_files()
     settings.segmenter.require_files()
-    from pipeline.grounding.block_grounder import GroundSettings
-    from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+    from pipeline.grounding.cutouts import write_cutouts
     from pipeline.grounding.ground_missing import ground
     from sightline.devices import computing, pick_device
 
     where = pick_device(how.device or "auto")
-    grounder = settings.grounder.build(where, precision)
-    segmenter = settings.segmenter.build(where, precision)
-    shared = RunSettings(
-        **{**vars(how), "device": str(where)}, max_failed=max_failed, inputs=inputs
-    )
-    grounding = GroundSettings(
-        **vars(shared),
-        batch_size=settings.batch_size,
-        workers=workers,
-        block_images=settings.block_images,
-    )
+    grounder = settings.grounder.build(where, how.precision)
+    segmenter = settings.segmenter.build(where, how.precision)
+    how = replace(how, device=str(where), inputs=inputs)
+    grounding = replace(how, batch_size=settings.batch_size, block_rows=settings.block_images)
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(where, "fp32"):
         summary = ground(units, grounder, segmenter, settings.rules, paths.out, grounding)
     if paths.cutouts is not None and (summary.record is not None or summary.to_do == 0):
         places = {unit.key: unit.place for unit in units}
-        cutting = CutoutSettings(**vars(shared), workers=workers)
-        cut = write_cutouts(paths.out, places, paths.cutouts, cutting)
+        cut = write_cutouts(paths.out, places, paths.cutouts, how)
         if how.dry_run:
             summary = replace(summary, remarks=(*summary.remarks, f"{paths.cutouts}: {cut}"))
     return summary
@@ -132,5 +120,5 @@ def ground_captions(
         Path(out),
         None if cutouts is None else Path(cutouts),
     )
-    ground_dataset(paths, settings, Invocation(device=device), precision=precision)
+    ground_dataset(paths, settings, RunSettings(device=device, precision=precision))
     return paths.out

@@ -19,8 +19,8 @@ sys.path.append(str(Path(__file__).parents[1] / "grounding"))
 
 from ground_data import SETTINGS, DataSet, WordGrounder, run_ground
 
-from pipeline.grounding.block_grounder import GroundSettings
-from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+from pipeline.extract.runner import RunSettings
+from pipeline.grounding.cutouts import write_cutouts
 from sightline.cache import (
     PhraseTokenHeader,
     PhraseTokens,
@@ -40,9 +40,9 @@ SPANS = PhraseTokenHeader("tiny", "0" * 64, max_length=8, phrases=60, dropped={"
 WORDS = ("A red dog and a blue ball", "nothing", "a green bird over the old house")
 
 
-def settings(block_images: int = 2) -> GroundSettings:
+def settings(block_images: int = 2) -> RunSettings:
     return dataclasses.replace(
-        SETTINGS, block_images=block_images, shard_images=block_images, max_failed=0.01
+        SETTINGS, block_rows=block_images, shard_rows=block_images, max_failed=0.01
     )
 
 
@@ -62,7 +62,7 @@ def make_grounding(
 
 def make_cutouts(data: DataSet, grounding: Path, folder: Path) -> None:
     paths = {unit.key: unit.place for unit in data.units()}
-    write_cutouts(grounding, paths, folder, CutoutSettings(block_objects=9, shard_objects=9))
+    write_cutouts(grounding, paths, folder, RunSettings(block_rows=9, shard_rows=9))
 
 
 def make_tokens(folder: Path, texts: list[str] = TEXTS, token: int = 5) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.encoders.protocols import EncoderIdentity
-from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
+from pipeline.extract.encode_missing import ImageEntry, extract_images
 from pipeline.extract.inputs import image_entries_of
+from pipeline.extract.runner import RunSettings
 from sightline.cache import FeatureSet, Place, key_of_file
 
 SIDE = 8
@@ -322,7 +323,7 @@ def features(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureS
     assert len(entries) == len(FILES)
     others = (folder / "gone.png", folder, folder / "plain.png", loop(folder))
     entries += [ImageEntry(Place(path), bytes([n] * 32)) for n, path in enumerate(others, 1)]
-    extract_images(entries, Eye(), out, ExtractSettings(dtype="float32", max_failed=1, workers=0))
+    extract_images(entries, Eye(), out, RunSettings(dtype="float32", max_failed=1, workers=0))
     return FeatureSet.open(out)
 
 

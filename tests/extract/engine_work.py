@@ -11,16 +11,16 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
 from stage_server import BATCH, BLOCK, StubEncoder
 
-from pipeline.extract.encode_missing import ExtractSettings, extract_texts
+from pipeline.extract.encode_missing import extract_texts
 from pipeline.extract.engine import Engine
-from pipeline.extract.runner import Invocation, SetSummary
+from pipeline.extract.runner import RunSettings, SetSummary
 from pipeline.extract.workers import run_workers
 from sightline.cache import writer
 from sightline.cache.plan import Worker
@@ -58,17 +58,15 @@ class StubWork:
         given = {"threads": threads, "module": "engine_work", "device": "cpu", **more}
         return run_workers([repr(self)], engine, [self.out], **given)
 
-    def __call__(self, how: Invocation) -> SetSummary:
+    def __call__(self, how: RunSettings) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
-        settings = ExtractSettings(
-            **{**vars(how), "device": how.device or "cpu"}, batch_size=self.batch, max_failed=0.2
-        )
+        settings = replace(how, batch_size=self.batch, max_failed=0.2)
         texts = [f"text {i}" for i in range(self.texts)]
         return extract_texts(texts, _Broken(self, how), self.out, settings, "text")
 
 
 class _Broken(StubEncoder):
-    def __init__(self, work: StubWork, how: Invocation) -> None:
+    def __init__(self, work: StubWork, how: RunSettings) -> None:
         from pipeline.encoders.protocols import EncoderIdentity
 
         super().__init__()
@@ -113,7 +111,7 @@ def main() -> None:
     given = parser.parse_args()
     work = eval(given.work, {"StubWork": StubWork, "PosixPath": PosixPath})
     worker = None if given.worker is None else Worker.parse(given.worker)
-    how = Invocation(threads=int(given.threads), worker=worker, device=given.devices)
+    how = RunSettings(threads=int(given.threads), worker=worker, device=given.devices)
     commands.app = lambda: print(work(how))
     cli.console()
 

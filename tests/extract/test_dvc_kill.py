@@ -32,7 +32,7 @@ def held(texts, length):
 
 encoder.encode = held
 texts = Path("texts.txt").read_text().splitlines()
-settings = run.ExtractSettings(max_failed=0.2)
+settings = run.RunSettings(max_failed=0.2)
 run._computed_by = lambda device, batch_size: {"batch_size": batch_size}
 commands.app = lambda: print(run.extract_texts(texts, encoder, Path("features"), settings, "text"))
 cli.main()

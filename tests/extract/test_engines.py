@@ -18,12 +18,12 @@ from test_kills import files
 
 from pipeline.extract import workers
 from pipeline.extract.engine import Engine
-from pipeline.extract.runner import Invocation
+from pipeline.extract.runner import RunSettings
 from sightline.cache import verify
 from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
 
-ONE = Invocation(threads=1)
+ONE = RunSettings(threads=1)
 TWO = Engine(devices=("cpu", "cpu"))
 
 
@@ -257,7 +257,7 @@ def test_workers_of_another_encoder_plan_or_code_are_refused(
     def refused(stranger: StubWork, named: str) -> None:
         said = f"with a different plan than worker 2/3:\n  {named}"
         with pytest.raises(SightlineError, match=said):
-            stranger(Invocation(threads=1, worker=Worker(2, 3)))
+            stranger(RunSettings(threads=1, worker=Worker(2, 3)))
 
     refused(StubWork(work.out, batch=4), "batch_size: 8 → 4")
     refused(StubWork(work.out, weights="1"), "fingerprint: ")

@@ -88,7 +88,7 @@ def stage(count=3000, encode=None):
     if encode:
         encoder.encode = encode
     texts = [f"text {i}" for i in range(count)]
-    settings = run.ExtractSettings(max_failed=0.2)
+    settings = run.RunSettings(max_failed=0.2)
     out = Path(sys.argv[1])
     commands.app = lambda: run.extract_texts(texts, encoder, out, settings, "text")
     cli.main()

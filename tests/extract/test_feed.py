@@ -14,7 +14,8 @@ from pipeline.encoders.config import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.batches import Feed, ImageReader, decode_batch
 from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
-from pipeline.extract.encode_missing import ExtractSettings, ImageEntry, extract_images
+from pipeline.extract.encode_missing import ImageEntry, extract_images
+from pipeline.extract.runner import RunSettings
 from sightline.cache import FeatureSet, Place
 
 CPU = torch.device("cpu")
@@ -94,8 +95,8 @@ def test_options_are_part_of_plan_and_record(
     assert plans[0] + ", compiled" == plans[1]
 
 
-def settings(workers: int = 0, device: str = "cpu") -> ExtractSettings:
-    return ExtractSettings(
+def settings(workers: int = 0, device: str = "cpu") -> RunSettings:
+    return RunSettings(
         batch_size=4, workers=workers, threads=1, max_failed=0.5, dtype="float32", device=device
     )
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.encoders.protocols import EncoderIdentity
-from pipeline.extract.encode_missing import ExtractSettings, extract_texts
+from pipeline.extract.encode_missing import extract_texts
+from pipeline.extract.runner import RunSettings
 from sightline.cache import FeatureSet, keys_of_texts, verify
 from sightline.errors import SightlineError
 
 TEXTS = [f"text {i}" for i in range(50)]
-SETTINGS = ExtractSettings(batch_size=8, dtype="float32")
+SETTINGS = RunSettings(batch_size=8, dtype="float32")
 
 
 class Limited:

@@ -14,10 +14,10 @@ from engine_work import StubWork
 from ray_nodes import RayNodes
 from test_engines import TWO, command, numbers, wait_until, without_lock
 
-from pipeline.extract.runner import Invocation
+from pipeline.extract.runner import RunSettings
 
 pytestmark = pytest.mark.slow
-HOW = Invocation(threads=2)
+HOW = RunSettings(threads=2)
 TEXTS = 960
 
 

@@ -41,7 +41,7 @@ from pipeline import (
     tokenize,
 )
 from pipeline.extract.cutouts import CutoutRules
-from pipeline.extract.encode_missing import ExtractSettings
+from pipeline.extract.runner import RunSettings
 from pipeline.tokenize_phrases import tokenize_phrases
 from sightline.cache import (
     PHRASES,
@@ -233,7 +233,7 @@ class World:
             phrases=self.root / "grounding" / ANNOTATED,
             rules=CutoutRules(**rules or {}),
             device="cpu",
-            settings=ExtractSettings(**{"workers": 0, "batch_size": 4, **settings}),
+            settings=RunSettings(**{"workers": 0, "batch_size": 4, **settings}),
         )
 
     def keys(self, kind: str) -> Any:

@@ -13,15 +13,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pipeline.extract.runner import SetSummary
-from pipeline.grounding.block_grounder import GroundSettings
+from pipeline.extract.runner import RunSettings, SetSummary
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import CaptionChoice, Rules
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from sightline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
 
-SETTINGS = GroundSettings(batch_size=4, workers=2, block_images=3, shard_images=3, max_failed=1.0)
+SETTINGS = RunSettings(batch_size=4, workers=2, block_rows=3, shard_rows=3, max_failed=1.0)
 
 
 class Killed(BaseException):
@@ -142,7 +141,7 @@ def run_ground(
     segmenter: BoxSegmenter | None = None,
     *,
     choice: CaptionChoice = "all",
-    settings: GroundSettings = SETTINGS,
+    settings: RunSettings = SETTINGS,
     rules: Rules | None = None,
 ) -> SetSummary:
     """`ground` on the current data set."""

@@ -20,8 +20,9 @@ from typing import Any
 from fault_layer import FaultLayer
 from ground_data import SETTINGS, BoxSegmenter, WordGrounder
 
+from pipeline.extract.runner import RunSettings
 from pipeline.grounding.captioned_images import units_of
-from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+from pipeline.grounding.cutouts import write_cutouts
 from pipeline.grounding.ground_missing import ground
 from pipeline.grounding.grounder_config import Rules
 from sightline.cache.plan import Worker
@@ -36,7 +37,7 @@ def run(data: Path, out: Path, cutouts: Path, given: str) -> None:
     if ground(units, WordGrounder(), BoxSegmenter(), rules, out, settings).record is None:
         return
     paths = {unit.key: unit.place for unit in units}
-    cutting = CutoutSettings(block_objects=12, shard_objects=20, worker=worker)
+    cutting = RunSettings(block_rows=12, shard_rows=20, worker=worker)
     write_cutouts(out, paths, cutouts, cutting)
 
 

@@ -12,7 +12,8 @@ from flat_tables import rows_with_keys
 from ground_data import DataSet, files_of, run_ground
 from PIL import Image
 
-from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+from pipeline.extract.runner import RunSettings
+from pipeline.grounding.cutouts import write_cutouts
 from sightline.cache.groundings import read_phrases
 from sightline.cache.record import FILE_NAME
 from sightline.cache.rle import decode_mask
@@ -27,7 +28,7 @@ def data(tmp_path) -> DataSet:
     return data
 
 
-SMALL = CutoutSettings(block_objects=12, shard_objects=20)
+SMALL = RunSettings(block_rows=12, shard_rows=20)
 
 
 def cut(data: DataSet, records: Path, out: Path) -> int:

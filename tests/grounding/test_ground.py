@@ -176,7 +176,7 @@ def test_killed_at_any_write_and_run_again_it_leaves_the_same_bytes(data, tmp_pa
             again = WordGrounder()
             run_ground(data, out, again)
             # never more than the block that was at work is repeated
-            assert sum(grounder.calls) + sum(again.calls) <= 14 + 2 * SETTINGS.block_images
+            assert sum(grounder.calls) + sum(again.calls) <= 14 + 2 * SETTINGS.block_rows
             assert files_of(out) == expected
         else:
             break
@@ -209,21 +209,21 @@ def test_after_sigkill_it_resumes_at_its_current_block(data, tmp_path):
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert not (tmp_path / "out").exists()
     summary = run_ground(data, tmp_path / "out")
-    assert summary.resumed == SETTINGS.block_images
+    assert summary.resumed == SETTINGS.block_rows
     run_ground(data, tmp_path / "whole")
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
 def test_a_signal_ends_it_with_one_line_that_says_what_is_kept(data, tmp_path):
     def stop(captions):
-        if sum(grounder.calls) >= 2 * SETTINGS.block_images:
+        if sum(grounder.calls) >= 2 * SETTINGS.block_rows:
             raise Stopped(signal.SIGTERM)
 
     grounder = WordGrounder(stop)
     with pytest.raises(Stopped) as caught:
         run_ground(data, tmp_path / "out", grounder)
     assert "out: 3 of 7 images are done and kept; rerun the same command" in str(caught.value)
-    assert run_ground(data, tmp_path / "out").resumed == SETTINGS.block_images
+    assert run_ground(data, tmp_path / "out").resumed == SETTINGS.block_rows
 
 
 def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
@@ -394,7 +394,7 @@ def test_a_missing_shard_is_named_and_its_images_are_reground(data, tmp_path):
     next((tmp_path / "out").glob("shard-*")).unlink()
     with pytest.raises(CacheError, match=r"shard-.*missing"):
         read_phrases(tmp_path / "out")
-    assert run_ground(data, tmp_path / "out").computed in (1, SETTINGS.block_images)
+    assert run_ground(data, tmp_path / "out").computed in (1, SETTINGS.block_rows)
     assert rows(tmp_path / "out", "phrases") == before
     with pytest.raises(CacheError, match="nothing: no grounding here"):
         flat(tmp_path / "nothing", "phrases")

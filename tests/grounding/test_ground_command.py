@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from pipeline import graph, stages
 from pipeline.cli.commands import app
-from pipeline.extract.runner import Invocation
+from pipeline.extract.runner import RunSettings
 from pipeline.grounding.settings_file import read_settings
 from pipeline.params import Params, ParamsError, load_params
 from sightline.cache import PHRASES, write_manifest
@@ -183,7 +183,7 @@ def test_the_stage_regrounds_failed_images(data, tmp_path, monkeypatch):
     with pytest.raises(SightlineError, match="1 of 3 images failed"):
         stages.ground(params, "mine")
     (tmp_path / "away").rename(good)
-    assert stages.ground(params, "mine", Invocation(retry_failed=True)).failed == 0
+    assert stages.ground(params, "mine", RunSettings(retry_failed=True)).failed == 0
 
 
 def test_parameters_of_grounding_are_checked(data):
@@ -198,7 +198,7 @@ def test_parameters_of_grounding_are_checked(data):
 def test_two_devices_ground_like_one(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     params = params_of(data, settings_of(data, block_images=1))
-    stages.ground(params, "mine", Invocation(threads=1))
+    stages.ground(params, "mine", RunSettings(threads=1))
     sets = [graph.grounding_folder("mine"), graph.cutouts_folder("mine")]
     alone = [{path.name: path.read_bytes() for path in each.iterdir()} for each in sets]
     for each in sets:

@@ -11,7 +11,8 @@ from ground_data import SETTINGS, DataSet, files_of, run_ground
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.grounding.cutouts import CutoutSettings, write_cutouts
+from pipeline.extract.runner import RunSettings
+from pipeline.grounding.cutouts import write_cutouts
 from sightline.cache import CacheError, verify
 from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.groundings import read_phrases
@@ -20,7 +21,7 @@ from sightline.cache.sets import open_tables
 from sightline.cache.verify import repair
 from sightline.cache.writer import MAX_SMALL_SHARDS
 
-CUTTING = CutoutSettings(block_objects=5, shard_objects=8)
+CUTTING = RunSettings(block_rows=5, shard_rows=8)
 
 
 def make(data: DataSet, folder: Path, chosen: list[int]) -> None:
@@ -50,7 +51,7 @@ def test_after_any_history_the_files_are_those_of_a_clean_run_once_compacted(
 ):
     folder, clean = tmp_path_factory.mktemp("history"), tmp_path_factory.mktemp("clean")
     for step in [*history, last]:
-        for name, rows in ("out", SETTINGS.shard_images), ("cut", CUTTING.shard_objects):
+        for name, rows in ("out", SETTINGS.shard_rows), ("cut", CUTTING.shard_rows):
             if not (folder / name / FILE_NAME).exists():
                 continue
             if step == "compact":
@@ -68,7 +69,7 @@ def test_after_any_history_the_files_are_those_of_a_clean_run_once_compacted(
         kind = _KIND[name]
         found, expected = (read_tables_record(at / name, kind) for at in (folder, clean))
         assert found.content_digest == expected.content_digest
-        compact(folder / name, SETTINGS.shard_images if name == "out" else CUTTING.shard_objects)
+        compact(folder / name, SETTINGS.shard_rows if name == "out" else CUTTING.shard_rows)
         collect(folder / name)
         assert verify(folder / name) == []
         assert files_of(folder / name) == files_of(clean / name)
@@ -78,7 +79,7 @@ _KIND = {"out": "grounding", "cut": "cutouts"}
 
 
 def test_many_small_shards_are_merged(data, tmp_path):
-    large = dataclasses.replace(SETTINGS, shard_images=100)
+    large = dataclasses.replace(SETTINGS, shard_rows=100)
     everything, data.captions = data.captions, {}
     for count in range(MAX_SMALL_SHARDS + 2):
         name = f"{count % 12}.png"
@@ -95,7 +96,7 @@ def test_many_small_shards_are_merged(data, tmp_path):
 def test_compact_of_a_clean_set_rewrites_nothing_that_differs(data, tmp_path):
     make(data, tmp_path, list(range(12)))
     before = files_of(tmp_path / "out")
-    compact(tmp_path / "out", SETTINGS.shard_images)
+    compact(tmp_path / "out", SETTINGS.shard_rows)
     assert garbage(tmp_path / "out").files == {}
     assert files_of(tmp_path / "out") == before
 

@@ -81,7 +81,7 @@ def test_a_resumed_run_starts_with_the_smaller_batch(data, tmp_path):
         run_ground(data, tmp_path / "out", grounder)
     again = WordGrounder()
     summary = run_ground(data, tmp_path / "out", again)
-    assert summary.resumed == SETTINGS.block_images
+    assert summary.resumed == SETTINGS.block_rows
     assert max(again.calls) == 2
     assert summary.halved_to == {"grounder": 2}
     run_ground(data, tmp_path / "whole", WordGrounder(small))

@@ -97,4 +97,4 @@ def test_an_error_in_a_block_of_an_interrupted_run(data, tmp_path, settings, fai
         run_ground(data, tmp_path / "out", grounder)
     summary = run_ground(data, tmp_path / "out", settings=settings)
     assert grounding_counts(summary.folder)["failed"] == failed
-    assert summary.resumed == (SETTINGS.block_images if failed else 0)
+    assert summary.resumed == (SETTINGS.block_rows if failed else 0)

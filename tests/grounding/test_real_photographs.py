@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
-from pipeline.grounding.block_grounder import GroundSettings
+from pipeline.extract.runner import RunSettings
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.chunker import FunctionWordChunker
 from pipeline.grounding.ground_missing import ground
@@ -88,7 +88,7 @@ def test_masks_of_photographs_without_a_failure(photographs, family, tmp_path, c
     segmenter = settings.build(torch.device("cpu"), "fp32")
     units = units_of(folder / "images.parquet", folder / "captions.parquet", images, "longest")
     units = units[:count]
-    rules, how = Rules(boxes="union", duplicate_iou=None), GroundSettings(max_failed=0)
+    rules, how = Rules(boxes="union", duplicate_iou=None), RunSettings(batch_size=16, max_failed=0)
     summary = ground(units, PhraseGrounder(), segmenter, rules, tmp_path / "out", how)
     assert grounding_counts(summary.folder)["images"] == count
     assert grounding_counts(summary.folder)["failed"] == 0
@@ -110,7 +110,7 @@ def test_photographs_without_a_failure(photographs, grounder, tmp_path, count):
     folder, images = photographs
     units = units_of(folder / "images.parquet", folder / "captions.parquet", images, "longest")
     units = units[:count]
-    settings = GroundSettings(batch_size=32, max_failed=0)
+    settings = RunSettings(batch_size=32, max_failed=0)
     summary = ground(units, grounder, BoxSegmenter(), Rules(), tmp_path / "out", settings)
     assert (
         grounding_counts(summary.folder)["images"]

@@ -19,7 +19,7 @@ from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePr
 from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
 from pipeline.extract.inputs import objects_of_phrases
 from pipeline.extract.objects import ObjectReader
-from pipeline.extract.runner import Invocation
+from pipeline.extract.runner import RunSettings
 from pipeline.grounding.grounder_config import GroundingSettings
 from pipeline.grounding.stage import GroundPaths, ground_dataset
 from sightline.cache import CAPTIONS, PHRASES, key_of_bytes, key_of_text, read_manifest
@@ -70,7 +70,7 @@ def drawn(tmp_path_factory) -> Drawn:
         folder / "out",
         folder / "cut",
     )
-    summary = ground_dataset(paths, settings, Invocation(device="cpu"), max_failed=0)
+    summary = ground_dataset(paths, settings, RunSettings(device="cpu", max_failed=0))
     assert grounding_counts(summary.folder)["dropped"] == {}
     assert grounding_counts(summary.folder)["images"] == COUNT
     return Drawn(folder)
