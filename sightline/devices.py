@@ -6,7 +6,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,37 @@ if TYPE_CHECKING:
 def of_several_processes() -> bool:
     """Whether `torchrun` or `accelerate launch` started this process as one of several."""
     return os.environ.get("WORLD_SIZE", "1") not in ("", "1")
+
+
+def rank_and_count(
+    environment: Mapping[str, str], rank: str = "RANK", count: str = "WORLD_SIZE"
+) -> tuple[int, int] | None:
+    """The number of this process and how many there are; None where no launcher tells.
+
+    Args:
+        rank, count: the variables in which a launcher tells them.
+
+    Raises:
+        SightlineError: only one of them is set, one is not a number, or there is no such process.
+    """
+    told = {name: environment.get(name, "") for name in (rank, count)}
+    if not any(told.values()):
+        return None
+    for name, other in ((rank, count), (count, rank)):
+        if not told[name]:
+            raise SightlineError(
+                f"{other} is {told[other]}, but {name} is not set; start the processes with "
+                f"torchrun, accelerate launch or srun, or unset {other}"
+            )
+        if not told[name].isdecimal():
+            raise SightlineError(
+                f"the environment variable {name} is {told[name]!r}; expected a number"
+            )
+    if int(told[rank]) >= int(told[count]):
+        raise SightlineError(
+            f"{rank} is {told[rank]}, but {count} is {told[count]}; ranks count from 0"
+        )
+    return int(told[rank]), int(told[count])
 
 
 def is_first_process() -> bool:

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
@@ -58,30 +58,19 @@ def _keys(location: Iterable[Any], model: type[BaseModel]) -> list[str]:
         if container in _CONTAINERS:
             here = get_args(here)[container is dict]
             continue
-        found = _models(here)
-        if len(found) > 1:  # a union; pydantic names its member by the tag
-            here = next((each for each in found if part in _tags(each)), None)
-        else:
-            field = found[0].model_fields.get(str(part)) if found else None
-            here = field.annotation if field else None
-    found = _models(here)
-    return list(found[0].model_fields) if len(found) == 1 else []
+        found = _model(here)
+        field = found.model_fields.get(str(part)) if found else None
+        here = field.annotation if field else None
+    found = _model(here)
+    return list(found.model_fields) if found else []
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models that an annotation names itself or as members of a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (*_CONTAINERS, Literal):
-        return []
-    inside = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
-    return [model for each in inside for model in _models(each)]
-
-
-def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
-    """The values by which a member of a tagged union is chosen."""
-    kinds = (get_args(field.annotation) for field in model.model_fields.values())
-    return tuple(tag for values in kinds for tag in values)
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation is, or that it allows beside None."""
+    for each in (annotation, *get_args(annotation)):
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            return each
+    return None
 
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from sightline.devices import of_several_processes, pick_device
+from sightline.devices import of_several_processes, pick_device, rank_and_count
 from sightline.errors import SaidElsewhere, SightlineError
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ class _Launched:
         """From the environment; None for a single process."""
         if not of_several_processes():
             return None
-        count, rank = _number("WORLD_SIZE"), _number("RANK")
-        if rank >= count:
-            raise SightlineError(f"RANK is {rank}, but WORLD_SIZE is {count}; ranks count from 0")
+        rank, count = rank_and_count(os.environ) or (0, 1)
         return cls(
             rank,
             count,

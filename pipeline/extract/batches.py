@@ -5,20 +5,20 @@ An unusable entry costs only its own row.
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.encoders.protocols import ImageEncoder
@@ -83,11 +83,11 @@ def decode_batch(
 
     Returns:
         uint8 [batch_size, channels, h, w], zeros for failed or missing entries; and the failures,
-        in order. In a worker process the pixels are in shared memory.
+        in order.
     """
     if len(entries) > batch_size:
         raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
-    batch = _shared_zeros(batch_size, read.channels, *read.size)
+    batch = torch.zeros(batch_size, read.channels, *read.size, dtype=torch.uint8)
     failures: list[Failure] = []
     for row, entry in enumerate(entries):
         try:
@@ -97,29 +97,19 @@ def decode_batch(
     return batch, failures
 
 
-def _shared_zeros(*shape: int) -> Tensor:
-    """uint8 zeros; in a worker process in shared memory, where a `DataLoader` would copy them."""
-    if get_worker_info() is None or not math.prod(shape):
-        return torch.zeros(*shape, dtype=torch.uint8)
-    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # new pages are zero
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(*shape)
-
-
-class BatchDecoder(Dataset[tuple[Tensor, list[Failure]]]):
+@dataclass(frozen=True)
+class _BatchDecoder(Dataset[tuple[Tensor, list[Failure]]]):
     """Applies `decode_batch` to the entries of a batch, for a `DataLoader`.
 
     An item depends only on its entries, so the number of worker processes changes no byte, and
     requests can be decided at the last moment.
     """
 
-    def __init__(self, batch_size: int, read: Reader) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; expected at least 1")
-        self._batch_size = batch_size
-        self._read = read
+    batch_size: int
+    read: Reader
 
     def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, list[Failure]]:
-        return decode_batch(entries, self._batch_size, self._read)
+        return decode_batch(entries, self.batch_size, self.read)
 
 
 def decoded_batches(
@@ -147,7 +137,7 @@ def decoded_batches(
     # the number is the user's choice, and containers often report too few cores
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     loader = DataLoader(
-        BatchDecoder(batch_size, read),
+        _BatchDecoder(batch_size, read),
         batch_size=None,
         sampler=chain([first], batches),
         num_workers=workers,

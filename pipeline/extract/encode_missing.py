@@ -135,10 +135,20 @@ def _extract(
     unit = {"image": "images", "object": "objects"}.get(kind, "texts")
     if not len(keys):
         raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
-    spec = _spec(kind, encoder, preprocessing, settings)
+    identity = encoder.identity
+    spec = FeatureSpec(
+        kind=kind,
+        encoder=EncoderRecord(
+            **{name: getattr(identity, name) for name in EncoderRecord.model_fields}
+        ),
+        preprocessing=preprocessing,
+        precision=precision_rule(identity, settings.precision),
+        dim=encoder.dim,
+        dtype=settings.dtype,
+    )
     writer = SetWriter(out, spec, settings.inputs, settings.worker)
     calls = HalvingCalls(out.as_posix())
-    shape, options = settings.shape, ", ".join(encoder.identity.options)
+    shape, options = settings.shape, ", ".join(identity.options)
     if options:
         shape["code"] += f", {options}"
 
@@ -240,26 +250,3 @@ def precision_rule(identity: EncoderIdentity, precision: str) -> str:
     """
     cast = identity.casts_weights and precision != "fp32"
     return f"{precision}{WEIGHTS_CAST}" if cast else precision
-
-
-def _spec(
-    kind: Kind,
-    encoder: ImageEncoder | TextEncoder,
-    preprocessing: dict[str, object],
-    settings: RunSettings,
-) -> FeatureSpec:
-    identity = encoder.identity
-    return FeatureSpec(
-        kind=kind,
-        encoder=EncoderRecord(
-            name=identity.name,
-            source=identity.source,
-            revision=identity.revision,
-            weights_sha256=identity.weights_sha256,
-            untrained=identity.untrained,
-        ),
-        preprocessing=preprocessing,
-        precision=precision_rule(identity, settings.precision),
-        dim=encoder.dim,
-        dtype=settings.dtype,
-    )

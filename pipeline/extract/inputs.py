@@ -167,7 +167,8 @@ def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]
         root: base folder of a manifest's paths.
 
     Raises:
-        SightlineError: nothing there, no image in the folder, or a manifest without a root.
+        SightlineError: nothing there, no image in the folder; or a manifest without a root, of the
+            wrong kind or with a row that has an invalid place.
     """
     if images.is_dir():
         from pipeline.datasets.images import scan_images
@@ -183,20 +184,10 @@ def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]
         raise SightlineError(
             f"{images}: the manifest's paths are relative to its image folder; pass it with --root"
         )
-    return entries_of_manifest(images, root)
-
-
-def entries_of_manifest(manifest: Path, root: Path) -> list[ImageEntry]:
-    """The images of a manifest, with their places below ``root``.
-
-    Raises:
-        SightlineError: the manifest is missing, of the wrong kind or has a row with an invalid
-            place, or ``root`` is not a folder.
-    """
-    table = read_manifest(manifest, IMAGES)
+    table = read_manifest(images, IMAGES)
     if not root.is_dir():
         raise SightlineError(f"{root}: no such image folder; check the path")
-    places, keys = places_of(manifest, table), table["key"].to_pylist()
+    places, keys = places_of(images, table), table["key"].to_pylist()
     return [ImageEntry(place.below(root), key) for place, key in zip(places, keys, strict=True)]
 
 
@@ -212,7 +203,7 @@ def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEn
         SightlineError: a manifest is missing or of the wrong kind, ``root`` is not a folder, or a
             phrase belongs to an image that ``images`` does not have.
     """
-    places = {entry.key: entry.place for entry in entries_of_manifest(images, root)}
+    places = {entry.key: entry.place for entry in image_entries_of(images, root)}
     table = read_phrases(phrases)
     table = table.take(unique_sorted(key_column(table["cutout_key"])))
     keys, image_keys = table["cutout_key"].to_pylist(), table["image_key"].to_pylist()

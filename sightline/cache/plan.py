@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.cache.keys import Keys, sort_order
+from sightline.devices import rank_and_count
 from sightline.errors import SightlineError
 from sightline.files import write_bytes
 
@@ -223,20 +224,8 @@ class Worker:
             SightlineError: there are none, only half of them, or they make no worker.
         """
         for number, count in _LAUNCHERS.items():
-            found = {name: environment[name] for name in (number, count) if environment.get(name)}
-            if not found:
-                continue
-            if len(found) < 2:
-                (there,) = found
-                missing = count if there == number else number
-                raise SightlineError(
-                    f"{there} is {found[there]!r}, but {missing} is not set; set both, or give "
-                    "--worker I/N"
-                )
-            try:
-                return cls.parse("/".join(found.values()))
-            except SightlineError as error:
-                raise SightlineError(f"{number} and {count}: {error}") from None
+            if told := rank_and_count(environment, number, count):
+                return cls(*told)
         pairs = " nor ".join(f"{number} and {count}" for number, count in _LAUNCHERS.items())
         raise SightlineError(
             f"neither {pairs} are set; start the command with srun or torchrun, or give "

@@ -106,11 +106,11 @@ def test_a_worker_is_read_from_its_launcher() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"RANK": "1"}, "RANK is '1', but WORLD_SIZE is not set"),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is '2', but RANK is not set"),
-        ({"SLURM_NTASKS": "2"}, "SLURM_NTASKS is '2', but SLURM_PROCID is not set"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE: worker 2/2: does not exist"),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "worker 'one/2': expected i/n"),
+        ({"RANK": "1"}, "RANK is 1, but WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is not set"),
+        ({"SLURM_NTASKS": "2"}, "SLURM_NTASKS is 2, but SLURM_PROCID is not set"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, but WORLD_SIZE is 2; ranks count from 0"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "variable RANK is 'one'; expected a number"),
         ({}, "neither RANK and WORLD_SIZE nor"),
     ],
 )

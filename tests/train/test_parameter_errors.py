@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -15,17 +13,15 @@ class Strict(BaseModel):
 
 
 class Circle(Strict):
-    shape: Literal["circle"]
     radius: float = 1.0
 
 
 class Square(Strict):
-    shape: Literal["square"]
     width: float = 1.0
 
 
 class Drawing(Strict):
-    shape: Annotated[Circle | Square, Field(discriminator="shape")] | None = None
+    shape: Circle | None = None
     several: tuple[Circle, ...] = ()
     named: dict[str, Square] = {}
     size: int = Field(default=1, ge=1)
@@ -46,13 +42,9 @@ class Drawing(Strict):
         ({"size": 0}, "size: input should be greater than or equal to 1; found 0"),
         ({"title": "LOUD"}, "title: 'LOUD' is shouting"),
         ({"title": None}, "title: input should be a valid string; found None"),
-        (
-            {"shape": {"shape": "circle", "radios": 1}},
-            "did you mean 'radius'? (available: radius, ",
-        ),
-        ({"shape": {"shape": "square", "widht": 1}}, "did you mean 'width'? (available: shape, wi"),
-        ({"several": [{"shape": "circle", "radios": 1}]}, "several.0: unknown key 'radios'; did"),
-        ({"named": {"a": {"shape": "square", "qqq": 1}}}, "named.a: unknown key 'qqq' (available:"),
+        ({"shape": {"radios": 1}}, "did you mean 'radius'? (available: radius)"),
+        ({"several": [{"radios": 1}]}, "several.0: unknown key 'radios'; did"),
+        ({"named": {"a": {"qqq": 1}}}, "named.a: unknown key 'qqq' (available: width)"),
     ],
 )
 def test_each_mistake_has_its_line(given, line):
