@@ -15,7 +15,7 @@ from pipeline.params import Dataset, Params, ParamsError
 from sightline.cache.record import Kind
 from sightline.devices import compute_with
 from sightline.errors import SightlineError
-from sightline.output_file import write_file
+from sightline.output import write_file
 from sightline.progress import PhaseProgress
 from sightline.settings import unknown
 

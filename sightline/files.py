@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and what their file systems can do."""
+"""Files that appear whole or not at all, where they lie, and what their file systems can do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -48,34 +48,13 @@ def token() -> str:
     return _tokens.setdefault(os.getpid(), secrets.token_hex(8))
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def fsync_file(path: Path) -> None:
-    """Make the bytes of ``path`` durable."""
+def fsync(path: Path) -> None:
+    """Make the bytes of a file durable, or the names in a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
-    """Write every byte of ``data`` at ``offset``; the system may accept them in several pieces.
-
-    Raises:
-        OSError: the disk is full or failing; what was written so far is in the file.
-    """
-    left = memoryview(data).cast("B")
-    while left:
-        count = os.pwrite(handle, left, offset)
-        left, offset = left[count:], offset + count
 
 
 def free_bytes(folder: Path) -> int:
@@ -98,9 +77,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         part.unlink(missing_ok=True)  # a link there is not followed
         yield part
-        fsync_file(part)
+        fsync(part)
         _rename(part, path)
-        fsync_folder(path.parent)
+        fsync(path.parent)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -126,9 +105,10 @@ def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:
         try:
             offset = 0
             for piece in map(memoryview, pieces):
-                if piece.nbytes:
-                    write_all(handle, piece, offset)
-                offset += piece.nbytes
+                left = piece.cast("B") if piece.nbytes else b""
+                while left:  # the system may accept it in several pieces
+                    count = os.pwrite(handle, left, offset)
+                    left, offset = left[count:], offset + count
         finally:
             os.close(handle)
 
@@ -140,3 +120,34 @@ def remove_leftovers(folder: Path, tokens: Collection[str]) -> None:
         for path in folder.iterdir():
             if pattern.fullmatch(path.name):
                 path.unlink(missing_ok=True)
+
+
+def check_apart(out: Path, inputs: Iterable[Path]) -> Path | None:
+    """Refuse an output that is one of the inputs or contains one; missing inputs are ignored.
+
+    Returns:
+        The input folder that contains ``out``, or None.
+    """
+    around = _identities(out)
+    inside = None
+    for given in inputs:
+        if not given.exists():
+            continue
+        found = _identities(given)
+        if out.exists() and around[0] == found[0]:
+            raise SightlineError(f"{out}: is also an input of this command; name another output")
+        if out.exists() and around[0] in found:
+            raise SightlineError(
+                f"{out}: contains the input {given}; name another output, such as "
+                f"{out / 'sightline'}"
+            )
+        if found[0] in around and given.is_dir():
+            inside = given
+    return inside
+
+
+def _identities(path: Path) -> list[tuple[int, int]]:
+    """Device and inode of ``path`` and of every folder above it, of those that exist."""
+    path = Path(os.path.realpath(path))
+    stats = (each.stat() for each in (path, *path.parents) if each.exists())
+    return [(stat.st_dev, stat.st_ino) for stat in stats]

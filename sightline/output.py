@@ -3,9 +3,11 @@
 The same rule applies to everything that writes. An output folder has a *record*, a JSON file that
 lists which files in the folder are ours. A command replaces and removes those by name, and no other
 file; if it needs the name of a file that the record does not list, it refuses. It removes only
-empty folders, renames only folders that it made itself, and writes the record last. Files of ours
-that the record does not list are named in a second file, the *claims*: those that a run is writing,
-or was writing when it was killed, and superseded ones that stay until they are collected.
+empty folders, renames only folders that it made itself, and writes the record last. Before a file
+enters, the *next record* (`set.json.next` for `set.json`) lists it, so that it is ours even if the
+run is killed. Superseded files that stay until they are collected remain listed there.
+
+An output that is a single file is replaced only if its first bytes show that we wrote it.
 """
 
 from __future__ import annotations
@@ -17,24 +19,22 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
-from sightline.claims import MOST_BYTES, claims_of, claims_text, read_claims, stays_inside
 from sightline.errors import SightlineError
 from sightline.files import (
-    fsync_file,
-    fsync_folder,
+    check_apart,
+    fsync,
     is_mount_point,
     remove_leftovers,
+    replacing,
     token,
-    write_all,
     write_bytes,
 )
 from sightline.lock import WriterLock
-from sightline.overlap import check_apart
 
 RECORDS = {
     "dataset.json": "a prepared data set",
@@ -51,6 +51,8 @@ _RUN_FILES = ("plan.json", "failures.jsonl", "parts")
 """What runs keep in a run folder, besides its lock."""
 _HEAD_BYTES = 4096
 _MOST_SYNCED = 100  # files of a folder; more are cheaper to rewrite than to sync
+
+_NEXT_SCHEMA = "sightline.next/1"
 
 Listed = Callable[[bytes], Collection[str]]
 """Bytes of a record → the names that it lists; SightlineError if the file is not Sightline's."""
@@ -104,41 +106,18 @@ class Output:
         self.record = record
         self.abandoned: tuple[str, ...] = ()
         self.owned: set[str] = set()
+        self._next: set[str] = set()
         self._listed = listed
         self._inputs = [Path(path) for path in inputs]
         self._worker = worker
         self._patience = 2.0 if worker else patience
-        self._stack = ExitStack()
+        self._entered = ExitStack()
         self._scratches = itertools.count()
 
     def __enter__(self) -> Output:
-        self._begin(WriterLock(self.run_folder, self._worker, patience=self._patience))
+        lock = WriterLock(self.run_folder, self._worker, patience=self._patience)
+        self._entered.enter_context(self._locked(lock))
         return self
-
-    @contextmanager
-    def joined(self) -> Iterator[WriterLock]:
-        """Write only to the run folder, together with the other workers.
-
-        The first worker holds the lock alone until it shares it.
-        """
-        lock = WriterLock(self.run_folder, self._worker, join=True)
-        self._begin(lock)
-        with self._stack:
-            yield lock
-
-    def _begin(self, lock: WriterLock) -> None:
-        self.check_place()
-        with ExitStack() as stack:
-            stack.enter_context(lock)
-            stack.callback(lambda: self._tidy() if lock.alone and not lock.found_empty else None)
-            self.abandoned = lock.abandoned
-            for folder in (self.folder, self.run_folder):
-                remove_leftovers(folder, lock.abandoned)
-            for each in lock.abandoned:
-                for left in self.run_folder.glob(f"{self._scratch_of(each).name}*"):
-                    shutil.rmtree(left, ignore_errors=True)
-            self.owned = set(self._read_record()) | self.claims()
-            self._stack = stack.pop_all()
 
     def __exit__(
         self,
@@ -146,18 +125,36 @@ class Output:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+        self._entered.__exit__(kind, error, traceback)
+
+    def joined(self) -> AbstractContextManager[WriterLock]:
+        """Write only to the run folder, together with the other workers.
+
+        The first worker holds the lock alone until it shares it.
+        """
+        return self._locked(WriterLock(self.run_folder, self._worker, join=True))
+
+    @contextmanager
+    def _locked(self, lock: WriterLock) -> Iterator[WriterLock]:
+        self.check_place()
+        with lock:
+            try:
+                self._clean_up(lock.abandoned)
+                self._next = next_names(self.folder, self.record)
+                self.owned = self._recorded() | self._next
+                yield lock
+                if lock.alone:
+                    self._settle()
+            finally:
+                if lock.alone and not lock.found_empty:
+                    self._tidy()
 
     def check_place(self) -> None:
-        """Run the checks of entering the folder, without taking the lock.
-
-        Raises:
-            SightlineError: as for the class.
-        """
+        """Run the checks of entering the folder, without taking the lock."""
         if self.folder.exists() and not self.folder.is_dir():
             raise SightlineError(f"{self.given}: is a file, not a folder; name another output")
-        self._read_record()
-        self.claims()
+        self._recorded()
+        next_names(self.folder, self.record)
         self._refuse_another_kind()
         inside = check_apart(self.given, self._inputs)
         if inside is not None and not self._is_new_or_ours():
@@ -165,7 +162,7 @@ class Output:
                 f"{self.given}: is inside the input {inside} and contains other files; name a "
                 "new folder"
             )
-        check_apart(self.run_folder, self._inputs, holds_only=True)
+        check_apart(self.run_folder, self._inputs)
         run = self.run_folder
         there = [name for name in _RUN_FILES if os.path.lexists(run / name)]
         if there and not os.path.lexists(run / "lock"):
@@ -174,6 +171,11 @@ class Output:
                 f"something else; move it away, or run `touch {run / 'lock'}` if an earlier run "
                 "left it"
             )
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run was killed here, or left superseded files."""
+        return _next_of(self.folder, self.record).is_file()
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -186,44 +188,25 @@ class Output:
             shutil.rmtree(folder, ignore_errors=True)
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse to start if a file that is not ours has one of ``names``.
-
-        Raises:
-            SightlineError: there is one, or a folder on the way to it is a link or a file.
-        """
+        """Refuse ``names`` that a file which is not ours has, or that lie behind a link or file."""
         for name in names:
-            self._refuse_detours(name)
-            if name not in self.owned:
-                self._refuse_if_there(name)
+            path = self.folder / name
+            if (detour := self._detour(name)) is not None:
+                what = "a link" if detour.is_symlink() else "a file"
+                raise SightlineError(
+                    f"{detour}: is {what}, but {path.name} belongs in a folder of that name; "
+                    "move it away, or name another output"
+                )
+            if name not in self.owned and os.path.lexists(path):
+                raise SightlineError(
+                    f"{path}: already exists, and {self.record} does not list it as Sightline's; "
+                    "move it away, or name another output"
+                )
 
     def claim(self, names: Collection[str]) -> None:
-        """Make ``names`` ours, durably, before they are written.
-
-        Raises:
-            SightlineError: as for `check`.
-        """
-        new = set(names) - self.owned
-        self.check(new)
-        self.remember(new)
-
-    def remember(self, names: Iterable[str]) -> None:
-        """Record ``names`` as ours for the next run, in case this one is killed."""
-        new = sorted(set(names))
-        if not new:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = claims_of(self.folder, self.record)
-        if not path.exists():
-            write_bytes(path, claims_text([]))
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            # a line truncated by a kill must not swallow the first new one
-            lines = [b"\n", *(f"{json.dumps(name)}\n".encode() for name in new)]
-            write_all(handle, b"".join(lines), os.fstat(handle).st_size)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        self.owned.update(new)
+        """Check ``names``, and make them ours durably, before they are written."""
+        self.check(names)
+        self._list(names)
 
     def write(self, name: str, *pieces: bytes | memoryview) -> Path:
         """Replace our file ``name`` with ``pieces``, durably and atomically.
@@ -231,9 +214,9 @@ class Output:
         A file that is not ours is adopted if it has exactly these bytes.
         """
         path = self.folder / name
-        self._refuse_detours(name)
-        if name not in self.owned and not _holds(path, pieces):
-            self.claim([name])
+        if not self._is_plain(name) or path.read_bytes() != b"".join(pieces):
+            self.check([name])
+            self._list({name} - self.owned)
         write_bytes(path, *pieces)
         self.owned.add(name)
         return path
@@ -241,61 +224,35 @@ class Output:
     def move_in(self, made: Path) -> list[str]:
         """Move every file of ``made``, a folder of this run, into the output; returns their names.
 
-        Raises:
-            SightlineError: a file that is not ours has one of the names; nothing was moved.
+        A file that is not ours is adopted if it has exactly the bytes of the new one; if another
+        one has such a name, nothing is moved.
         """
-        found = {
-            path.relative_to(made).as_posix(): path
-            for path in sorted(made.rglob("*"))
-            if not path.is_dir()
-        }
         _make_durable(made)
-        self.move(found)
-        return list(found)
-
-    def move(self, files: Mapping[str, Path]) -> None:
-        """Move durable files of this run to their names in the output.
-
-        A file that is not ours is adopted if it has exactly the bytes of the new one.
-
-        Raises:
-            SightlineError: a file that is not ours has one of the names; nothing was moved.
-        """
-        for name in files:
-            self._refuse_detours(name)
-        same = {
-            name
-            for name, path in files.items()
-            if name not in self.owned and _equal(path, self.folder / name)
-        }
-        self.claim(files.keys() - same)
-        self.remember(same)
+        files = {name: made / name for name in _files_below(made)}
+        self.check(name for name, path in files.items() if not self._holds(name, path))
+        self._list(files.keys() - self.owned)
         for name, path in files.items():
             target = self.folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
         for parent in {(self.folder / name).parent for name in files}:
-            fsync_folder(parent)
+            fsync(parent)
+        return list(files)
 
     def move_whole(self, made: Path, name: str) -> None:
-        """Move the folder ``made`` of this run to an unused name, whole or not at all.
-
-        Raises:
-            SightlineError: a folder on the way to the name is a link or a file.
-        """
-        files = (path for path in made.rglob("*") if not path.is_dir())
+        """Move the folder ``made`` of this run to an unused name, whole or not at all."""
         _make_durable(made)
-        self.claim([f"{name}/{path.relative_to(made).as_posix()}" for path in files])
+        self.claim([f"{name}/{file}" for file in _files_below(made)])
         target = self.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         made.rename(target)
-        fsync_folder(target.parent)
+        fsync(target.parent)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of ``names`` that are ours, and the folders that this leaves empty."""
         gone = sorted(set(names) & self.owned)
         for name in gone:
-            if not self._behind_a_link(name):
+            if self._detour(name) is None:
                 (self.folder / name).unlink(missing_ok=True)
         parents = {parent for name in gone for parent in PurePosixPath(name).parents}
         for parent in sorted(parents - {PurePosixPath()}, key=lambda p: -len(p.parts)):
@@ -304,36 +261,56 @@ class Output:
 
     def publish(self, made: Path, body: Mapping[str, Any]) -> None:
         """Replace our files with those of ``made``; the record is ``body`` with their names."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         names = self.move_in(made)
         text = json.dumps({**body, "files": names}, indent=1, ensure_ascii=False)
-        self.replace_record((text + "\n").encode(), names)
+        self.commit((text + "\n").encode())
+        self.remove_unlisted()
 
-    def replace_record(self, data: bytes, names: Collection[str]) -> None:
-        """Write the record, which lists ``names``, and remove our other files."""
-        self.remember(self.owned - {*names, self.record})
+    def commit(self, data: bytes) -> None:
+        """Replace the record; files of ours that it does not list stay, listed in the next one."""
+        self._list(self.owned - {*self._listed(data), self.record})
         self.write(self.record, data)
-        self.drop_stale(names)
 
-    def drop_stale(self, names: Collection[str]) -> None:
-        """Remove our files that are not among ``names``, which the record lists."""
-        self.remove(self.owned - {*names, self.record})
-        self.settle(names)
+    def remove_unlisted(self) -> None:
+        """Remove our files that the record does not list."""
+        self.remove(self.owned - self._recorded())
 
-    def claims(self) -> set[str]:
-        """Names of our files that the record may not list."""
-        return read_claims(self.folder, self.record)
+    def _clean_up(self, abandoned: tuple[str, ...]) -> None:
+        """Remove the temporary files that killed runs left in the two folders."""
+        self.abandoned = abandoned
+        for folder in (self.folder, self.run_folder):
+            remove_leftovers(folder, abandoned)
+        for each in abandoned:
+            for left in self.run_folder.glob(f"{self._scratch_of(each).name}*"):
+                shutil.rmtree(left, ignore_errors=True)
 
-    def settle(self, names: Iterable[str]) -> None:
-        """Update the claims: the record now lists ``names``, they list our other files."""
-        listed = {*names, self.record}
-        rest = {name for name in self.owned - listed if os.path.lexists(self.folder / name)}
+    def _recorded(self) -> set[str]:
+        """The names that the record lists, and its own."""
+        return _names_in(self.folder / self.record, self._listed) | {self.record}
+
+    def _list(self, names: Iterable[str]) -> None:
+        """Make ``names`` ours in the next record, durably."""
+        new = self._next.union(names)
+        if new != self._next:
+            self._write_next(new)
+            self.owned |= new
+
+    def _settle(self) -> None:
+        """Leave in the next record only those of our files that the record does not list."""
+        listed = self._recorded()
+        rest = {name for name in self._next - listed if os.path.lexists(self.folder / name)}
+        if rest != self._next:
+            self._write_next(rest)
         self.owned = listed | rest
-        path = claims_of(self.folder, self.record)
-        if rest:
-            write_bytes(path, claims_text(sorted(rest)))
+
+    def _write_next(self, names: set[str]) -> None:
+        path = _next_of(self.folder, self.record)
+        if names:
+            body = {"schema": _NEXT_SCHEMA, "files": sorted(names)}
+            write_bytes(path, (json.dumps(body, indent=1) + "\n").encode())
         else:
             path.unlink(missing_ok=True)
+        self._next = names
 
     def _refuse_another_kind(self) -> None:
         for name, what in RECORDS.items():
@@ -349,48 +326,25 @@ class Output:
 
     def _is_new_or_ours(self) -> bool:
         if not self.folder.exists() or (self.folder / self.record).is_file():
-            return True  # `_read_record` has refused a record that is not ours
-        begun = claims_of(self.folder, self.record).is_file()
-        return begun or all(path == self.run_folder for path in self.folder.iterdir())
+            return True  # `_recorded` has refused a record that is not ours
+        return self.begun or all(path == self.run_folder for path in self.folder.iterdir())
 
-    def _read_record(self) -> Collection[str]:
-        path = self.folder / self.record
-        if path.is_dir():
-            raise SightlineError(f"{path}: is a folder; move it away, or name another output")
-        try:
-            if path.stat().st_size > MOST_BYTES:
-                raise SightlineError(f"{path}: too large for a record; name another output")
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return ()
-        try:
-            return {*self._listed(data), self.record}
-        except SightlineError as error:
-            raise SightlineError(f"{path}: {error}") from None
-
-    def _refuse_detours(self, name: str) -> None:
-        """Refuse to write through a link, or where a file has the name of a folder."""
+    def _detour(self, name: str) -> Path | None:
+        """The link or file in the place of a folder on the way to ``name``, if there is one."""
         path = self.folder
         for part in PurePosixPath(name).parts[:-1]:
             path /= part
             if path.is_symlink() or (path.exists() and not path.is_dir()):
-                what = "a link" if path.is_symlink() else "a file"
-                raise SightlineError(
-                    f"{path}: is {what}, but {Path(name).name} belongs in a folder of that name; "
-                    "move it away, or name another output"
-                )
+                return path
+        return None
 
-    def _refuse_if_there(self, name: str) -> None:
+    def _is_plain(self, name: str) -> bool:
         path = self.folder / name
-        if os.path.lexists(path):
-            raise SightlineError(
-                f"{path}: already exists, and {self.record} does not list it as Sightline's; "
-                "move it away, or name another output"
-            )
+        return self._detour(name) is None and path.is_file() and not path.is_symlink()
 
-    def _behind_a_link(self, name: str) -> bool:
-        parents = PurePosixPath(name).parents
-        return any((self.folder / parent).is_symlink() for parent in parents if parent.parts)
+    def _holds(self, name: str, path: Path) -> bool:
+        """Whether our folder holds a plain file ``name`` with the bytes of ``path``."""
+        return self._is_plain(name) and filecmp.cmp(path, self.folder / name, shallow=False)
 
     def _scratch_of(self, process: str) -> Path:
         return self.run_folder / f"scratch-{process}"
@@ -402,6 +356,25 @@ class Output:
             if list(self.run_folder.iterdir()) == [lock]:
                 lock.unlink()
                 self.run_folder.rmdir()
+
+
+def next_names(folder: Path, record: str) -> set[str]:
+    """Names of our files in ``folder`` that its record may not list: those of the next record."""
+    return _names_in(_next_of(folder, record), json_record(_NEXT_SCHEMA))
+
+
+def _next_of(folder: Path, record: str) -> Path:
+    return folder / f"{record}.next"
+
+
+def _names_in(path: Path, listed: Listed) -> set[str]:
+    """The names that a record lists; empty if there is none."""
+    if not os.path.lexists(path):
+        return set()
+    try:
+        return set(listed(path.read_bytes() if path.is_file() else b""))
+    except SightlineError as error:
+        raise SightlineError(f"{path}: {error}") from None
 
 
 def json_record(schema: str) -> Listed:
@@ -420,7 +393,7 @@ def json_record(schema: str) -> Listed:
                 f"{said}, expected {schema}; this folder belongs to something else, so name "
                 "another output, or move it away"
             )
-        if not all(isinstance(name, str) and stays_inside(name) for name in names):
+        if not all(isinstance(name, str) and _stays_inside(name) for name in names):
             raise SightlineError("lists files outside its folder; move it away")
         return names
 
@@ -435,22 +408,62 @@ def run_folder_of(folder: Path) -> Path:
     return folder.with_name(folder.name + ".run")
 
 
-def _holds(path: Path, pieces: Iterable[bytes | memoryview]) -> bool:
-    """Whether ``path`` is a plain file with exactly these bytes."""
-    if path.is_symlink() or not path.is_file():
-        return False
-    return path.read_bytes() == b"".join(bytes(piece) for piece in pieces)
+@contextmanager
+def replacing_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = ()) -> Iterator[Path]:
+    """A path to write to; it replaces the file ``path`` if the block ends without an error.
+
+    Args:
+        mark: bytes near the beginning of every such file that Sightline writes; None if the
+            format has no room for them, in which case no file is replaced.
+        inputs: as for `Output`.
+    """
+    check_output_file(path, mark, inputs)
+    with replacing(Path(os.path.realpath(path))) as part:
+        yield part
 
 
-def _equal(path: Path, other: Path) -> bool:
-    """Whether both are plain files with the same bytes."""
-    if other.is_symlink() or not other.is_file():
-        return False
-    return path.stat().st_size == other.stat().st_size and filecmp.cmp(path, other, shallow=False)
+def check_output_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = ()) -> None:
+    """Refuse what `replacing_file` would, for commands that work for a while before they write."""
+    if path.is_dir():
+        raise SightlineError(f"{path}: is a folder; name the file to write")
+    inside = check_apart(path, inputs)
+    if inside is not None:
+        raise SightlineError(f"{path}: is inside the input {inside}; write it somewhere else")
+    if not path.exists():
+        return
+    if path.is_file() and not path.stat().st_size:
+        return  # such as `mktemp` creates
+    if mark is None or not path.is_file():
+        raise SightlineError(f"{path}: already exists; move it away, or name another file")
+    with path.open("rb") as file:
+        if mark not in file.read(_HEAD_BYTES):
+            raise SightlineError(
+                f"{path}: already exists and was not written by this command; move it away, or "
+                "name another file"
+            )
+
+
+def write_file(path: Path, data: bytes, mark: bytes, inputs: Iterable[Path] = ()) -> None:
+    """Replace our file ``path`` with ``data``, atomically; see `replacing_file`."""
+    assert mark in data[:_HEAD_BYTES], f"{path.name}: lacks its mark {mark!r}"
+    with replacing_file(path, mark, inputs) as part:
+        part.write_bytes(data)
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether a name leads to a file in its own folder or below."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def _files_below(folder: Path) -> list[str]:
+    """The names of the files in ``folder`` and its folders, with ``/`` between parts."""
+    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    return [path.relative_to(folder).as_posix() for path in paths]
 
 
 def _make_durable(folder: Path) -> None:
     for root, _, names in os.walk(folder):
         for name in names if len(names) <= _MOST_SYNCED else []:
-            fsync_file(Path(root, name))
-        fsync_folder(Path(root))
+            fsync(Path(root, name))
+        fsync(Path(root))

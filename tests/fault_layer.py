@@ -18,7 +18,7 @@ _ROLES = [
     (re.compile(r"index-.*"), "index"),
     (re.compile(r"set\.json"), "record"),
     (re.compile(r"(failures|plan|lock|checked).*"), r"\1"),
-    (re.compile(r".*\.claims"), "claims"),
+    (re.compile(r".*\.json\.next"), "next record"),
 ]
 _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 

@@ -18,7 +18,7 @@ from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.hardware import processor
 from sightline.lock import WriterLock
-from sightline.output_file import write_file
+from sightline.output import write_file
 from train.data import TrainingData
 from train.model import GroundedModel, load_student
 from train.objectives.simcse import SimCSE, SimCSEParams

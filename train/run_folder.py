@@ -93,7 +93,7 @@ class RunFolder:
                 return False
             accepted = (*found.accepted_code, digest(dict(code)))
             summary = found.model_copy(update={"accepted_code": accepted})
-            self.output.replace_record(summary.to_bytes(), list(found.files))
+            self.output.commit(summary.to_bytes())
             return True
 
     def begin(self) -> bool:
@@ -102,7 +102,7 @@ class RunFolder:
         Returns whether a finished run was replaced.
         """
         replaced = (self.path / FILE_NAME).is_file()
-        self.output.remember(self.output.owned)
+        self.output.claim(self.output.owned)
         self.output.remove(self.output.owned - {FILE_NAME})
         self.output.remove([FILE_NAME])
         self.output.claim(_WHILE_IT_RUNS)
@@ -111,14 +111,15 @@ class RunFolder:
 
     def finish(self, summary: RunSummary, made: Path) -> RunSummary:
         """Publish the files of ``made`` and ``run.json``, and remove what is no longer needed."""
-        names = sorted(self.output.move_in(made))
-        summary = summary.model_copy(update={"files": tuple(names)})
-        self.output.replace_record(summary.to_bytes(), names)
+        names = self.output.move_in(made)
+        summary = summary.model_copy(update={"files": tuple(sorted(names))})
+        self.output.commit(summary.to_bytes())
+        self.output.remove_unlisted()
         return summary
 
-    def tidy(self, summary: RunSummary) -> None:
+    def tidy(self) -> None:
         """Remove what a run that was killed while it finished left beside its results."""
-        self.output.drop_stale(summary.files)
+        self.output.remove_unlisted()
 
     def _require_ours(self) -> None:
         names = (
@@ -129,7 +130,7 @@ class RunFolder:
             *_WHILE_IT_RUNS,
         )
         there = [name for name in names if (self.path / name).exists()]
-        ours = (self.path / FILE_NAME).exists() or self.checkpoints.begun or self.output.claims()
+        ours = (self.path / FILE_NAME).exists() or self.checkpoints.begun or self.output.begun
         if there and not ours:
             raise SightlineError(
                 f"{self.path}: contains {', '.join(there)}, which no training run of Sightline "

@@ -147,7 +147,7 @@ def _finished(folder: RunFolder, inputs: RunInputs, tell: Say) -> str:
     finished = folder.finished(inputs.digest, inputs.code)
     if finished is None:
         return ""
-    folder.tidy(finished)
+    folder.tidy()
     tell(f"{finished.run}: already trained, nothing to do ({folder.path})")
     return finished.model_dump_json(by_alias=True)
 

@@ -68,7 +68,7 @@ def compare(
     from rich.console import Console
 
     from pipeline import graph
-    from sightline.output_file import write_file
+    from sightline.output import write_file
     from train.report.compare import RunComparison, compare_runs
     from train.report.curve import curve_of
     from train.report.find_runs import find_runs

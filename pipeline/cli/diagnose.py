@@ -77,7 +77,7 @@ def diagnose(
 
     from pipeline import graph
     from sightline.extras import require
-    from sightline.output_file import check_output_file
+    from sightline.output import check_output_file
     from sightline.progress import PhaseProgress
     from train.diagnose.diagnosis import diagnose as look
     from train.diagnose.terminal import print_diagnosis

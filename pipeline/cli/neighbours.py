@@ -74,7 +74,7 @@ def neighbours(
 
     from pipeline import graph
     from pipeline.grounding.gallery.thumbnails import thumbnails
-    from sightline.output_file import check_output_file, write_file
+    from sightline.output import check_output_file, write_file
     from sightline.progress import progress
     from train.evaluate.caption_pool import read_pool, read_queries
     from train.evaluate.find_neighbours import find_captions, find_images, read_images

@@ -15,7 +15,7 @@ from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline.cache.record import refuse_other_kinds, set_output
 from sightline.errors import SightlineError
-from sightline.overlap import check_apart
+from sightline.files import check_apart
 from sightline.settings import explain
 
 

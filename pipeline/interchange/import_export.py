@@ -22,7 +22,6 @@ from pipeline.interchange.row_readers import (
 )
 from sightline.cache.index import Content
 from sightline.cache.keys import Keys, as_keys, increasing
-from sightline.claims import MOST_BYTES
 from sightline.digest import blake3_of_file
 from sightline.errors import SightlineError
 from sightline.progress import progress
@@ -57,8 +56,6 @@ def import_export(folder: Path, out: Path) -> Imported:
         SightlineError: a file is missing or damaged, or the record does not describe the files.
     """
     path = folder / RECORD
-    if path.stat().st_size > MOST_BYTES:
-        raise SightlineError(f"{path}: too large for a record")
     record = schema_of(path.read_bytes(), path)
     _check_files(folder, record)
     content = Content(record.spec)

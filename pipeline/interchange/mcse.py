@@ -26,7 +26,7 @@ from sightline.cache import (
     read_manifest,
 )
 from sightline.errors import SightlineError
-from sightline.output_file import check_output_file, replacing_file
+from sightline.output import check_output_file, replacing_file
 from sightline.outside import read_lines
 
 FEATURES = "features"

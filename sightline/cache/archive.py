@@ -24,7 +24,7 @@ from sightline.cache.record import (
 )
 from sightline.cache.verify import verify
 from sightline.errors import CacheError
-from sightline.output_file import replacing_file
+from sightline.output import replacing_file
 
 SUMS = "SHA256SUMS"
 _FIRST_NAME = FILE_NAME.encode() + b"\0"  # every such tar starts with this
@@ -39,15 +39,13 @@ def export_set(folder: Path, archive: Path) -> int:
 
     Raises:
         CacheError: no set there, or a file that does not match its record.
-        SightlineError: ``archive`` is a folder, or a file not written by an export.
+        SightlineError: ``archive`` is a folder, inside the set, or a file not written by an export.
     """
     if faults := verify(folder):
         raise CacheError(faults[0])
     record = read_record(folder)
-    if folder.resolve() in archive.resolve().parents:
-        raise CacheError(f"{archive}: is inside the set; write it somewhere else")
     with (
-        replacing_file(archive, _FIRST_NAME) as part,
+        replacing_file(archive, _FIRST_NAME, [folder]) as part,
         tarfile.open(part, "x", format=tarfile.USTAR_FORMAT) as tar,
     ):
         _add(tar, FILE_NAME, to_bytes(record))

@@ -13,8 +13,7 @@ from sightline.cache.publish import publish, write_shards
 from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
 from sightline.cache.verify import Sound, all_sound
-from sightline.claims import read_claims
-from sightline.output import Output
+from sightline.output import Output, next_names
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def garbage(folder: Path) -> Garbage:
     """
     record = read_record(folder)
     named = {file.name for file in record.files}
-    ours = read_claims(folder, FILE_NAME) - named
+    ours = next_names(folder, FILE_NAME) - named
     paths = {name: folder / name for name in sorted(ours) if "/" not in name}
     files = {name: path.lstat().st_size for name, path in paths.items() if path.is_file()}
     held = sum(shard.rows for shard in record.shards)
@@ -88,7 +87,6 @@ def collect(folder: Path) -> Garbage:
             _rewrite(output, record, found, parts, max(shard.rows for shard in record.shards))
         removed = garbage(folder).files
         output.remove(removed)
-        output.settle(file.name for file in read_record(folder).files)
         return Garbage(removed, before.rows, before.bytes)
 
 

@@ -20,7 +20,7 @@ from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import FeatureSpec, ShardRecord, TableSpec
 from sightline.cache.shards import Computed, format_of, shard_name
 from sightline.errors import CacheError
-from sightline.files import fsync_folder, remove_leftovers, write_bytes
+from sightline.files import fsync, remove_leftovers, write_bytes
 
 FOLDER = "parts"
 _NAME = re.compile(r"part-[0-9a-f]{32}\.json")
@@ -151,7 +151,7 @@ class Parts:
     def clear(self) -> None:
         """Remove every part: published or unusable."""
         self._remove(lambda name: True)
-        fsync_folder(self.folder)
+        fsync(self.folder)
         self.leave()
         self.parts = []
 

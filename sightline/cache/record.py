@@ -296,12 +296,9 @@ def _listed(data: bytes) -> set[str]:
 def write_record(output: Output, record: SetRecord) -> None:
     """Publish: replace ``set.json`` with ``record``, which ends with its own digest.
 
-    Superseded files stay in the claims and on disk until `cache gc`.
+    Superseded files stay ours and on disk until `cache gc`.
     """
-    names = {FILE_NAME, *(file.name for file in record.files)}
-    output.remember(output.owned - names)
-    output.write(FILE_NAME, to_bytes(record))
-    output.settle(names)
+    output.commit(to_bytes(record))
 
 
 def to_bytes(record: SetRecord) -> bytes:

@@ -198,9 +198,8 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> Sound:
         found = sound_part(folder, record, damaged)
         if not found.lines() and not verify(folder):
             return found
-        now = publish(output, [found.rows], found.failed, record.provenance)
+        publish(output, [found.rows], found.failed, record.provenance)
         output.remove(dropped.name for dropped in found.dropped)
-        output.settle(file.name for file in now.files)
         return found
 
 

@@ -394,7 +394,6 @@ class SetWriter:
         kept, kept_failed = self._kept()
         if self._unchanged(kept, kept_failed):
             assert self._record is not None
-            self._output.settle(file.name for file in self._record.files)
             self._finish(kept_failed)
             return self._record
         # else a file that holds the right rows among damaged bytes would stay

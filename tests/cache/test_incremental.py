@@ -150,7 +150,7 @@ def test_gc_removes_only_what_the_set_no_longer_references(tmp_path):
     before = files(folder)
     assert collect(folder) == planned
     gone = before.keys() - files(folder).keys()
-    assert gone == {*planned.files, "set.claims"}
+    assert gone == {*planned.files, "set.json.next"}
     assert sum(len(before[name]) for name in planned.files) == planned.bytes
     assert list(planned.files) == [name for name in planned.files if name.startswith("index-")]
     assert (folder / "notes.txt").exists()

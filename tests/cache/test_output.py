@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sightline.claims import read_claims
 from sightline.errors import BusyError, SightlineError
-from sightline.output import Output, json_record, run_folder_of
-from sightline.output_file import write_file
-from sightline.overlap import check_apart
+from sightline.files import check_apart
+from sightline.output import Output, json_record, next_names, run_folder_of, write_file
 
 RECORD, SCHEMA = "dataset.json", "sightline.dataset/1"
 
@@ -32,6 +30,11 @@ def publish(folder: Path, **files: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         output.publish(made, {"schema": SCHEMA})
+
+
+def killed():
+    """A block that ends as if the process had been killed in it."""
+    return pytest.raises(KeyboardInterrupt)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -111,20 +114,41 @@ def test_a_record_cannot_name_files_elsewhere(tmp_path, name):
     assert (tmp_path / "precious").exists()
 
 
-def test_claims_make_a_killed_run_s_files_ours(tmp_path):
+def test_the_next_record_makes_a_killed_run_s_files_ours(tmp_path):
     publish(tmp_path / "out", a="1")
-    with opened(tmp_path / "out") as output, output.scratch() as made:
-        (made / "b").write_text("2")
-        output.move_in(made)
-    assert read_claims(tmp_path / "out", RECORD) == {"b"}
-    with (tmp_path / "out/dataset.claims").open("a") as file:
-        file.write('"to')  # truncated by another kill
-    with opened(tmp_path / "out") as output:
-        assert output.owned == {"a", "b", RECORD}
-        output.claim(["c"])
-    assert read_claims(tmp_path / "out", RECORD) == {"b", "c"}
+    for name in "bc":
+        with killed(), opened(tmp_path / "out") as output, output.scratch() as made:
+            (made / name).write_text("2")
+            output.move_in(made)
+            raise KeyboardInterrupt
+    with killed(), opened(tmp_path / "out") as output:
+        assert output.owned == {"a", "b", "c", RECORD}
+        output.claim(["d"])
+        raise KeyboardInterrupt
+    assert next_names(tmp_path / "out", RECORD) == {"b", "c", "d"}
+    with opened(tmp_path / "out"):
+        pass
+    assert next_names(tmp_path / "out", RECORD) == {"b", "c"}  # "d" may be somebody's from now on
     publish(tmp_path / "out", a="3")
     assert names_in(tmp_path) == ["out/a", f"out/{RECORD}"]
+
+
+@pytest.mark.parametrize("kind", ["text", "folder", "link", "outside"])
+def test_a_next_record_that_is_not_ours_is_refused(tmp_path, kind):
+    publish(tmp_path / "out", a="1")
+    path = tmp_path / "out" / f"{RECORD}.next"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(tmp_path / "gone")
+    else:
+        names = {"schema": "sightline.next/1", "files": ["../precious"]}
+        path.write_text("years of work" if kind == "text" else json.dumps(names))
+    before = path.lstat()
+    with pytest.raises(SightlineError, match=rf"{RECORD}.next: .* move it away"):
+        publish(tmp_path / "out", a="2")
+    assert path.lstat() == before
+    assert (tmp_path / "out/a").read_text() == "1"
 
 
 def test_a_folder_is_moved_whole_and_its_files_are_ours(tmp_path):

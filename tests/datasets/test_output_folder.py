@@ -106,7 +106,7 @@ def test_sentences_do_not_replace_pairs(pairs, make_file, tmp_path):
         prepare("sentences", more, tmp_path / "other")
 
 
-@pytest.mark.parametrize("name", ["images.parquet", RECORD, "dataset.claims"])
+@pytest.mark.parametrize("name", ["images.parquet", RECORD, "dataset.json.next"])
 def test_a_foreign_file_with_our_name_is_refused(tmp_path, name):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("years of work")

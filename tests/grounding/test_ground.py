@@ -107,7 +107,7 @@ def test_only_new_images_are_grounded_and_removed_ones_are_dropped(data, tmp_pat
     named = {file.name for file in read_tables_record(tmp_path / "out", "grounding").files}
     assert verify(tmp_path / "out") == []
     superseded = garbage(tmp_path / "out").files
-    assert set(files_of(tmp_path / "out")) == named | {FILE_NAME, "set.claims", *superseded}
+    assert set(files_of(tmp_path / "out")) == named | {FILE_NAME, "set.json.next", *superseded}
     assert superseded.keys() <= collect(tmp_path / "out").files.keys()
     named = {file.name for file in read_tables_record(tmp_path / "out", "grounding").files}
     assert set(files_of(tmp_path / "out")) == named | {FILE_NAME}

@@ -98,7 +98,7 @@ FOLDERS = [
         _prepare("sentences", "--path", "@texts.txt"),
         ("dataset.json", "sentences.parquet"),
     ),
-    Command("extract image", _extract_image, ("set.json", "set.claims")),
+    Command("extract image", _extract_image, ("set.json", "set.json.next")),
     Command(
         "extract text",
         lambda made, out: [
@@ -131,7 +131,7 @@ FOLDERS = [
             *("ground", "run", "--settings", made / "grounding.yaml", *_on_manifests(made)),
             *("--out", out, "--cutouts", out.with_name(out.name + "-cutouts")),
         ],
-        ("set.json", "set.claims"),
+        ("set.json", "set.json.next"),
     ),
     Command(
         "ground stats",

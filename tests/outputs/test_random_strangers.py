@@ -26,7 +26,7 @@ STRANGE = [
     *("notes.txt", "a b/ü.txt", ".hidden", ".x.0123456789abcdef.tmp", "out.part", "plan", "lock"),
     *("images/0.jpg", "model/config.json", "model/notes", "checkpoints/checkpoint-9/model.pt"),
     *("images.parquet", "captions.parquet", "dataset.json", "report.json", "run.json"),
-    *("set.json", "set.claims", "shard-" + "0" * 32 + ".h5", "grounding.json"),
+    *("set.json", "set.json.next", "shard-" + "0" * 32 + ".h5", "grounding.json"),
     *("index-" + "0" * 32 + ".parquet", "phrases-" + "0" * 16 + ".parquet", "blocks/notes"),
     *("tokens.parquet", "student.json", "stats.json", "scores.png", "best.safetensors"),
     *("scratch-0123456789abcdef/notes", "failures.jsonl", "journal.bin", "heads.safetensors"),

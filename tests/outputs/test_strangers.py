@@ -47,7 +47,7 @@ def test_files_beside_below_and_around_the_output_stay(
     (tmp_path / "out.run").mkdir(exist_ok=True)
     (tmp_path / "out.run/thesis.tex").write_text("years of work")
     before, inputs = everything(tmp_path), everything(world.made)
-    ours = {"out/set.json", "out/set.claims"} if command.maker else set()
+    ours = {"out/set.json", "out/set.json.next"} if command.maker else set()
     for _ in range(2):
         done = world.run(command, out)
         assert done.code == 0 or command.name == "cache import", done.said
@@ -230,7 +230,7 @@ def broken(world: OutputWorld, command: Command, folder: Path, **how: object) ->
         there = command.name in ("cache import", "cache export-mcse") and "already" in again.said
         assert again.code == 0 or there, f"{point}: {again.said}"
         assert changed(notes, everything(place)) == [], point
-        left = list(place.rglob("*.claims"))
+        left = list(place.rglob("*.json.next"))
         assert not left or command.maker or there, point
         shutil.rmtree(place)
     assert everything(world.made) == inputs

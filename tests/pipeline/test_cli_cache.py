@@ -238,9 +238,8 @@ def test_a_folder_to_copy_from_must_be_there(capsys, world):
 def test_gc_reports_what_it_would_free_and_frees_it(capsys, world):
     (world / "image" / f"shard-{'0' * 32}.h5").write_bytes(b"x" * 3_000_000)
     (world / "image" / f"shard-{'1' * 32}.h5").write_bytes(b"somebody else's")
-    claims = ["sightline.claims/1", f"shard-{'0' * 32}.h5"]
-    lines = "".join(f"{json.dumps(line)}\n" for line in claims)
-    (world / "image" / "set.claims").write_text(lines)
+    ours = {"schema": "sightline.next/1", "files": [f"shard-{'0' * 32}.h5"]}
+    (world / "image" / "set.json.next").write_text(json.dumps(ours))
     assert sightline("cache", "gc", world / "image", "--dry-run") == 0
     assert "3.0 MB would be freed" in capsys.readouterr().out
     assert sightline("cache", "gc", world / "image", "--dry-run", "--json") == 0

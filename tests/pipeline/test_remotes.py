@@ -96,7 +96,7 @@ def test_a_push_after_one_per_cent_of_new_images_sends_only_what_is_new(team, hi
     for cell in (CLIP, RESNET):
         own = {name: file for name, file in objects_of(history, cell).items() if name in sent}
         kinds = sorted(file.name.partition("-")[0] for file in own.values())
-        assert kinds == ["index", "set.claims", "set.json", "shard"]
+        assert kinds == ["index", "set.json", "set.json.next", "shard"]
         new |= own
     lists = sent - new.keys()
     assert len(lists) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from sightline.output_file import write_file
+from sightline.output import write_file
 from train.diagnose.diagnosis import Diagnosis
 from train.diagnose.figures import cosine_figure, rank_figure, removal_figure, set_figure
 from train.diagnose.findings import findings, percent

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sightline.errors import SightlineError
-from sightline.output_file import write_file
+from sightline.output import write_file
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.found_neighbours import ModelNeighbours
 from train.feature_use import FeatureUse

@@ -17,7 +17,7 @@ from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photogr
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from sightline.html_pages import html_templates, source_digest
-from sightline.output_file import check_output_file, replacing_file
+from sightline.output import check_output_file, replacing_file
 
 MARK = b'<meta name="generator" content="Sightline gallery">'
 """The start of a page, which marks it as replaceable by another."""
