@@ -18,7 +18,8 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
-_LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}  # options of nfs(5)
+_LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}
+"""Options of nfs(5) with which other machines do not see the locks of this one."""
 _held: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process; the kernel would let it take them again."""
 _OURS = re.compile(rb"(worker \d+/\d+, )?process ")  # how a lock of ours begins
@@ -53,7 +54,6 @@ class WriterLock:
 
     Raises:
         BusyError: another run holds it.
-        SightlineError: ``lock`` is not Sightline's file, or the file system has no locks.
     """
 
     def __init__(
@@ -86,9 +86,10 @@ class WriterLock:
         if self.alone:
             tokens = _TOKEN_LINE.findall(found.decode(errors="replace"))
             self.abandoned = tuple(each for each in tokens if each != token())
-            self._write((token(), *self.abandoned))
-        else:
-            self._append()
+            self._write(token(), *self.abandoned)
+        else:  # the others may append theirs at the same time
+            fcntl.fcntl(handle, fcntl.F_SETFL, os.O_APPEND)
+            os.write(handle, self._text(token()))
         return self
 
     def __exit__(
@@ -103,7 +104,7 @@ class WriterLock:
             if self.found_empty:
                 os.truncate(self._handle, 0)
             else:
-                self._write(())  # no temporary file is left
+                self._write()  # no temporary file is left
         _held.discard(self._identity)
         os.close(self._handle)  # which releases it
         self._handle = None
@@ -144,7 +145,9 @@ class WriterLock:
                 # closing the file would release this process's lock, so it stays open
                 raise BusyError(f"{self.path.parent}: this process is already writing here")
             try:
-                locked = self._lock(handle)
+                self.alone = locked = _locked(handle, exclusive=True)
+                if not locked and self._join:
+                    locked = _locked(handle, exclusive=False, length=1)
             except OSError as error:
                 os.close(handle)
                 raise SightlineError(
@@ -163,7 +166,7 @@ class WriterLock:
                     )
                 time.sleep(_WAIT)
                 continue
-            if _seen_by_this_machine_only(self._identity[0]):
+            if not _LOCAL_LOCKS.isdisjoint(options_of(self._identity[0])):
                 os.close(handle)
                 raise SightlineError(
                     f"{self.path}: this network folder is mounted without locks (nolock), so a run "
@@ -174,28 +177,17 @@ class WriterLock:
                 return handle
             os.close(handle)  # removed with its folder while we waited for it
 
-    def _lock(self, handle: int) -> bool:
-        self.alone = _locked(handle, exclusive=True)
-        return self.alone or (self._join and _locked(handle, exclusive=False, length=1))
-
-    def _lines(self, tokens: tuple[str, ...]) -> bytes:
+    def _text(self, *tokens: str) -> bytes:
         worker = f"{self._worker}, " if self._worker else ""
         lines = [f"{worker}process {os.getpid()} on {socket.gethostname()}"]
-        lines += [f"temporary files {token}" for token in tokens]
+        lines += [f"temporary files {each}" for each in tokens]
         return "".join(f"{line}\n" for line in lines).encode()
 
-    def _write(self, tokens: tuple[str, ...]) -> None:
+    def _write(self, *tokens: str) -> None:
         assert self._handle is not None
-        text = self._lines(tokens)
+        text = self._text(*tokens)
         os.pwrite(self._handle, text, 0)  # first, so that a kill in between loses no token
         os.truncate(self._handle, len(text))
-
-    def _append(self) -> None:
-        """Append this worker's lines; the others may append theirs at the same time."""
-        assert fcntl is not None
-        assert self._handle is not None
-        fcntl.fcntl(self._handle, fcntl.F_SETFL, os.O_APPEND)
-        os.write(self._handle, self._lines((token(),)))
 
     def _in_place(self) -> bool:
         try:
@@ -223,8 +215,3 @@ def _locked(handle: int, *, exclusive: bool, length: int = 0, start: int = 0) ->
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
-
-
-def _seen_by_this_machine_only(device: int) -> bool:
-    """Whether locks on this network file system are local to this machine."""
-    return not _LOCAL_LOCKS.isdisjoint(options_of(device))
