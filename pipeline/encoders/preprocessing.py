@@ -20,6 +20,9 @@ DECODER = (
 KERNEL = "torch interpolate on uint8, antialias"
 """The resize kernel. Within one level of Pillow's; not the same bits."""
 
+MAX_PIXELS = 89_478_485
+"""The largest image that is decoded, in pixels: Pillow's own limit, 256 MiB of RGB."""
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pipeline.encoders.preprocessing import ImagePreprocessing
+from pipeline.encoders.preprocessing import MAX_PIXELS, ImagePreprocessing
 from pipeline.encoders.protocols import ImageEncoder
-from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.objects import ObjectReader
 from sightline.cache import Place
 from sightline.errors import SightlineError

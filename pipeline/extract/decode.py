@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from pipeline.encoders.preprocessing import MAX_PIXELS
 from sightline.cache import Place, key_of_bytes
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MAX_PIXELS = 89_478_485
-"""The largest image that is decoded, in pixels: Pillow's own limit, 256 MiB of RGB."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are read. Pillow supports more, but some run external programs (EPS)."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.encoders.preprocessing import MAX_PIXELS
 from pipeline.extract.cutouts import CutoutEntry, CutoutPreprocessing
-from pipeline.extract.decode import MAX_PIXELS, ImageError, load_image
+from pipeline.extract.decode import ImageError, load_image
 from sightline.cache import CacheError, Place
 from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.extract.decode import MAX_PIXELS
+from pipeline.encoders.preprocessing import MAX_PIXELS
 from pipeline.extract.memory import HalvingCalls, halved_to
 from sightline.cache.parts import Failure, FailureList
 from sightline.cache.plan import Batch, Worker
