@@ -302,7 +302,7 @@ class TrainingData:
                 )
 
     def _check_one_tokenizer(self) -> None:
-        digests = {rows.set.tokenizer_sha256 for rows in self._streams.values()}
+        digests = {rows.set.header.tokenizer_sha256 for rows in self._streams.values()}
         if len(digests) > 1:
             paths = ", ".join(str(rows.set.path) for rows in self._streams.values())
             raise SightlineError(
@@ -352,11 +352,11 @@ def _rows(
 def open_tokens(path: Path, max_length: int) -> TokenSet:
     """The token set in ``path``; refused if it was truncated to another length."""
     tokens = TokenSet.open(path)
-    if tokens.max_length != max_length:
+    found = tokens.header.max_length
+    if found != max_length:
         raise SightlineError(
-            f"{tokens.path}: truncated to {tokens.max_length} tokens, but the student's max_length "
-            f"is {max_length}; run `sightline tokens` again, or set max_length to "
-            f"{tokens.max_length}"
+            f"{tokens.path}: truncated to {found} tokens, but the student's max_length is "
+            f"{max_length}; run `sightline tokens` again, or set max_length to {found}"
         )
     return tokens
 

@@ -112,7 +112,7 @@ class TokenLookup:
         import torch
 
         shape = len(self.rows), int(self.lengths.max())
-        table = torch.full(shape, self.tokens.pad_token_id, dtype=torch.int32, device=device)
+        table = torch.full(shape, self.tokens.header.pad_token_id, dtype=torch.int32, device=device)
         for start in range(0, len(self.rows), _CHUNK):
             part = pad(self.tokens, self.rows[start : start + _CHUNK])
             table[start : start + len(part), : part.shape[1]] = torch.from_numpy(part).to(device)
@@ -123,7 +123,7 @@ def pad(tokens: TokenSet, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np
     """Token ids of ``rows``, padded to the longest: int32 [n, L]."""
     flat, lengths = tokens.gather(np.asarray(rows, dtype=np.int64))
     inside = np.arange(lengths.max()) < lengths[:, None]  # (n, L)
-    ids = np.full(inside.shape, tokens.pad_token_id, dtype=np.int32)
+    ids = np.full(inside.shape, tokens.header.pad_token_id, dtype=np.int32)
     ids[inside] = flat
     return ids
 

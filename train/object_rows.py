@@ -61,13 +61,13 @@ class ObjectRows:
         phrase_tokens = PhraseTokens.open(path)
         header = phrase_tokens.header
         if (header.tokenizer_sha256, header.max_length) != (
-            tokens.tokenizer_sha256,
-            tokens.max_length,
+            tokens.header.tokenizer_sha256,
+            tokens.header.max_length,
         ):
             raise SightlineError(
                 f"{phrase_tokens.path}: made with a different tokenizer or max_length than "
                 f"{tokens.path} ({header.student}, {header.max_length} tokens; "
-                f"{tokens.header.student}, {tokens.max_length} tokens); run `sightline "
+                f"{tokens.header.student}, {tokens.header.max_length} tokens); run `sightline "
                 "phrase-tokens` with the student of this run"
             )
         found = phrase_tokens.of_pairs(pairs.image_keys, pairs.caption_keys)

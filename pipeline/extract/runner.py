@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pipeline.encoders.preprocessing import MAX_PIXELS
 from pipeline.extract.memory import HalvingCalls, halved_to
-from sightline.cache.parts import Failure, FailureList
+from sightline.cache.parts import FAILURES, Failure
 from sightline.cache.plan import Batch, Worker
 from sightline.cache.record import DTypeName, SetRecord
 from sightline.cache.writer import SetWriter
@@ -240,7 +240,7 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
         seconds=time.monotonic() - start,
         halved_to=halved_to(job.calls),
         remarks=tuple(remarks),
-        failures=_named(writer.failures),
+        failures=_named(writer),
     )
     _check_failures(summary, writer.wanted_rows, settings.max_failed)
     return summary
@@ -326,13 +326,13 @@ def described(device: str) -> dict[str, str | int]:
     return {"device": device_name(torch.device(device)), "torch": torch.__version__}
 
 
-def _named(failures: FailureList) -> tuple[str, ...]:
+def _named(writer: SetWriter) -> tuple[str, ...]:
     """Up to three failed rows with their reasons, and where all of them are listed."""
     # a pulled set comes without the list
-    entries = failures.entries()
-    lines = [f"  {each['path'] or each['key'][:16]}: {each['reason']}" for each in entries[:3]]
-    more = f"{len(entries) - 3:,} more in " if len(entries) > 3 else ""
-    return (*lines, f"  {more}{failures.path}") if lines else ()
+    failures = sorted(writer.failures.items())
+    lines = [f"  {each['path'] or key.hex()[:16]}: {each['reason']}" for key, each in failures[:3]]
+    more = f"{len(failures) - 3:,} more in " if len(failures) > 3 else ""
+    return (*lines, f"  {more}{writer.run_folder / FAILURES}") if lines else ()
 
 
 def _check_failures(summary: SetSummary, total: int, max_failed: float) -> None:

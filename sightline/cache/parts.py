@@ -22,7 +22,7 @@ from sightline.cache.shards import Computed, format_of, shard_name
 from sightline.errors import CacheError
 from sightline.files import fsync, remove_leftovers, write_bytes
 
-FOLDER = "parts"
+FOLDER, FAILURES = "parts", "failures.jsonl"
 _NAME = re.compile(r"part-[0-9a-f]{32}\.json")
 _OURS = re.compile(r"part-[0-9a-f]{32}\.json|shard-[0-9a-f]{32}\.(?:h5|parquet)")
 Failure = dict[str, str]
@@ -207,49 +207,33 @@ def _rows_of(path: Path) -> int:
         return 0
 
 
-class FailureList:
-    """failures.jsonl: paths and reasons of failed rows, by key.
+def read_failures(run_folder: Path) -> dict[bytes, Failure]:
+    """Code, path and reason of failed rows, by key, as `write_failures` left them.
 
-    They are of this machine, so they are kept beside the set.
+    Raises:
+        CacheError: the file is not a list of failures.
     """
+    path = run_folder / FAILURES
+    if not path.is_file():
+        return {}
+    failures: dict[bytes, Failure] = {}
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    for line in filter(None, text.split("\n")):
+        try:
+            about = json.loads(line)
+            failures[bytes.fromhex(about.pop("key"))] = about
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CacheError(
+                f"{path}: not a list of failures ({error}); delete it: only "
+                "the paths and reasons of failed rows are lost"
+            ) from error
+    return failures
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._failures: dict[bytes, Failure] = {}
 
-    def read(self) -> None:
-        """Load what an earlier run wrote.
-
-        Raises:
-            CacheError: the file is not a list of failures.
-        """
-        if not self.path.is_file():
-            return
-        text = self.path.read_text(encoding="utf-8", errors="surrogateescape")
-        for line in filter(None, text.split("\n")):
-            try:
-                about = json.loads(line)
-                self._failures[bytes.fromhex(about.pop("key"))] = about
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CacheError(
-                    f"{self.path}: not a list of failures ({error}); delete it: only "
-                    "the paths and reasons of failed rows are lost"
-                ) from error
-
-    def add(self, failed: dict[bytes, Failure]) -> None:
-        """Add failed rows: key → code, path and reason."""
-        self._failures.update(failed)
-
-    def keep(self, keys: Collection[bytes]) -> None:
-        """Drop all others."""
-        self._failures = {key: about for key, about in self._failures.items() if key in keys}
-
-    def write(self) -> None:
-        """Replace the file with the current entries."""
-        lines = [json.dumps(about, ensure_ascii=False) + "\n" for about in self.entries()]
-        if lines or self.path.exists():
-            write_bytes(self.path, "".join(lines).encode("utf-8", "surrogateescape"))
-
-    def entries(self) -> list[Failure]:
-        """Key, code, path and reason of every failed row, sorted by key."""
-        return [{"key": key.hex(), **about} for key, about in sorted(self._failures.items())]
+def write_failures(run_folder: Path, failures: Mapping[bytes, Failure]) -> None:
+    """Replace the list of failed rows: they are of this machine, so it is beside the set."""
+    path = run_folder / FAILURES
+    entries = ({"key": key.hex(), **failures[key]} for key in sorted(failures))
+    text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+    if text or path.exists():
+        write_bytes(path, text.encode("utf-8", "surrogateescape"))

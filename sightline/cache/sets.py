@@ -245,21 +245,6 @@ class TokenSet:
         return cls(path, record, header, rows, lists)
 
     @property
-    def max_length(self) -> int:
-        """Longest row, special tokens included."""
-        return self.header.max_length
-
-    @property
-    def tokenizer_sha256(self) -> str:
-        """Digest of the tokenizer that made the ids."""
-        return self.header.tokenizer_sha256
-
-    @property
-    def pad_token_id(self) -> int:
-        """Id that pads a batch."""
-        return self.header.pad_token_id
-
-    @property
     def lengths(self) -> NDArray[np.int32]:
         """Token count of every row: int32 [len(self)]."""
         return np.diff(self._offsets).astype(np.int32)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import h5py
 import numpy as np
@@ -48,54 +48,6 @@ Computed = dict[str, Any]
 """Device, library versions and batch size used to compute rows."""
 
 
-class Format(Protocol):
-    """How the rows of a set are stored: as numbers [n, dim], or as an Arrow table of n rows."""
-
-    suffix: str
-
-    @property
-    def shard_rows(self) -> int:
-        """Rows of a shard of about 64 MiB."""
-        ...
-
-    def encode(self, keys: Keys, rows: Any) -> bytes | memoryview:
-        """The bytes of a shard with these rows, sorted by key."""
-        ...
-
-    def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, Any]:
-        """Keys and rows of a shard whose size and layout have been checked.
-
-        Raises:
-            CacheError: the file is missing, of another size, or not such a shard.
-        """
-        ...
-
-    def gather(
-        self, shards: Callable[[int], Any], numbers: NDArray[np.int32], rows: NDArray[np.int32]
-    ) -> Any:
-        """Row ``rows[i]`` of shard ``numbers[i]``, for every i, as new rows."""
-        ...
-
-    def joined(self, parts: Sequence[Any]) -> Any:
-        """The rows of all parts, one after the other."""
-        ...
-
-    def taken(self, rows: Any, numbers: NDArray[np.int64]) -> Any:
-        """Some rows, in the order of ``numbers``."""
-        ...
-
-    def digests(self, rows: Any) -> Digests:
-        """The digest of each row: uint8 [n, 16]."""
-        ...
-
-
-def format_of(spec: FeatureSpec | TableSpec) -> Format:
-    """How rows with this description are stored."""
-    if isinstance(spec, FeatureSpec):
-        return Numbers(spec.dim, np.dtype(spec.dtype).newbyteorder("<"))
-    return Tables(ROWS_OF[spec.kind], spec.kind)
-
-
 def shard_name(keys: Keys, digests: Digests, suffix: str) -> str:
     """Name of the shard with these rows."""
     content = blake3(np.ascontiguousarray(keys).data)
@@ -119,6 +71,7 @@ class Numbers:
 
     @property
     def shard_rows(self) -> int:
+        """Rows of a shard of about 64 MiB."""
         return max(1, TARGET_BYTES // self.row_bytes)
 
     def encode(self, keys: Keys, rows: NDArray) -> bytes:
@@ -142,12 +95,18 @@ class Numbers:
         return image.getvalue()
 
     def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, NDArray]:
+        """Keys and rows of a shard, as read-only memory maps.
+
+        Raises:
+            CacheError: the file is missing, of another size, or not such a shard.
+        """
         keys, rows = _mapped(folder, record, self.dim, self.dtype)
         return keys, rows
 
     def gather(
         self, shards: Callable[[int], NDArray], numbers: NDArray[np.int32], rows: NDArray[np.int32]
     ) -> NDArray:
+        """Row ``rows[i]`` of shard ``numbers[i]``, for every i: [n, dim], a copy."""
         values = np.empty((len(rows), self.dim), self.dtype)
         for number in np.unique(numbers):
             mine = np.flatnonzero(numbers == number)
@@ -155,12 +114,15 @@ class Numbers:
         return values
 
     def joined(self, parts: Sequence[NDArray]) -> NDArray:
+        """The rows of all parts, one after the other."""
         return np.concatenate([np.empty((0, self.dim), self.dtype), *parts])
 
     def taken(self, rows: NDArray, numbers: NDArray[np.int64]) -> NDArray:
+        """Some rows, in the order of ``numbers``."""
         return rows[numbers]
 
     def digests(self, rows: NDArray) -> Digests:
+        """XXH3-128 of each row's bytes: uint8 [n, 16]."""
         data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1).data
         size = self.row_bytes
         each = [xxh3_128_digest(data[at : at + size]) for at in range(0, len(data), size)]
@@ -178,6 +140,7 @@ class Tables:
 
     @property
     def shard_rows(self) -> int:
+        """Rows of a shard of about 64 MiB."""
         return SHARD_ROWS[self.kind]
 
     @cached_property
@@ -185,12 +148,14 @@ class Tables:
         return self.schema.insert(0, pa.field("key", pa.binary(KEY_BYTES)))
 
     def encode(self, keys: Keys, rows: pa.Table) -> memoryview:
+        """The bytes of a shard with these rows, sorted by key."""
         table = rows.cast(self.schema).add_column(0, "key", key_array(keys))
         sink = pa.BufferOutputStream()
         pq.write_table(table.cast(self._stored), sink, compression="zstd")
         return memoryview(sink.getvalue())
 
     def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, pa.Table]:
+        """Keys and rows of a shard, decoded; raises as that of `Numbers`."""
         path = check_file(folder, record)
         table = read_manifest(path, self._stored)
         if table.num_rows != record.rows:
@@ -203,6 +168,7 @@ class Tables:
         numbers: NDArray[np.int32],
         rows: NDArray[np.int32],
     ) -> pa.Table:
+        """Row ``rows[i]`` of shard ``numbers[i]``, for every i: a table of n rows."""
         order = np.argsort(numbers, kind="stable")
         edges = np.flatnonzero(np.diff(numbers[order])) + 1
         parts = [
@@ -213,21 +179,34 @@ class Tables:
         return self.taken(self.joined(parts), np.argsort(order, kind="stable"))
 
     def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
+        """The rows of all parts, one after the other."""
         return pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks()
 
     def taken(self, rows: pa.Table, numbers: NDArray) -> pa.Table:
+        """Some rows, in the order of ``numbers``."""
         if len(numbers) == rows.num_rows and (numbers == np.arange(len(numbers))).all():
             return rows  # a copy may be gigabytes
         return rows.take(pa.array(numbers))
 
     def digests(self, rows: pa.Table) -> Digests:
-        """XXH3-128 of each row's canonical JSON, in which bytes are the digest of theirs (hex)."""
+        """XXH3-128 of each row's JSON, in which bytes are the digest of theirs (hex): [n, 16]."""
         each = [
             xxh3_128_digest(json.dumps(row, separators=(",", ":"), default=_hex).encode())
             for batch in rows.to_batches(1024)
             for row in batch.to_pylist()
         ]
         return np.frombuffer(b"".join(each), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+Format = Numbers | Tables
+"""How the rows of a set are stored; both have the same methods."""
+
+
+def format_of(spec: FeatureSpec | TableSpec) -> Format:
+    """How rows with this description are stored."""
+    if isinstance(spec, FeatureSpec):
+        return Numbers(spec.dim, np.dtype(spec.dtype).newbyteorder("<"))
+    return Tables(ROWS_OF[spec.kind], spec.kind)
 
 
 def _hex(value: bytes) -> str:

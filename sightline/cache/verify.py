@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -273,7 +274,7 @@ def _layout_fault(folder: Path, shard: ShardRecord, spec: FeatureSpec | TableSpe
     return None
 
 
-def _differing(every: Rows, here: NDArray, keys: NDArray, rows: object) -> NDArray[np.int32]:
+def _differing(every: Rows, here: NDArray, keys: NDArray, rows: Any) -> NDArray[np.int32]:
     """Numbers of the rows of a shard that differ from the index in key or digest, sorted."""
     assert every.digests is not None
     digests = every.format.digests(rows)

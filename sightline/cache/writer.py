@@ -23,7 +23,14 @@ from sightline.cache.keys import (
     sort_order,
     unique_sorted,
 )
-from sightline.cache.parts import Failure, FailureList, Part, Parts, rows_in_parts
+from sightline.cache.parts import (
+    Failure,
+    Part,
+    Parts,
+    read_failures,
+    rows_in_parts,
+    write_failures,
+)
 from sightline.cache.plan import FILE, Batch, Plan, Shape, StoredPlan, Worker
 from sightline.cache.publish import Spec, publish, write_shards
 from sightline.cache.record import (
@@ -91,7 +98,7 @@ class SetWriter:
         durable_rows: rows of the plan that survive a kill.
         ahead: number of results that may wait for writing while the next are computed.
         shape: shape of the plan.
-        failures: list of paths and reasons of failed rows.
+        failures: code, path and reason of failed rows, by key, as far as they are known here.
 
     Raises:
         CacheError: on entering, the folder holds a set of a different kind.
@@ -118,7 +125,7 @@ class SetWriter:
         self.planned_rows = self.copied_rows = self.resumed_rows = self.durable_rows = 0
         self.wanted_rows = 0
         self.shape = Shape(1, 1, 1)
-        self.failures = FailureList(self.run_folder / "failures.jsonl")
+        self.failures: dict[bytes, Failure] = {}
         self._shared: WriterLock | None = None
         self._finished: Parts | None = None
         self._marking = threading.Lock()
@@ -406,8 +413,9 @@ class SetWriter:
         new = write_shards(self._output, keys, self.shape.shard_rows, sources)
         if provenance is None and own and self._record is not None:
             provenance = self._record.provenance
-        self.failures.add(failed)
-        self.failures.write()  # before publishing: no kill leaves an error without its reason
+        self.failures |= failed
+        # before publishing: no kill leaves an error without its reason
+        write_failures(self.run_folder, self.failures)
         record = publish(
             self._output,
             [kept, new],
@@ -456,7 +464,7 @@ class SetWriter:
             f"{name}: damaged part of an interrupted run; recomputing its rows"
             for name in self._finished.damaged
         ]
-        self.failures.read()
+        self.failures = read_failures(self.run_folder)
 
     def _end(self, error: BaseException | None) -> None:
         """Keep added rows, and leave no empty folder."""
@@ -641,8 +649,8 @@ class SetWriter:
     def _finish(self, failed: Iterable[bytes]) -> None:
         """Clean up after publishing, with these keys failed: plan and parts are obsolete."""
         assert self._finished is not None
-        self.failures.keep(set(failed))
-        self.failures.write()
+        self.failures = {key: self.failures[key] for key in failed if key in self.failures}
+        write_failures(self.run_folder, self.failures)
         self._finished.clear()
         self._finished = None
         (self.run_folder / FILE).unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sightline.cache.parts import FailureList
+from sightline.cache.parts import FAILURES, read_failures, write_failures
 
 KEY = bytes(range(32))
 
@@ -22,21 +22,14 @@ KEY = bytes(range(32))
     ],
 )
 def test_reasons_are_read_back_for_any_file_name(path, tmp_path):
-    listed = FailureList(tmp_path / "failures.jsonl")
-    listed.add({KEY: {"code": "unreadable", "path": path, "reason": "cut short"}})
-    listed.write()
-    again = FailureList(listed.path)
-    again.read()
-    assert again.entries() == listed.entries()
-    assert [each["path"] for each in again.entries()] == [path]
+    failures = {KEY: {"code": "unreadable", "path": path, "reason": "cut short"}}
+    write_failures(tmp_path, failures)
+    assert read_failures(tmp_path) == failures
 
 
 def test_a_list_is_written_only_after_a_failure(tmp_path):
-    listed = FailureList(tmp_path / "failures.jsonl")
-    listed.write()
-    assert not listed.path.exists()
-    listed.add({KEY: {"code": "unreadable", "path": "1.jpg", "reason": "cut short"}})
-    listed.write()
-    listed.keep(set())
-    listed.write()
-    assert listed.path.read_bytes() == b""
+    write_failures(tmp_path, {})
+    assert not (tmp_path / FAILURES).exists()
+    write_failures(tmp_path, {KEY: {"code": "unreadable", "path": "1.jpg", "reason": "cut short"}})
+    write_failures(tmp_path, {})
+    assert (tmp_path / FAILURES).read_bytes() == b""

@@ -115,6 +115,16 @@ def test_features_that_are_missing_or_other_are_an_error(world, tmp_path):
         other.task().score(world.model)  # pyright: ignore[reportArgumentType]
 
 
+def test_damaged_features_are_not_scored(world, tmp_path):
+    shard = next(tmp_path.rglob("shard-*.h5"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    damaged = f"{shard.name}: BLAKE3 .* run `sightline cache repair"
+    with pytest.raises(SightlineError, match=damaged):
+        scores(world)
+
+
 def test_a_split_without_captions_is_an_error_that_names_the_others(world):
     with pytest.raises(SightlineError, match=r"split 'dev'; found 'test' \(\d+\), 'train' \(1\)"):
         world.folder.task(split="dev")

@@ -19,7 +19,7 @@ from pipeline.cli.commands import app
 from pipeline.extract.runner import RunSettings
 from pipeline.grounding.settings_file import read_settings
 from pipeline.params import Params, ParamsError, load_params
-from sightline.cache import PHRASES, write_manifest
+from sightline.cache import PHRASES, verify, write_manifest
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.cache.record import FILE_NAME
 from sightline.errors import SightlineError
@@ -184,6 +184,45 @@ def test_the_stage_regrounds_failed_images(data, tmp_path, monkeypatch):
         stages.ground(params, "mine")
     (tmp_path / "away").rename(good)
     assert stages.ground(params, "mine", RunSettings(retry_failed=True)).failed == 0
+
+
+@pytest.mark.parametrize("folder", [graph.grounding_folder, graph.cutouts_folder])
+def test_the_stage_computes_damaged_rows_again_and_says_so(
+    data, tmp_path, monkeypatch, capsys, folder
+):
+    monkeypatch.chdir(tmp_path)
+    params = params_of(data, settings_of(data))
+    stages.ground(params, "mine")
+    before = {path.name: path.read_bytes() for path in folder("mine").iterdir()}
+    shard = flip_a_byte(folder("mine"))
+    capsys.readouterr()
+    stages.ground(params, "mine")
+    said = capsys.readouterr().err
+    assert f"{shard}: BLAKE3" in said
+    assert "will be recomputed" in said
+    after = {path.name: path.read_bytes() for path in folder("mine").iterdir()}
+    assert {name: after[name] for name in before} == before
+    assert verify(folder("mine"), rows=True) == []
+
+
+@pytest.mark.parametrize(
+    "read", [stages.ground_stats, lambda name: read_phrases(graph.grounding_folder(name))]
+)
+def test_a_damaged_grounding_is_not_read(data, tmp_path, monkeypatch, read):
+    monkeypatch.chdir(tmp_path)
+    stages.ground(params_of(data, settings_of(data)), "mine")
+    shard = flip_a_byte(graph.grounding_folder("mine"))
+    with pytest.raises(SightlineError, match=f"{shard}: BLAKE3 .* run `sightline cache repair"):
+        read("mine")
+
+
+def flip_a_byte(folder: Path) -> Path:
+    """Damage a shard of a set; its path."""
+    shard = next(folder.glob("shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    return shard
 
 
 def test_parameters_of_grounding_are_checked(data):
