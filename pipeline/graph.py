@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.params import FILE_NAME, ParamsError
+from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from pipeline.datasets.joined import JoinedSource
@@ -151,6 +152,8 @@ def ground_paths(params: Params, dataset: str) -> GroundPaths:
 def feature_inputs(params: Params, dataset: str, kind: Kind, encoder: str) -> FeatureInputs:
     """The inputs of one encoder's feature set over a data set.
 
+    Objects come from the stored cut-outs where these have them, else from their images.
+
     Raises:
         SightlineError: no such data set or encoder, or a manifest is missing.
     """
@@ -158,11 +161,18 @@ def feature_inputs(params: Params, dataset: str, kind: Kind, encoder: str) -> Fe
 
     if kind in ("text", "teacher"):
         return texts_of(params.encoder(kind, encoder), captions_manifest(dataset), kind)
-    config, root = params.encoder("image", encoder), image_root(params, dataset)
-    images = images_manifest(dataset)
+    config, images = params.encoder("image", encoder), images_manifest(dataset)
     if kind == "image":
-        return images_of(config, images, root)
-    return objects_of(config, grounding_folder(dataset), images, root, params.extract.cutouts)
+        return images_of(config, images, image_root(params, dataset))
+    cutouts, phrases = cutouts_folder(dataset), grounding_folder(dataset)
+    if not (cutouts / "set.json").is_file():
+        root = image_root(params, dataset)
+        return objects_of(config, phrases, images, root, params.extract.cutouts)
+    try:
+        root = image_root(params, dataset)
+    except SightlineError:  # the images are not here, and may not be needed
+        root = None
+    return objects_of(config, phrases, images, root, params.extract.cutouts, cutouts)
 
 
 def training_texts(params: Params) -> list[Path]:

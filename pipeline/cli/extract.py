@@ -137,10 +137,14 @@ def image(
 def objects(
     phrases: Annotated[Path, typer.Option(help="A phrases manifest (Parquet).")],
     images_manifest: Annotated[Path, typer.Option(help="The images manifest it belongs to.")],
-    root: Annotated[Path, typer.Option(help="Base folder of the manifest's paths.")],
     encoder: _IMAGE_ENCODER,
     weights: _WEIGHTS,
     out: OUT,
+    root: Annotated[Path | None, typer.Option(help="Base folder of the manifest's paths.")] = None,
+    cutouts: Annotated[
+        Path | None,
+        typer.Option(help="Stored cut-outs; photographs are read only for those it lacks."),
+    ] = None,
     margin: Annotated[
         float,
         typer.Option(min=0, max=1, help="Margin around an object, relative to its longer side."),
@@ -181,7 +185,7 @@ def objects(
     rules = CutoutRules(margin=margin, background=background)
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
     settings = _settings(
-        [phrases, images_manifest, root],
+        [phrases, images_manifest, root, cutouts],
         config,
         retry,
         worker,
@@ -195,7 +199,7 @@ def objects(
         workers=workers,
         max_failed=max_failed,
     )
-    inputs = partial(objects_of, config, phrases, images_manifest, root, rules)
+    inputs = partial(objects_of, config, phrases, images_manifest, root, rules, cutouts)
     _run(inputs, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
 
 

@@ -64,22 +64,28 @@ class CutoutPreprocessing:
         return longer + 2 * round(self.rules.margin * longer)
 
     def __call__(self, cutout: Tensor) -> Tensor:
-        """uint8 [4, H, W] → float32 [3, h, w]: `fitted`, then `normalised`."""
+        """uint8 [4, H, W], straight → float32 [3, h, w]: `fitted`, then `normalised`."""
         return self.normalised(self.fitted(cutout))
 
     def fitted(self, cutout: Tensor) -> Tensor:
-        """Pad a cut-out to a square and resize it.
+        """Premultiply a cut-out, pad it to a square and resize it.
+
+        Resizing straight alpha would bleed the colours of transparent pixels into the object's
+        edge.
 
         Args:
-            cutout: uint8 [4, H, W], RGB premultiplied with alpha: black where transparent.
-                Resizing straight alpha would bleed the colours of transparent pixels into the
-                object's edge.
+            cutout: uint8 [4, H, W], RGB (straight) and alpha, which is 0 or 255.
 
         Returns:
-            uint8 [4, h, w], premultiplied.
+            uint8 [4, h, w], RGB premultiplied with alpha: black where transparent.
         """
+        import torch
         from torch.nn import functional
 
+        colour, alpha = cutout[:3], cutout[3:]
+        if self.rules.background == "keep":
+            alpha = torch.full_like(alpha, _OPAQUE)
+        cutout = torch.cat([colour * (alpha > 0), alpha])
         height, width = cutout.shape[-2:]
         edge = self.edge(height, width)
         left, top = (edge - width) // 2, (edge - height) // 2
@@ -132,14 +138,15 @@ class CutoutPreprocessing:
 
 
 class CutoutEntry(NamedTuple):
-    """One object: its image and its mask.
+    """One object: its image and its mask, or its stored picture.
 
     Attributes:
-        place: where the image is.
+        place: where the image is, or the set that stores the picture.
         key: key of the cut-out, from `sightline.cache.rle.cutout_key` (32 bytes).
         image_key: SHA-256 of the image's bytes (32 bytes).
         size: (height, width) of the mask in pixels.
         counts: COCO's compressed runs.
+        png: the stored picture; None: cut it out of the image.
     """
 
     place: Place
@@ -147,3 +154,4 @@ class CutoutEntry(NamedTuple):
     image_key: bytes
     size: tuple[int, int]
     counts: str
+    png: bytes | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.encoders.protocols import EncoderIdentity, ImageEncoder, TextEncoder
     from pipeline.extract.batches import Failure, Reader
     from pipeline.extract.cutouts import CutoutEntry, CutoutRules
+    from pipeline.extract.objects import StoredCutouts
 
 _TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
 WEIGHTS_CAST = ", weights cast"
@@ -67,11 +68,15 @@ def extract_objects(
     rules: CutoutRules,
     out: Path,
     settings: RunSettings,
+    stored: StoredCutouts | None = None,
 ) -> SetSummary:
-    """Encode objects, cut out of their images, into the feature set ``out``.
+    """Encode objects, stored or cut out of their images, into the feature set ``out``.
 
     An object that several captions name counts once, and an image with several is decoded once
     (twice where a batch ends between them).
+
+    Args:
+        stored: cut-outs; objects that it lacks are cut out of their images.
 
     Raises:
         SightlineError: as `extract_images`.
@@ -80,10 +85,14 @@ def extract_objects(
     from pipeline.extract.objects import ObjectReader
 
     by_key = {entry.key: entry for entry in entries}
+    keys = as_keys(list(by_key))
     groups = as_keys([entry.image_key for entry in by_key.values()])
+    if stored is not None:  # these in the order of their shards, the others by image
+        groups = np.where(stored.holds(keys)[:, None], keys, groups)
     read = ObjectReader(CutoutPreprocessing(encoder.preprocessing, rules), settings.max_pixels)
-    encode = partial(_encode_pictures, by_key, read, encoder, settings.workers)
-    keys, described = as_keys(list(by_key)), read.preprocessing.describe()
+    fill = list if stored is None else stored.filled
+    encode = partial(_encode_pictures, by_key, read, encoder, settings.workers, fill=fill)
+    described = read.preprocessing.describe()
     return _extract("object", keys, encode, encoder, described, out, settings, groups=groups)
 
 
@@ -209,13 +218,18 @@ def _encode_pictures(
     workers: int,
     batches: Iterator[Batch],
     calls: HalvingCalls,
+    fill: Callable[[list[Any]], list[Any]] = list,
 ) -> Iterator[Computed]:
-    """Encode the inputs that ``read`` makes from the entries of each batch."""
+    """Encode the inputs that ``read`` makes from the entries of each batch.
+
+    Args:
+        fill: completes the entries of a batch.
+    """
     from pipeline.extract.batches import Feed, decoded_batches
 
     feed = Feed(encoder, read)
     batches, planned = tee(batches)
-    entries = ([by_key[key.tobytes()] for key in batch.keys] for batch in planned)
+    entries = (fill([by_key[key.tobytes()] for key in batch.keys]) for batch in planned)
     launched: deque[Callable[[], Computed]] = deque()
     decoded = decoded_batches(entries, calls.begun_with, read, workers, pinned=feed.on_gpu)
     for (inputs, failures), batch in zip(decoded, batches, strict=True):

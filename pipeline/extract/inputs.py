@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
 
 from pipeline.extract.cutouts import CutoutEntry, CutoutRules
 from pipeline.extract.encode_missing import (
@@ -31,10 +35,12 @@ from sightline.cache.record import Kind, refuse_other_kinds, set_output
 from sightline.devices import check_precision, pick_device
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
+from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.datasets.prepared import PreparedDataset
     from pipeline.encoders.config import EncoderConfig
+    from pipeline.extract.objects import StoredCutouts
 
 
 def extract_features(
@@ -44,6 +50,7 @@ def extract_features(
     kind: Kind = "image",
     *,
     phrases: Path | None = None,
+    cutouts: Path | None = None,
     rules: CutoutRules | None = None,
     device: str = "auto",
     settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
@@ -56,6 +63,7 @@ def extract_features(
         data: a prepared data set; or a folder of images; or for texts a file, one a line.
         kind: ``image``; ``object`` (cut-outs); ``text`` or ``teacher`` (captions).
         phrases: for objects: the records of a grounding, or a phrases manifest.
+        cutouts: for objects: stored cut-outs, which stand in for the photographs.
         rules: how objects become inputs; None: the defaults.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         settings: batch size, precision, storage type and so on; its device and inputs are set here.
@@ -76,16 +84,16 @@ def extract_features(
     elif texts:
         paths = [data.folder]
         inputs = texts_of(encoder, data.captions_manifest, kind)
+    elif kind == "image":
+        paths = [data.folder, data.require_images()]
+        inputs = images_of(encoder, data.images_manifest, data.image_root)
+    elif phrases is None:
+        raise SightlineError("features of objects need `phrases`: the records of a grounding")
     else:
-        root, images = data.require_images(), data.images_manifest
-        paths = [data.folder, root]
-        if kind == "image":
-            inputs = images_of(encoder, images, root)
-        elif phrases is None:
-            raise SightlineError("features of objects need `phrases`: the records of a grounding")
-        else:
-            paths.append(phrases)
-            inputs = objects_of(encoder, phrases, images, root, rules or CutoutRules())
+        root = data.require_images() if cutouts is None else data.image_root
+        paths = [data.folder, phrases, *filter(None, [root, cutouts])]
+        rules = rules or CutoutRules()
+        inputs = objects_of(encoder, phrases, data.images_manifest, root, rules, cutouts)
     how = replace(
         settings,
         precision=check_precision(settings.precision),
@@ -106,6 +114,7 @@ class FeatureInputs:
         entries: images, objects or texts.
         rules: preprocessing of objects; None for other kinds.
         root: base folder of a manifest's image paths.
+        stored: of objects: cut-outs that stand in for images.
     """
 
     kind: Kind
@@ -113,6 +122,7 @@ class FeatureInputs:
     entries: Sequence[Any]
     rules: CutoutRules | None = None
     root: Path | None = None
+    stored: StoredCutouts | None = None
 
     def by_key(self) -> dict[bytes, Any]:
         """Every entry by the key of its row."""
@@ -139,7 +149,7 @@ class FeatureInputs:
         images = self.config.build_image(device, settings.precision)
         if self.rules is None:
             return extract_images(self.entries, images, out, settings)
-        return extract_objects(self.entries, images, self.rules, out, settings)
+        return extract_objects(self.entries, images, self.rules, out, settings, self.stored)
 
 
 def images_of(config: EncoderConfig, images: Path, root: Path | None) -> FeatureInputs:
@@ -148,10 +158,23 @@ def images_of(config: EncoderConfig, images: Path, root: Path | None) -> Feature
 
 
 def objects_of(
-    config: EncoderConfig, phrases: Path, images: Path, root: Path, rules: CutoutRules
+    config: EncoderConfig,
+    phrases: Path,
+    images: Path,
+    root: Path | None,
+    rules: CutoutRules,
+    cutouts: Path | None = None,
 ) -> FeatureInputs:
-    """The objects of a phrases manifest; as `objects_of_phrases`."""
-    return FeatureInputs("object", config, objects_of_phrases(phrases, images, root), rules, root)
+    """The objects of a phrases manifest; as `objects_of_phrases`.
+
+    Args:
+        cutouts: folder of stored cut-outs.
+    """
+    from pipeline.extract.objects import StoredCutouts
+
+    stored = None if cutouts is None else StoredCutouts(cutouts)
+    entries = objects_of_phrases(phrases, images, root, stored)
+    return FeatureInputs("object", config, entries, rules, root, stored)
 
 
 def texts_of(config: EncoderConfig, texts: Path, kind: Kind) -> FeatureInputs:
@@ -191,35 +214,70 @@ def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]
     return [ImageEntry(place.below(root), key) for place, key in zip(places, keys, strict=True)]
 
 
-def objects_of_phrases(phrases: Path, images: Path, root: Path) -> list[CutoutEntry]:
-    """The distinct objects of a phrases manifest, each with the place of its image.
+def objects_of_phrases(
+    phrases: Path, images: Path, root: Path | None, stored: StoredCutouts | None = None
+) -> list[CutoutEntry]:
+    """The distinct objects of a phrases manifest, each with the place of its picture.
 
     Args:
         phrases: phrases manifest, or the records of a grounding.
         images: images manifest of the same data set.
-        root: base folder of the paths in ``images``.
+        root: base folder of the paths in ``images``; these two are read only for objects that are
+            not ``stored``.
 
     Raises:
         SightlineError: a manifest is missing or of the wrong kind, ``root`` is not a folder, or a
             phrase belongs to an image that ``images`` does not have.
     """
-    places = {entry.key: entry.place for entry in image_entries_of(images, root)}
     table = read_phrases(phrases)
-    table = table.take(unique_sorted(key_column(table["cutout_key"])))
-    keys, image_keys = table["cutout_key"].to_pylist(), table["image_key"].to_pylist()
-    strange = {key for key in image_keys if key not in places}
-    if strange:
+    objects = key_column(table["cutout_key"])
+    first = unique_sorted(objects)
+    kept = np.zeros(len(first), dtype=bool) if stored is None else stored.holds(objects[first])
+    entries = []
+    if stored is not None:
+        place = Place(stored.folder)
+        entries = cutout_entries(phrases, table.take(first[kept]), defaultdict(lambda: place))
+    if kept.all():
+        return entries
+    try:
+        places = {entry.key: entry.place for entry in image_entries_of(images, root)}
+    except SightlineError as error:
+        if stored is None:
+            raise
         raise SightlineError(
-            f"{phrases}: its phrases belong to {len(strange):,} images that {images} does not "
-            f"have (such as {min(strange).hex()[:16]}); make phrases for these images, or pass the "
-            "matching manifest"
-        )
+            f"{stored.folder}: lacks {(~kept).sum():,} of {len(kept):,} objects, which are cut "
+            f"out of their images instead; but {error}"
+        ) from None
+    return entries + cutout_entries(phrases, table.take(first[~kept]), places)
+
+
+def cutout_entries(
+    phrases: Path, objects: pa.Table, places: Mapping[bytes, Place]
+) -> list[CutoutEntry]:
+    """The entries of some objects.
+
+    Args:
+        phrases: the file or folder that names them, for messages.
+        objects: rows of `sightline.cache.PHRASES`.
+        places: place of each image, by key.
+
+    Raises:
+        SightlineError: an image is not among ``places``.
+    """
+    columns = [objects[name].to_pylist() for name in ("cutout_key", "image_key", "mask")]
     entries: list[CutoutEntry] = []
-    for key, image_key, mask in zip(keys, image_keys, table["mask"].to_pylist(), strict=True):
+    for key, image_key, mask in zip(*columns, strict=True):
+        try:
+            place = places[image_key]
+        except KeyError:
+            strange = set(columns[1]) - places.keys()
+            raise SightlineError(
+                f"{phrases}: its phrases belong to {counted(len(strange), 'image')} that the "
+                f"images manifest does not have (such as {min(strange).hex()[:16]}); make phrases "
+                "for these images, or pass the matching manifest"
+            ) from None
         height, width = mask["size"]
-        entries.append(
-            CutoutEntry(places[image_key], key, image_key, (height, width), mask["counts"])
-        )
+        entries.append(CutoutEntry(place, key, image_key, (height, width), mask["counts"]))
     return entries
 
 

@@ -157,7 +157,8 @@ class GroundingSettings(BaseModel):
         segmenter: finds the pixels in a box; default: SAM 2.1 (large) from the sam2 package.
         rules: which phrases and boxes become records.
         batch_size: initial captions, and images, per model call.
-        block_images: images per shard; a kill loses at most this many.
+        block_images: images per block; a kill loses at most this many.
+        cutouts: whether the objects' pictures are stored as well; their set is empty otherwise.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -168,3 +169,4 @@ class GroundingSettings(BaseModel):
     rules: Rules = Rules()
     batch_size: int = Field(default=16, ge=1, le=4096)
     block_images: int = Field(default=256, ge=1, le=65_536)
+    cutouts: bool = True

@@ -13,7 +13,10 @@ from pipeline.datasets.prepared import PreparedDataset
 from pipeline.extract.runner import RunSettings, SetSummary
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.grounder_config import GroundingSettings
+from sightline.cache.keys import as_keys
 from sightline.cache.record import refuse_other_kinds, set_output
+from sightline.cache.sets import write_rows
+from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
 from sightline.files import check_apart
 from sightline.settings import explain
@@ -66,6 +69,7 @@ def ground_dataset(
     set_output(paths.out, inputs, str(how.worker or "")).check_place()
     settings.grounder.require_files()
     settings.segmenter.require_files()
+    from pipeline.extract.objects import SPEC
     from pipeline.grounding.cutouts import write_cutouts
     from pipeline.grounding.ground_missing import ground
     from sightline.devices import computing, pick_device
@@ -78,11 +82,15 @@ def ground_dataset(
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(where, "fp32"):
         summary = ground(units, grounder, segmenter, settings.rules, paths.out, grounding)
-    if paths.cutouts is not None and (summary.record is not None or summary.to_do == 0):
+    if paths.cutouts is None or not (summary.record is not None or summary.to_do == 0):
+        return summary
+    if settings.cutouts:
         places = {unit.key: unit.place for unit in units}
         cut = write_cutouts(paths.out, places, paths.cutouts, how)
         if how.dry_run:
             summary = replace(summary, remarks=(*summary.remarks, f"{paths.cutouts}: {cut}"))
+    elif not how.dry_run:
+        write_rows(paths.cutouts, SPEC, as_keys([]), CUTOUTS.empty_table())
     return summary
 
 

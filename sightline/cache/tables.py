@@ -40,7 +40,7 @@ CUTOUTS = pa.schema(
     [
         ("width", pa.int32()),
         ("height", pa.int32()),
-        ("png", pa.large_binary()),  # RGBA, cropped to the mask; alpha 0 (and black) or 255
+        ("png", pa.large_binary()),  # RGBA: the box of the mask; alpha is 0 or 255
     ]
 )
 """A cut-out; its key is the `cutout_key` of the phrases."""

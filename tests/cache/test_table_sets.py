@@ -429,11 +429,16 @@ def test_missing_cutouts_are_recreated_after_repair(world: Path, monkeypatch) ->
     missing = {row["image_key"] for row in phrases if row["cutout_key"] in lost}
     from pipeline.grounding import cutouts
 
-    cut: list[bytes] = []
-    whole = cutouts._cut_image
-    monkeypatch.setattr(cutouts, "_cut_image", lambda *words: cut.append(words[2]) or whole(*words))
+    cut: set[bytes] = set()
+
+    class Watched(cutouts.Cutter):
+        def __call__(self, entry):
+            cut.add(entry.image_key)
+            return super().__call__(entry)
+
+    monkeypatch.setattr(cutouts, "Cutter", Watched)
     make_cutouts(data, world / "grounding", folder)
-    assert set(cut) == missing
+    assert cut == missing
     assert {name: files(folder)[name] for name in before} == before
 
 

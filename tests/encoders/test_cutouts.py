@@ -149,7 +149,7 @@ def test_keep_shows_the_box_as_it_is_in_the_image() -> None:
     pixels, mask = scene("ring")
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     box = pixels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    cutout = cut_out(tensor(pixels), mask, keep_background=True)
+    cutout = cut_out(tensor(pixels), mask)
     edge = max(box.shape[:2])
     found = colours(preprocessing(edge, margin=0, background="keep")(cutout))
     np.testing.assert_allclose(found, box / 255, atol=1e-6)

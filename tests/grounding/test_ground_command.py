@@ -22,6 +22,7 @@ from pipeline.params import Params, ParamsError, load_params
 from sightline.cache import PHRASES, verify, write_manifest
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.cache.record import FILE_NAME
+from sightline.cache.sets import open_tables
 from sightline.errors import SightlineError
 
 
@@ -173,6 +174,32 @@ def test_the_stage_grounds_a_data_set_in_the_layout_of_the_graph(data, tmp_path,
     assert grounding_counts(summary.folder)["pairs"] == 3 * 7
     assert read_phrases(graph.grounding_folder("mine")).num_rows == 3 * 7
     assert (graph.cutouts_folder("mine") / FILE_NAME).is_file()
+
+
+def test_the_stage_stores_cutouts_if_they_are_wanted(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for wanted in (False, True, False):
+        stages.ground(params_of(data, settings_of(data, cutouts=wanted)), "mine")
+        cutouts = open_tables(graph.cutouts_folder("mine"), "cutouts")[1]
+        objects = set(read_phrases(graph.grounding_folder("mine"))["cutout_key"].to_pylist())
+        assert len(cutouts) == wanted * len(objects)
+
+
+def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(
+    data, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    params = params_of(data, settings_of(data))
+    (encoder, *_) = params.encoders.image
+    stages.ground(params, "mine")
+    (data.folder / "images").rename(tmp_path / "away")
+    inputs = graph.feature_inputs(params, "mine", "object", encoder)
+    pictures = [entry.png for entry in inputs.stored.filled(inputs.entries)]
+    assert len(pictures) > 0
+    assert None not in pictures
+    shutil.rmtree(graph.cutouts_folder("mine"))
+    with pytest.raises(SightlineError, match="images: no such image folder"):
+        graph.feature_inputs(params, "mine", "object", encoder)
 
 
 def test_the_stage_regrounds_failed_images(data, tmp_path, monkeypatch):

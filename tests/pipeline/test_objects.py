@@ -12,10 +12,12 @@ from command_line import sightline
 from PIL import Image
 
 from pipeline.extract import objects
+from pipeline.grounding.cutouts import write_cutouts
 from sightline.cache import (
     IMAGES,
     PHRASES,
     FeatureSet,
+    Place,
     SetWriter,
     key_of_file,
     key_of_text,
@@ -188,6 +190,90 @@ def test_an_interrupted_run_resumes_to_the_bytes_of_an_uninterrupted_one(
     assert all((whole / name).read_bytes() == (out / name).read_bytes() for name in names)
 
 
+def store(photos: Photos, out: str = "cutouts") -> Path:
+    """Store the cut-outs of the current phrases."""
+    table = pa.Table.from_pylist(photos.rows, schema=PHRASES)
+    write_manifest(photos.folder / "phrases.parquet", table, PHRASES)
+    paths = [photos.folder / "photos" / path for path in photos.paths]
+    places = {key_of_file(path): Place(path) for path in paths}
+    write_cutouts(photos.folder / "phrases.parquet", places, photos.folder / out)
+    return photos.folder / out
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("background", ["mean", "keep"])
+def test_stored_cutouts_give_the_rows_of_the_photographs_which_they_replace(
+    capsys, photos, background, workers
+):
+    assert photos.extract("cut", background=background) == 0
+    cutouts = store(photos)
+    for photograph in (photos.folder / "photos").iterdir():
+        photograph.unlink()
+    options = {"background": background, "cutouts": cutouts, "workers": workers}
+    assert photos.extract("stored", **options) == 0
+    cut, stored = (FeatureSet.open(photos.folder / name) for name in ("cut", "stored"))
+    assert len(stored) == 15
+    assert stored.fingerprint == cut.fingerprint
+    np.testing.assert_array_equal(stored.take(cut.keys), cut.take(cut.keys))
+
+
+def test_a_background_that_is_kept_is_in_the_row(photos):
+    cutouts = store(photos)
+    rows = []
+    for background in ("mean", "keep"):
+        mask = np.zeros((30, 40), dtype=bool)
+        mask[5:20, 5:20] = mask[22:28, 22:28] = True  # two corners of its box are not its own
+        key = photos.name(0, encode_mask(mask))
+        assert photos.extract(background, background=background, cutouts=cutouts) == 0
+        rows.append(FeatureSet.open(photos.folder / background).take([key]))
+    assert not np.allclose(*rows, atol=1e-3)
+
+
+def test_objects_that_are_not_stored_are_cut_out_of_their_photographs(capsys, photos):
+    cutouts = store(photos)
+    mask = np.zeros((30, 42), dtype=bool)
+    mask[20:25, 1:30] = True
+    new = photos.name(2, encode_mask(mask))
+    assert photos.extract("cut") == 0
+    for path in photos.paths[:2] + photos.paths[3:]:
+        (photos.folder / "photos" / path).unlink()
+    assert photos.extract(cutouts=cutouts) == 0
+    cut, both = (FeatureSet.open(photos.folder / name) for name in ("cut", "out"))
+    assert len(both) == 16
+    np.testing.assert_array_equal(both.take(cut.keys), cut.take(cut.keys))
+    assert both.find([new])[0] >= 0
+    capsys.readouterr()
+    assert photos.extract("no-photographs", cutouts=cutouts, root=photos.folder / "gone") == 1
+    said = capsys.readouterr().err
+    assert "cutouts: lacks 1 of 16 objects" in said
+    assert "gone: no such image folder" in said
+
+
+def test_damaged_cutouts_are_not_encoded_but_refused_with_the_command_that_repairs_them(
+    capsys, photos
+):
+    cutouts = store(photos)
+    shard = max(cutouts.glob("shard-*.parquet"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    assert photos.extract(cutouts=cutouts) == 1
+    said = capsys.readouterr().err
+    assert shard.name in said
+    assert "sightline cache repair" in said
+
+
+def test_cutouts_of_other_rules_are_refused(capsys, photos, monkeypatch):
+    other = objects.SPEC.model_copy(update={"description": {"format": "cutouts/1"}})
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.grounding.cutouts.SPEC", other)
+        cutouts = store(photos)
+    assert photos.extract(cutouts=cutouts) == 1
+    said = capsys.readouterr().err
+    assert "cutouts/1" in said
+    assert "run its stage again" in said
+
+
 def test_new_phrases_compute_only_new_objects(capsys, photos):
     computed = []
     for step in range(3):
@@ -259,7 +345,7 @@ def test_phrases_of_other_images_are_one_clear_error(capsys, photos):
     photos.write_images()
     assert photos.extract() == 1
     said = capsys.readouterr().err
-    assert "belong to 1 images that" in said
+    assert "belong to 1 image that" in said
     assert "Traceback" not in said
 
 
