@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
-
-
-def _listed(given: Any) -> Any:
-    """``0,1`` and a single number as a list of names."""
-    if isinstance(given, str):
-        return [each.strip() for each in given.split(",")]
-    if isinstance(given, int) and not isinstance(given, bool):
-        return [str(given)]
-    return [str(each) for each in given] if isinstance(given, list | tuple) else given
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Engine(BaseModel):
@@ -33,7 +23,7 @@ class Engine(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["local", "ray"] = "local"
-    devices: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    devices: tuple[str, ...] = ()
     ray_address: str | None = Field(default=None, min_length=1)
     actors: int | None = Field(default=None, ge=1)
 
@@ -42,10 +32,28 @@ class Engine(BaseModel):
         """Whether other processes compute."""
         return self.name == "ray" or len(self.devices) > 1
 
-    @field_validator("devices")
+    @field_validator("devices", mode="before")
     @classmethod
-    def _distinct(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
-        return named(devices)
+    def _in_full(cls, given: Any) -> tuple[str, ...]:
+        """Full names, each once: ``0`` is ``cuda:0``, and ``0,1`` a list."""
+        if isinstance(given, str):
+            given = given.split(",")
+        names: list[str] = []
+        for device in given if isinstance(given, list | tuple) else [given]:
+            word = str(device).strip()
+            found = re.fullmatch(r"(?:cuda:)?(\d{1,4})|(cuda)|(cpu|mps)", word, re.ASCII)
+            if found is None:
+                raise ValueError(
+                    f"found {word!r}, expected devices such as 0,1 or cuda:0,cuda:1, mps, or cpu"
+                )
+            name = found[3] or f"cuda:{int(found[1] or 0)}"
+            if name in names and name != "cpu":
+                raise ValueError(
+                    f"{name} appears twice; two workers on one device compute no faster, so name "
+                    "each device once"
+                )
+            names.append(name)
+        return tuple(names)
 
     @model_validator(mode="after")
     def _fits(self) -> Engine:
@@ -58,26 +66,3 @@ class Engine(BaseModel):
             if self.name != "ray" and getattr(self, option) is not None:
                 raise ValueError(f"{option} is given, but the engine is {self.name}; use ray")
         return self
-
-
-def named(devices: Sequence[str]) -> tuple[str, ...]:
-    """Full names of ``devices``: ``0`` is ``cuda:0``.
-
-    Raises:
-        ValueError: not a device, or a device other than the CPU appears twice.
-    """
-    names: list[str] = []
-    for given in devices:
-        found = re.fullmatch(r"(?:cuda:)?(\d{1,4})|(cuda)|(cpu|mps)", given, re.ASCII)
-        if found is None:
-            raise ValueError(
-                f"found {given!r}, expected devices such as 0,1 or cuda:0,cuda:1, mps, or cpu"
-            )
-        name = found[3] or f"cuda:{int(found[1] or 0)}"
-        if name in names and name != "cpu":
-            raise ValueError(
-                f"{name} appears twice; two workers on one device compute no faster, so name "
-                "each device once"
-            )
-        names.append(name)
-    return tuple(names)

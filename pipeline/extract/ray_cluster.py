@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,13 +38,14 @@ class Killed(Exception):
 
 def on_ray(
     command: Sequence[str], engine: Engine, device: str, threads: int, watch: Watch
-) -> list[Ended]:
+) -> Generator[Ended | None]:
     """Run ``command`` as workers on a cluster; a worker whose node or process dies runs again.
+
+    Yields the workers that have ended, and None every moment; closing it ends those that are left.
 
     Raises:
         SightlineError: Ray is missing, the address does not answer, or no node has room for a
             worker.
-        Stopped: by a signal; the tasks end their processes.
     """
     ray = _imported()
     with _connected(ray, engine.ray_address or os.environ.get("RAY_ADDRESS") or "local"):
@@ -57,39 +58,39 @@ def on_ray(
             worker = Worker(index, count)
             words = of_worker(command, worker, device)
             names[task.remote(f"{worker} on {device}", words, str(Path.cwd()), given)] = worker
-        # Ray prints what it retries, where our result belongs
-        with redirect_stdout(sys.stderr), watch.stopping(lambda number: _cancel(ray, names)):
-            return _ends(ray, names, watch)
-
-
-def _ends(ray: Any, names: dict[Any, Worker], watch: Watch) -> list[Ended]:
-    begun, said = time.monotonic(), False
-    left = list(names)
-
-    def ends() -> Iterator[Ended]:
-        nonlocal left, said
-        done, left = ray.wait(left, num_returns=1, timeout=_POLL)
-        for ref in done:
+        left, begun, said = list(names), time.monotonic(), False
+        with redirect_stdout(sys.stderr):  # Ray prints what it retries, where our result belongs
             try:
-                yield ray.get(ref)
-            except ray.exceptions.RayError as error:
-                line = str(error).strip().splitlines()[-1]
-                yield Ended(str(names[ref]), 1, "", f"error: {names[ref]}: Ray: {line}")
-        if not watch.done and not said and time.monotonic() - begun > _PATIENCE:
-            said = True
-            to_stderr(
-                "no row is done yet: workers are starting, or wait for room on the Ray cluster "
-                "(`ray status`)"
-            )
+                while left:
+                    ended, left = ray.wait(left, num_returns=1, timeout=_POLL)
+                    for ref in ended:
+                        yield _end_of(ray, ref, names[ref])
+                    yield None
+                    if not watch.done and not said and time.monotonic() - begun > _PATIENCE:
+                        said = True
+                        to_stderr(
+                            "no row is done yet: workers are starting, or wait for room on the "
+                            "Ray cluster (`ray status`)"
+                        )
+            finally:
+                _cancel(ray, left)
 
-    return watch.until_all_ended(len(left), ends)
+
+def _end_of(ray: Any, ref: Any, worker: Worker) -> Ended:
+    """How a task has ended."""
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayError as error:
+        line = str(error).strip().splitlines()[-1]
+        return Ended(str(worker), 1, "", f"error: {worker}: Ray: {line}")
 
 
-def _cancel(ray: Any, names: dict[Any, Worker]) -> None:
-    """Cancel the tasks, and wait until they have ended their processes."""
-    for ref in names:
-        ray.cancel(ref)
-    ray.wait(list(names), num_returns=len(names), timeout=LEAVE)
+def _cancel(ray: Any, tasks: list[Any]) -> None:
+    """Cancel tasks, and wait until they have ended their processes."""
+    for task in tasks:
+        ray.cancel(task)
+    if tasks:
+        ray.wait(tasks, num_returns=len(tasks), timeout=LEAVE)
 
 
 def _worker(name: str, command: list[str], folder: str, environment: dict[str, str]) -> Ended:
@@ -108,7 +109,7 @@ def _worker(name: str, command: list[str], folder: str, environment: dict[str, s
         try:
             status = child.process.wait()
         finally:
-            stop([child], signal.SIGTERM)
+            stop([child])
         if status < 0:
             raise Killed(f"{name} {killed_by(-status)}")
         return child.ended()
@@ -142,11 +143,7 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
         )
     except (ConnectionError, RuntimeError, ValueError, OSError, SystemExit) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SightlineError(
-            f"no Ray cluster answers at {address}: {reason}. Start it (`ray start --head`), give "
-            "the head's host:port with --ray-address or RAY_ADDRESS, and run the command on one of "
-            "its nodes; nothing has been computed"
-        ) from error
+        raise _no_answer(address, reason) from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -170,11 +167,15 @@ def _check_address(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
     except OSError as error:
-        raise SightlineError(
-            f"no Ray cluster answers at {address}: no connection within {_ANSWER:.0f} s. Start it "
-            "(`ray start --head`), or give the head's host:port with --ray-address or RAY_ADDRESS; "
-            "nothing has been computed"
-        ) from error
+        raise _no_answer(address, f"no connection within {_ANSWER:.0f} s") from error
+
+
+def _no_answer(address: str, reason: str) -> SightlineError:
+    return SightlineError(
+        f"no Ray cluster answers at {address}: {reason}. Start it (`ray start --head`), give the "
+        "head's host:port with --ray-address or RAY_ADDRESS, and run the command on one of its "
+        "nodes; nothing has been computed"
+    )
 
 
 def _room(ray: Any, device: str, threads: int) -> tuple[dict[str, float], str, int]:

@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,13 +102,14 @@ def run_workers(
         raise SightlineError(
             f"{worker}: Ray numbers its own workers; leave out --worker, or use --engine local"
         )
-    with Watch(sets) as watch:
-        if engine.name == "ray":
-            from pipeline.extract.ray_cluster import on_ray
+    watch = Watch(sets)
+    if engine.name == "ray":
+        from pipeline.extract.ray_cluster import on_ray
 
-            every = on_ray(command, engine, device, threads, watch)
-        else:
-            every = _on_devices(command, engine.devices, worker or Worker(0, 1), watch)
+        every = watch.until_all_ended(on_ray(command, engine, device, threads, watch))
+    else:
+        ends = _on_devices(command, engine.devices, worker or Worker(0, 1), watch)
+        every = watch.until_all_ended(ends)
     failed = list(dict.fromkeys(each.error for each in every if each.error))
     if not failed:
         return max(every, key=lambda each: each.when).printed
@@ -154,16 +155,44 @@ class Watch:
         self._folder: Path | None = None
         self.done = self._total = 0
         self._lines: set[str] = set()
-        self._failed: list[tuple[float, Ended]] = []
         self._stack = ExitStack()
 
-    def __enter__(self) -> Watch:
-        return self
+    def until_all_ended(self, ends: Generator[Ended | None]) -> list[Ended]:
+        """Look on until all workers have ended.
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        Args:
+            ends: the workers that have ended, as they do, and None every moment. Closing it ends
+                those that are left.
+        """
+        every: list[Ended] = []
+        failed: list[tuple[float, Ended]] = []
+        try:
+            with closing(ends):
+                for end in ends:
+                    if end is not None:
+                        every.append(end)
+                    if end is not None and end.error:
+                        failed.append((time.monotonic(), end))
+                    self._look()
+                    while failed and time.monotonic() - failed[0][0] > _GRACE:
+                        _, early = failed.pop(0)
+                        reason = early.error.splitlines()[-1]
+                        to_stderr(f"{early.name} failed; the others go on: {reason}")
+        except Stopped as stop:
+            self._look()
+            stop.add_note(self._kept())
+            raise
+        finally:
+            self._stack.close()
+        return every
 
-    def look(self) -> None:
+    def say(self, line: str) -> None:
+        """Show a line of a worker, unless another one has said it."""
+        if line not in self._lines:
+            self._lines.add(line)
+            to_stderr(line)
+
+    def _look(self) -> None:
         """Count the rows that are done, and show it."""
         for folder in self._sets:
             if (rows := rows_done(folder)) is None:
@@ -177,44 +206,8 @@ class Watch:
             self._advance(max(0, done - self.done))
             self.done = max(done, self.done)
             break
-        while self._failed and time.monotonic() - self._failed[0][0] > _GRACE:
-            _, ended = self._failed.pop(0)
-            to_stderr(f"{ended.name} failed; the others go on: {ended.error.splitlines()[-1]}")
-
-    def say(self, line: str) -> None:
-        """Show a line of a worker, unless another one has said it."""
-        if line not in self._lines:
-            self._lines.add(line)
-            to_stderr(line)
-
-    def until_all_ended(self, count: int, ends: Callable[[], Iterable[Ended]]) -> list[Ended]:
-        """Look on until ``count`` workers have ended.
-
-        Args:
-            ends: waits a little, and tells of the workers that have just ended.
-        """
-        every: list[Ended] = []
-        while len(every) < count:
-            for end in ends():
-                every.append(end)
-                if end.error:  # the others may go on for hours, so `look` says it after a while
-                    self._failed.append((time.monotonic(), end))
-            self.look()
-        return every
-
-    @contextmanager
-    def stopping(self, stop: Callable[[int], None]) -> Iterator[None]:
-        """End the workers with ``stop``, which takes a signal, if this process is stopped."""
-        try:
-            yield
-        except BaseException as error:
-            stop(error.number if isinstance(error, Stopped) else signal.SIGTERM)
-            if isinstance(error, Stopped):
-                error.add_note(self._kept())
-            raise
 
     def _kept(self) -> str:
-        self.look()
         if self._folder is None:
             return "nothing was computed yet; rerun the same command"
         return (
@@ -277,12 +270,11 @@ class Child:
         return True
 
 
-def stop(children: Sequence[Child], number: int) -> None:
-    """Signal the workers that still run, and wait until they have saved and ended."""
+def stop(children: Sequence[Child]) -> None:
+    """End the workers that still run, and wait until they have saved."""
     processes = [child.process for child in children]
     for process in processes:
-        if process.poll() is None:
-            process.send_signal(number)
+        process.terminate()  # which does nothing to one that has ended
     end = time.monotonic() + LEAVE
     for process in processes:
         with suppress(subprocess.TimeoutExpired):
@@ -294,30 +286,27 @@ def stop(children: Sequence[Child], number: int) -> None:
 
 def _on_devices(
     command: Sequence[str], devices: Sequence[str], outer: Worker, watch: Watch
-) -> list[Ended]:
+) -> Generator[Ended | None]:
     from sightline.devices import pick_device
 
     for device in devices:
         pick_device(device)
-    count, children = len(devices), list[Child]()
-    with (
-        TemporaryDirectory(prefix="sightline-") as folder,
-        watch.stopping(lambda number: stop(children, number)),
-    ):
-        for index, device in enumerate(devices):
-            worker = Worker(outer.index * count + index, outer.count * count)
-            words = of_worker(command, worker, device)
-            children.append(Child(f"{worker} on {device}", words, Path(folder, str(index))))
-        left = list(children)
-
-        def ends() -> Iterator[Ended]:
-            time.sleep(_POLL)
-            for child in list(left):
-                exited = child.process.poll() is not None
-                for line in child.lines():
-                    watch.say(line)
-                if exited and not child.starts_again():
-                    left.remove(child)
-                    yield child.ended()
-
-        return watch.until_all_ended(count, ends)
+    count, left = len(devices), list[Child]()
+    with TemporaryDirectory(prefix="sightline-") as folder:
+        try:
+            for index, device in enumerate(devices):
+                worker = Worker(outer.index * count + index, outer.count * count)
+                words = of_worker(command, worker, device)
+                left.append(Child(f"{worker} on {device}", words, Path(folder, str(index))))
+            while left:
+                time.sleep(_POLL)
+                for child in list(left):
+                    exited = child.process.poll() is not None
+                    for line in child.lines():
+                        watch.say(line)
+                    if exited and not child.starts_again():
+                        left.remove(child)
+                        yield child.ended()
+                yield None
+        finally:
+            stop(left)

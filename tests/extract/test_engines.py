@@ -179,7 +179,7 @@ def test_an_error_of_every_child_is_said_once(tmp_path) -> None:
 def test_the_result_is_that_of_the_worker_which_printed_last(tmp_path, monkeypatch, order) -> None:
     ends = [workers.Ended("worker 0/2", 0, "left to others", "", 1.0)]
     ends.append(workers.Ended("worker 1/2", 0, "published", "", 2.0))
-    monkeypatch.setattr(workers, "_on_devices", lambda *_: [ends[i] for i in order])
+    monkeypatch.setattr(workers, "_on_devices", lambda *_: (ends[i] for i in order))
     assert StubWork(tmp_path / "set").start(TWO) == "published"
 
 
