@@ -32,10 +32,13 @@ def main() -> None:
     from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
     from pipeline.extract.batches import ImageReader, decode_batch
     from pipeline.extract.decode import decode_image
+    from pipeline.extract.encode_missing import ImageEntry
     from sightline.cache import Place
 
     torch.set_num_threads(1)
-    entries = [(Place(path), hashlib.sha256(path.read_bytes()).digest()) for path in paths]
+    entries = [
+        ImageEntry(Place(path), hashlib.sha256(path.read_bytes()).digest()) for path in paths
+    ]
     contents = [path.read_bytes() for path in paths]
     ours = ImagePreprocessing((256, 256), (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
     read, buffer = ImageReader(ours), torch.empty(64, 3, 224, 224)

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,18 +24,13 @@ from pipeline.encoders.preprocessing import MAX_PIXELS, ImagePreprocessing
 from pipeline.encoders.protocols import ImageEncoder
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.objects import ObjectReader
-from sightline.cache import Place
+from sightline.cache.parts import Failure
 from sightline.errors import SightlineError
 
+if TYPE_CHECKING:
+    from pipeline.extract.encode_missing import ImageEntry
+
 _SIGNAL_GRACE = 0.5  # seconds
-
-
-class Failure(NamedTuple):
-    """An unusable entry of a batch: its row, an error code, the reason."""
-
-    row: int
-    code: str
-    reason: str
 
 
 class ImageReader:
@@ -53,13 +48,13 @@ class ImageReader:
         self.size = preprocessing.crop
         self._max_pixels = max_pixels
 
-    def __call__(self, entry: tuple[Place, bytes]) -> Tensor:
+    def __call__(self, entry: ImageEntry) -> Tensor:
         """The pixels of an image's input: uint8 [3, h, w].
 
         Raises:
             ImageError: the codes of `load_image`; ``too_many_pixels`` also once resized.
         """
-        image = load_image(*entry, self._max_pixels)
+        image = load_image(entry.place, entry.key, self._max_pixels)
         height, width = image.shape[1:]
         resized = self.preprocessing.resized(height, width)
         if resized[0] * resized[1] > self._max_pixels:
@@ -76,29 +71,27 @@ Reader = ImageReader | ObjectReader
 """Turns an entry into the pixels of a model's input: uint8 [channels, *size], by it alone."""
 
 
-def decode_batch(
-    entries: Sequence[Any], batch_size: int, read: Reader
-) -> tuple[Tensor, list[Failure]]:
-    """Read the entries of one batch, at most `batch_size`.
+Decoded = tuple[Tensor, dict[bytes, Failure]]
+"""The pixels of a batch: uint8 [batch_size, channels, h, w], zeros for failed or missing entries;
+and the failed ones by key, in order."""
 
-    Returns:
-        uint8 [batch_size, channels, h, w], zeros for failed or missing entries; and the failures,
-        in order.
-    """
+
+def decode_batch(entries: Sequence[Any], batch_size: int, read: Reader) -> Decoded:
+    """Read the entries of one batch, at most `batch_size`; each has a ``place`` and a ``key``."""
     if len(entries) > batch_size:
         raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
     batch = torch.zeros(batch_size, read.channels, *read.size, dtype=torch.uint8)
-    failures: list[Failure] = []
+    failed: dict[bytes, Failure] = {}
     for row, entry in enumerate(entries):
         try:
             batch[row] = read(entry)
         except ImageError as error:
-            failures.append(Failure(row, error.code, error.reason))
-    return batch, failures
+            failed[entry.key] = error.at(entry.place)
+    return batch, failed
 
 
 @dataclass(frozen=True)
-class _BatchDecoder(Dataset[tuple[Tensor, list[Failure]]]):
+class _BatchDecoder(Dataset[Decoded]):
     """Applies `decode_batch` to the entries of a batch, for a `DataLoader`.
 
     An item depends only on its entries, so the number of worker processes changes no byte, and
@@ -108,7 +101,7 @@ class _BatchDecoder(Dataset[tuple[Tensor, list[Failure]]]):
     batch_size: int
     read: Reader
 
-    def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, list[Failure]]:
+    def __getitem__(self, entries: Sequence[Any]) -> Decoded:
         return decode_batch(entries, self.batch_size, self.read)
 
 
@@ -119,7 +112,7 @@ def decoded_batches(
     workers: int,
     *,
     pinned: bool = False,
-) -> Iterator[tuple[Tensor, list[Failure]]]:
+) -> Iterator[Decoded]:
     """Decode every batch of entries, in order, in ``workers`` processes (0: in this one).
 
     Args:

@@ -20,6 +20,8 @@ from sightline.errors import SightlineError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sightline.cache.parts import Failure
+
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are read. Pillow supports more, but some run external programs (EPS)."""
 
@@ -47,6 +49,10 @@ class ImageError(SightlineError):
         super().__init__(f"{code}: {reason}")
         self.code = code
         self.reason = reason
+
+    def at(self, place: Place) -> Failure:
+        """What a set keeps of it, for the image or object there."""
+        return {"code": self.code, "path": str(place), "reason": self.reason}
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:

@@ -22,9 +22,10 @@ from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.encoders.protocols import EncoderIdentity, ImageEncoder, TextEncoder
-    from pipeline.extract.batches import Failure, Reader
+    from pipeline.extract.batches import Reader, Result
     from pipeline.extract.cutouts import CutoutEntry, CutoutRules
     from pipeline.extract.objects import StoredCutouts
+    from sightline.cache.parts import Failure
 
 _TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
 WEIGHTS_CAST = ", weights cast"
@@ -55,11 +56,9 @@ def extract_images(
     """
     from pipeline.extract.batches import ImageReader
 
-    by_key = {entry.key: entry for entry in entries}
     read = ImageReader(encoder.preprocessing, settings.max_pixels)
-    encode = partial(_encode_pictures, by_key, read, encoder, settings.workers)
-    keys, described = as_keys(list(by_key)), read.preprocessing.describe()
-    return _extract("image", keys, encode, encoder, described, out, settings)
+    by_key = {entry.key: entry for entry in entries}
+    return _extract_pictures("image", by_key, read, encoder, out, settings)
 
 
 def extract_objects(
@@ -84,16 +83,14 @@ def extract_objects(
     from pipeline.extract.cutouts import CutoutPreprocessing
     from pipeline.extract.objects import ObjectReader
 
-    by_key = {entry.key: entry for entry in entries}
-    keys = as_keys(list(by_key))
-    groups = as_keys([entry.image_key for entry in by_key.values()])
-    if stored is not None:  # these in the order of their shards, the others by image
-        groups = np.where(stored.holds(keys)[:, None], keys, groups)
     read = ObjectReader(CutoutPreprocessing(encoder.preprocessing, rules), settings.max_pixels)
-    fill = list if stored is None else stored.filled
-    encode = partial(_encode_pictures, by_key, read, encoder, settings.workers, fill=fill)
-    described = read.preprocessing.describe()
-    return _extract("object", keys, encode, encoder, described, out, settings, groups=groups)
+    by_key = {entry.key: entry for entry in entries}
+    groups = as_keys([entry.image_key for entry in by_key.values()])
+    if stored is None:
+        return _extract_pictures("object", by_key, read, encoder, out, settings, groups)
+    keys = as_keys(list(by_key))  # of what is stored, so that it is read shard by shard
+    groups = np.where(stored.holds(keys)[:, None], keys, groups)
+    return _extract_pictures("object", by_key, read, encoder, out, settings, groups, stored.filled)
 
 
 def extract_texts(
@@ -117,10 +114,71 @@ def extract_texts(
     for start in range(0, len(distinct), _TOKENISED):
         part = distinct[start : start + _TOKENISED]
         lengths[start : start + len(part)] = encoder.lengths(part)
-    encode = partial(_encode_texts, distinct, keys, encoder)
+    order = sort_order(keys)
+    table = KeyTable(keys[order])
+
+    def encode(batches: Iterator[Batch], calls: HalvingCalls) -> Iterator[Computed]:
+        for batch in batches:
+            own = [distinct[i] for i in order[table.find(batch.keys)]]
+
+            def call(
+                start: int, stop: int, own: list[str] = own, length: int = batch.length
+            ) -> np.ndarray:
+                part = own[start:stop]
+                return encoder.encode(part + [""] * (stop - start - len(part)), length).numpy()
+
+            rows = np.concatenate(calls.run(len(own), call))
+            yield Computed(batch, rows[: len(own)], {})
+
     return _extract(
         kind, keys, encode, encoder, encoder.preprocessing, out, settings, lengths=lengths
     )
+
+
+def _extract_pictures(
+    kind: Kind,
+    by_key: Mapping[bytes, ImageEntry | CutoutEntry],
+    read: Reader,
+    encoder: ImageEncoder,
+    out: Path,
+    settings: RunSettings,
+    groups: Keys | None = None,
+    fill: Callable[[list[Any]], list[Any]] = list,
+) -> SetSummary:
+    """Encode the inputs that ``read`` makes of the entries; those of a group stay together.
+
+    Args:
+        fill: completes the entries of a batch.
+    """
+    from pipeline.extract.batches import Feed, decoded_batches
+
+    feed = Feed(encoder, read)
+
+    def encode(batches: Iterator[Batch], calls: HalvingCalls) -> Iterator[Computed]:
+        batches, planned = tee(batches)
+        entries = (fill([by_key[key.tobytes()] for key in batch.keys]) for batch in planned)
+        decoded = decoded_batches(
+            entries, calls.begun_with, read, settings.workers, pinned=feed.on_gpu
+        )
+        launched: deque[tuple[Batch, list[Result], dict[bytes, Failure]]] = deque()
+        for (inputs, failed), batch in zip(decoded, batches, strict=True):
+            results = calls.run(len(batch.keys), partial(feed.launch, inputs))
+            launched.append((batch, results, failed))
+            if len(launched) > feed.on_gpu:  # there the next is launched before this one is read
+                yield _finished(*launched.popleft())
+        for last in launched:
+            yield _finished(*last)
+
+    described = read.preprocessing.describe()
+    keys = as_keys(list(by_key))
+    return _extract(kind, keys, encode, encoder, described, out, settings, groups=groups)
+
+
+def _finished(batch: Batch, results: list[Result], failed: dict[bytes, Failure]) -> Computed:
+    """Wait for the features of a batch."""
+    features = np.concatenate([result() for result in results])[: len(batch.keys)]
+    good = [key.tobytes() not in failed for key in batch.keys]
+    return Computed(batch, features[good], failed)
 
 
 def _extract(
@@ -186,75 +244,6 @@ def _extract(
 def _described(record: FeatureSetRecord) -> list[str]:
     words = counted(record.rows, "row")
     return [words, "untrained weights"] if record.spec.encoder.untrained else [words]
-
-
-def _encode_texts(
-    texts: list[str],
-    keys: Keys,
-    encoder: TextEncoder,
-    batches: Iterator[Batch],
-    calls: HalvingCalls,
-) -> Iterator[Computed]:
-    """Encode the texts of each batch; ``keys`` are those of ``texts``."""
-    order = sort_order(keys)
-    table = KeyTable(keys[order])
-    for batch in batches:
-        own = [texts[i] for i in order[table.find(batch.keys)]]
-
-        def call(
-            start: int, stop: int, own: list[str] = own, length: int = batch.length
-        ) -> np.ndarray:
-            part = own[start:stop]
-            return encoder.encode(part + [""] * (stop - start - len(part)), length).numpy()
-
-        rows = np.concatenate(calls.run(len(own), call))
-        yield Computed(batch, rows[: len(batch.keys)], {})
-
-
-def _encode_pictures(
-    by_key: Mapping[bytes, ImageEntry | CutoutEntry],
-    read: Reader,
-    encoder: ImageEncoder,
-    workers: int,
-    batches: Iterator[Batch],
-    calls: HalvingCalls,
-    fill: Callable[[list[Any]], list[Any]] = list,
-) -> Iterator[Computed]:
-    """Encode the inputs that ``read`` makes from the entries of each batch.
-
-    Args:
-        fill: completes the entries of a batch.
-    """
-    from pipeline.extract.batches import Feed, decoded_batches
-
-    feed = Feed(encoder, read)
-    batches, planned = tee(batches)
-    entries = (fill([by_key[key.tobytes()] for key in batch.keys]) for batch in planned)
-    launched: deque[Callable[[], Computed]] = deque()
-    decoded = decoded_batches(entries, calls.begun_with, read, workers, pinned=feed.on_gpu)
-    for (inputs, failures), batch in zip(decoded, batches, strict=True):
-        results = calls.run(len(batch.keys), partial(feed.launch, inputs))
-        launched.append(partial(_finished, by_key, batch, results, failures))
-        if len(launched) > feed.on_gpu:  # there the next batch is launched before this one is read
-            yield launched.popleft()()
-    for finish in launched:
-        yield finish()
-
-
-def _finished(
-    by_key: Mapping[bytes, ImageEntry | CutoutEntry],
-    batch: Batch,
-    results: list[Callable[[], np.ndarray]],
-    failures: list[Failure],
-) -> Computed:
-    """Wait for the features of a batch."""
-    features = np.concatenate([result() for result in results])[: len(batch.keys)]
-    keys = [batch.keys[failure.row].tobytes() for failure in failures]
-    failed = {
-        key: {"code": code, "path": str(by_key[key].place), "reason": reason}
-        for key, (_, code, reason) in zip(keys, failures, strict=True)
-    }
-    return Computed(batch, np.delete(features, [failure.row for failure in failures], 0), failed)
 
 
 def precision_rule(identity: EncoderIdentity, precision: str) -> str:

@@ -79,31 +79,26 @@ def write_cutouts(
                 images = [[*some] for _, some in groupby(objects, lambda each: each.image_key)]
                 rows: list[dict[str, Any]] = []
                 failed: dict[bytes, Failure] = {}
-                for entries, found in zip(images, pool.map(cut, images), strict=True):
-                    for entry, result in zip(entries, found, strict=True):
-                        if isinstance(result, ImageError):
-                            failed[entry.key] = {
-                                "code": result.code,
-                                "path": str(entry.place),
-                                "reason": result.reason,
-                            }
-                        else:
-                            rows.append(result)
-                    advance(len(entries))
+                for some, failures in pool.map(cut, images):
+                    rows += some
+                    failed |= failures
+                    advance(len(some) + len(failures))
                 yield Computed(batch, pa.Table.from_pylist(rows, schema=CUTOUTS), failed)
 
-    def cut(objects: list[CutoutEntry]) -> list[dict[str, Any] | ImageError]:
-        """The rows of one image's objects, or why they cannot be cut out."""
-        cutter, found = Cutter(settings.max_pixels), []
+    def cut(objects: list[CutoutEntry]) -> tuple[list[dict[str, Any]], dict[bytes, Failure]]:
+        """The rows of one image's objects, in order, and why others cannot be cut out."""
+        cutter = Cutter(settings.max_pixels)
+        rows: list[dict[str, Any]] = []
+        failed: dict[bytes, Failure] = {}
         for entry in objects:
             try:
                 cutout = cutter(entry)
             except ImageError as error:
-                found.append(error)
+                failed[entry.key] = error.at(entry.place)
             else:
                 height, width = cutout.shape[1:]
-                found.append({"width": width, "height": height, "png": to_png(cutout)})
-        return found
+                rows.append({"width": width, "height": height, "png": to_png(cutout)})
+        return rows, failed
 
     return run(Job(writer, plan, compute, _described, "objects"), settings)
 

@@ -23,6 +23,11 @@ def saved(image: Image.Image, fmt: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
+def chunk(name: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG, checksum included."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
 def png(
     width: int, height: int, depth: int, colour_type: int, rows: list[bytes], clear: bytes = b""
 ) -> bytes:
@@ -30,12 +35,6 @@ def png(
 
     `clear` is the content of its tRNS chunk: the colour that is transparent.
     """
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
     header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
     pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
     transparency = chunk(b"tRNS", clear) if clear else b""

@@ -1,9 +1,8 @@
-"""Decoding: every odd image becomes RGB as in Pillow, every bad one an error with a code."""
+"""Images at their places, and batches of them; test_odd_images.py has the formats."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import pickle
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_files import photograph, png, saved, sixteen_bit_png
-from PIL import Image, ImageOps
+from image_files import photograph, png, saved
+from PIL import Image
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import decode
@@ -22,7 +21,8 @@ from pipeline.extract.batches import (
     decode_batch,
     decoded_batches,
 )
-from pipeline.extract.decode import ImageError, decode_image, load_image
+from pipeline.extract.decode import MAX_PIXELS, ImageError, decode_image, load_image
+from pipeline.extract.encode_missing import ImageEntry
 from sightline.cache import Place
 
 SMALL = ImagePreprocessing(
@@ -30,160 +30,14 @@ SMALL = ImagePreprocessing(
 )
 
 
-def pixels(data: bytes) -> np.ndarray:
-    image = decode_image(data)
-    assert image.dtype == torch.uint8
-    assert image.shape[0] == 3
-    return image.permute(1, 2, 0).numpy()
-
-
-def code_of(data: bytes, **options: int) -> str:
-    with pytest.raises(ImageError) as caught:
-        decode_image(data, **options)
-    assert caught.value.reason
-    assert ".cpp" not in caught.value.reason
-    return caught.value.code
-
-
-PLAIN = {
-    "jpeg": saved(photograph(), "JPEG"),
-    "jpeg progressive": saved(photograph(), "JPEG", progressive=True),
-    "jpeg grey": saved(photograph().convert("L"), "JPEG"),
-    "jpeg cmyk": saved(photograph().convert("CMYK"), "JPEG"),
-    "png": saved(photograph(), "PNG"),
-    "png grey": saved(photograph().convert("L"), "PNG"),
-    "png 1 bit": saved(photograph().convert("1"), "PNG"),
-    "png palette": saved(photograph().convert("P"), "PNG"),
-    "gif": saved(photograph(), "GIF"),
-    "bmp": saved(photograph(), "BMP"),
-    "tiff": saved(photograph(), "TIFF"),
-    "tiff cmyk": saved(photograph().convert("CMYK"), "TIFF"),
-    "tiff 1 bit": saved(photograph().convert("1"), "TIFF"),
-    "webp": saved(photograph(), "WEBP", lossless=True),
-    "jpeg 2000": saved(photograph(), "JPEG2000"),
-}
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_opaque_images_are_what_pillow_makes_of_them(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "image"
-    path.write_bytes(PLAIN[name])
-    with Image.open(path) as image:
-        expected = np.asarray(image.convert("RGB"))
-    np.testing.assert_array_equal(pixels(PLAIN[name]), expected)
-
-
-def on_white(image: Image.Image) -> np.ndarray:
-    rgba = image.convert("RGBA")
-    return np.asarray(Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba))[..., :3]
-
-
-def translucent() -> Image.Image:
-    image = photograph()
-    image.putalpha(photograph(seed=1).convert("L"))
-    return image
-
-
-def test_alpha_is_composited_on_white() -> None:
-    image = translucent()
-    keyed = photograph().convert("P")
-    files = {
-        "rgba png": (saved(image, "PNG"), image),
-        "grey+alpha png": (saved(image.convert("LA"), "PNG"), image.convert("LA")),
-        "rgba webp": (saved(image, "WEBP", lossless=True, exact=True), image),
-        "rgba tiff": (saved(image, "TIFF"), image),
-    }
-    for name, (data, original) in files.items():
-        difference = np.abs(pixels(data).astype(int) - on_white(original).astype(int))
-        assert difference.max() <= 1, name
-    clear = keyed.getpixel((5, 5))
-    shown = pixels(saved(keyed, "PNG", transparency=clear))
-    mask = np.asarray(keyed) == clear
-    assert (shown[mask] == 255).all()
-    np.testing.assert_array_equal(shown[~mask], np.asarray(keyed.convert("RGB"))[~mask])
-
-
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_a_colour_key_is_transparent(mode: str) -> None:
-    image = photograph().convert(mode)
-    image.paste(Image.new(mode, (8, 8)), (0, 0))
-    data = saved(image, "PNG", transparency=0 if mode == "L" else (0, 0, 0))
-    assert (pixels(data)[:8, :8] == 255).all()
-    assert not (pixels(data)[8:, 8:] == 255).all()
-
-
-@pytest.mark.parametrize(("colour_type", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])
-def test_sixteen_bits_are_scaled_not_cut(colour_type: int, channels: int) -> None:
-    values = np.random.default_rng(0).integers(0, 1 << 16, (5, 7, channels)).astype(np.uint16)
-    share = values / 65535
-    colour = share[..., :3] if channels >= 3 else np.repeat(share[..., :1], 3, axis=-1)
-    alpha = share[..., -1:] if channels in (2, 4) else 1.0
-    expected = 255 * (colour * alpha + 1 - alpha)
-    found = pixels(sixteen_bit_png(values, colour_type))
-    assert np.abs(found - expected).max() <= 0.51
-
-
-@pytest.mark.parametrize("colour_type", [0, 2])
-def test_a_colour_key_of_sixteen_bits(colour_type: int) -> None:
-    values = np.full((2, 3, colour_type + 1), 30_000, dtype=np.uint16)
-    values[0, 1] = 30_001  # the same 8 bits
-    key = np.full(colour_type + 1, 30_001, dtype=">u2").tobytes()
-    found = pixels(sixteen_bit_png(values, colour_type, key))
-    clear = np.zeros((2, 3), dtype=bool)
-    clear[0, 1] = True
-    assert (found[clear] == 255).all()
-    assert (found[~clear] == round(30_000 / 257)).all()
-
-
-@pytest.mark.parametrize("fmt", ["TIFF", "PPM"])
-def test_sixteen_bit_grey_of_other_formats(fmt: str) -> None:
-    values = np.random.default_rng(0).integers(0, 1 << 16, (5, 7)).astype(np.uint16)
-    found = pixels(saved(Image.fromarray(values), fmt))
-    assert np.abs(found - values[..., None] / 257).max() <= 0.51
-
-
-@pytest.mark.parametrize("fmt", ["JPEG", "PNG", "WEBP", "TIFF"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(fmt: str, orientation: int) -> None:
-    image = photograph()
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    options = {"quality": 95} if fmt == "JPEG" else {"lossless": True} if fmt == "WEBP" else {}
-    tagged = image.copy()
-    tagged.info["exif"] = exif.tobytes()
-    plain = Image.fromarray(pixels(saved(image, fmt, **options)))
-    plain.getexif()[0x0112] = orientation
-    expected = np.asarray(ImageOps.exif_transpose(plain))
-    np.testing.assert_array_equal(pixels(saved(image, fmt, exif=exif, **options)), expected)
-
-
-def test_the_first_frame_of_an_animation() -> None:
-    frames = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue")]
-    for fmt in ("GIF", "WEBP", "PNG"):
-        options = {"lossless": True} if fmt == "WEBP" else {}
-        data = saved(frames[0], fmt, save_all=True, append_images=frames[1:], **options)
-        assert (pixels(data) == (255, 0, 0)).all(), fmt
-
-
-def test_a_mislabelled_file_is_decoded_by_its_content(tmp_path: Path) -> None:
-    path = tmp_path / "picture.jpg"
-    path.write_bytes(PLAIN["png"])
-    image = load_image(Place(path), hashlib.sha256(PLAIN["png"]).digest())
-    np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), np.asarray(photograph()))
-
-
-@pytest.mark.parametrize("name", ["two words.png", "zwei\nZeilen.png", "наука 写真 😀.png"])
-def test_any_file_name(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(PLAIN["png"])
-    key = hashlib.sha256(PLAIN["png"]).digest()
-    assert load_image(Place(tmp_path / name), key).shape == (3, 32, 48)
+PNG = saved(photograph(), "PNG")
+JPEG = saved(photograph(), "JPEG")
 
 
 def test_an_image_in_the_middle_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "shard.tar"
-    path.write_bytes(b"x" * 700 + PLAIN["png"] + b"y" * 300)
-    place = Place(path, 700, len(PLAIN["png"]))
-    image = load_image(place, hashlib.sha256(PLAIN["png"]).digest())
+    path.write_bytes(b"x" * 700 + PNG + b"y" * 300)
+    image = load_image(Place(path, 700, len(PNG)), hashlib.sha256(PNG).digest())
     np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), np.asarray(photograph()))
 
 
@@ -222,7 +76,7 @@ def test_an_archive_that_cannot_be_read(tmp_path: Path, name: str) -> None:
 
 
 def test_only_the_image_is_read_from_an_archive(tmp_path: Path) -> None:
-    path, data = tmp_path / "shard.tar", PLAIN["png"]
+    path, data = tmp_path / "shard.tar", PNG
     with path.open("wb") as file:
         file.seek(1 << 30)  # a hole, which takes no room on the disk
         file.write(data)
@@ -243,89 +97,60 @@ def bytes_read() -> int:
     return int(counts["rchar"])
 
 
-@pytest.mark.parametrize("name", ["jpeg", "jpeg progressive", "jpeg grey", "jpeg cmyk", "png"])
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_truncated_file_is_an_error(name: str, share: float) -> None:
-    data = PLAIN[name]
-    assert code_of(data[: int(len(data) * share)]) == "truncated"
-
-
-def test_a_png_that_pillow_would_accept_unchecked() -> None:
-    """It has its last rows, but not their checksum and the end."""
-    cut = PLAIN["png"][:-20]
-    with Image.open(io.BytesIO(cut)) as image:
-        image.load()
-    assert code_of(cut) == "truncated"
-
-
-def test_other_truncated_formats_are_errors_too() -> None:
-    for name in ("gif", "bmp", "tiff", "webp", "jpeg 2000"):
-        data = PLAIN[name]
-        assert code_of(data[: len(data) // 2]) in ("truncated", "undecodable"), name
-
-
-def test_bytes_that_are_not_an_image() -> None:
-    assert code_of(b"") == "empty"
-    assert code_of(b"<html>404</html>") == "undecodable"
-    assert code_of(b"\x89PNG\r\n\x1a\n" + bytes(40)) == "undecodable"
-    assert code_of(b"\xff\xd8\xff") in ("truncated", "undecodable")
-    assert code_of(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "undecodable"
-    floats = Image.fromarray(np.ones((4, 4), dtype=np.float32))
-    assert code_of(saved(floats, "TIFF")) == "undecodable"
-
-
 def test_too_many_pixels_are_refused_before_any_is_decoded(monkeypatch) -> None:
     def must_not_run(*_: object) -> None:
         raise AssertionError("pixels were decoded")
 
     monkeypatch.setattr(decode, "_by_torchvision", must_not_run)
     monkeypatch.setattr(decode, "_by_pillow", must_not_run)
-    for side in (9_500, 13_400, 60_000):  # above the limit, above Pillow's, gigabytes
-        assert code_of(png(side, side, 8, 2, [])) == "too_many_pixels"
-    assert code_of(PLAIN["jpeg"], max_pixels=48 * 32 - 1) == "too_many_pixels"
+    # above the limit, above Pillow's, gigabytes
+    headers = [png(side, side, 8, 2, []) for side in (9_500, 13_400, 60_000)]
+    for data, limit in [*((header, MAX_PIXELS) for header in headers), (JPEG, 48 * 32 - 1)]:
+        with pytest.raises(ImageError, match="too_many_pixels"):
+            decode_image(data, limit)
     monkeypatch.undo()
-    assert decode_image(PLAIN["jpeg"], max_pixels=48 * 32).shape == (3, 32, 48)
+    assert decode_image(JPEG, max_pixels=48 * 32).shape == (3, 32, 48)
 
 
 def test_pillow_reads_what_torchvision_cannot(monkeypatch) -> None:
     def unsupported(*_: object) -> torch.Tensor:
         raise RuntimeError("decode_jpeg, /x/decode_jpeg.cpp:1, not supported")
 
-    usual = pixels(PLAIN["jpeg"])
+    usual = decode_image(JPEG)
     monkeypatch.setattr(decode, "_by_torchvision", unsupported)
-    np.testing.assert_array_equal(pixels(PLAIN["jpeg"]), usual)
+    assert torch.equal(decode_image(JPEG), usual)
 
 
-def entry(folder: Path, name: str, data: bytes) -> tuple[Place, bytes]:
+def entry(folder: Path, name: str, data: bytes) -> ImageEntry:
     (folder / name).write_bytes(data)
-    return Place(folder / name), hashlib.sha256(data).digest()
+    return ImageEntry(Place(folder / name), hashlib.sha256(data).digest())
 
 
 def test_a_bad_file_costs_its_own_row(tmp_path: Path) -> None:
-    good = entry(tmp_path, "good.png", PLAIN["png"])
-    cut = entry(tmp_path, "cut.jpg", PLAIN["jpeg"][:300])
+    good = entry(tmp_path, "good.png", PNG)
+    cut = entry(tmp_path, "cut.jpg", JPEG[:300])
     strip = entry(tmp_path, "strip.png", saved(Image.new("RGB", (40_000, 1)), "PNG"))
-    folder = (Place(tmp_path), bytes(32))
-    missing = (Place(tmp_path / "nowhere.png"), bytes(32))
-    changed = (good[0], bytes(32))
-    empty = entry(tmp_path, "empty.jpg", b"")
-    batch, failures = decode_batch(
-        [cut, good, missing, changed, empty, folder, strip], 9, ImageReader(SMALL, 100_000)
+    others = (tmp_path, tmp_path / "nowhere.png", good.place.path)
+    folder, missing, changed = (
+        ImageEntry(Place(path), bytes([i] * 32)) for i, path in enumerate(others)
     )
+    empty = entry(tmp_path, "empty.jpg", b"")
+    bad = {
+        cut: "truncated",
+        missing: "missing",
+        changed: "changed",
+        empty: "empty",
+        folder: "missing",
+        strip: "too_many_pixels",
+    }
+    entries = [cut, good, *list(bad)[1:]]
+    batch, failed = decode_batch(entries, 9, ImageReader(SMALL, 100_000))
     assert batch.shape == (9, 3, 16, 16)
     assert batch.dtype == torch.uint8
-    codes = [(failure.row, failure.code) for failure in failures]
-    assert codes == [
-        (0, "truncated"),
-        (2, "missing"),
-        (3, "changed"),
-        (4, "empty"),
-        (5, "missing"),
-        (6, "too_many_pixels"),
-    ]
-    assert torch.equal(SMALL.normalised(batch[1]), SMALL(decode_image(PLAIN["png"])))
-    others = [0, *range(2, 9)]
-    assert not batch[others].any()
+    expected = [(each.key, code, str(each.place)) for each, code in bad.items()]
+    assert [(key, why["code"], why["path"]) for key, why in failed.items()] == expected
+    assert torch.equal(SMALL.normalised(batch[1]), SMALL(decode_image(PNG)))
+    assert not batch[[0, *range(2, 9)]].any()
     with pytest.raises(ValueError, match="do not fit"):
         decode_batch([good] * 3, 2, ImageReader(SMALL))
 
@@ -334,12 +159,12 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
     entries = [
         entry(tmp_path, f"{i}.png", saved(photograph(20 + i, 30, seed=i), "PNG")) for i in range(7)
     ]
-    entries[3] = (Place(tmp_path / "gone"), bytes(32))
+    entries[3] = ImageEntry(Place(tmp_path / "gone"), bytes(32))
     read = pickle.loads(pickle.dumps(ImageReader(SMALL)))
     batches = [entries[:3], entries[3:6], entries[6:]]
     asked: list[int] = []
 
-    def asking() -> Iterator[list[tuple[Place, bytes]]]:
+    def asking() -> Iterator[list[ImageEntry]]:
         for number, batch in enumerate(batches):
             asked.append(number)
             yield batch
@@ -349,7 +174,7 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
     for (one, failures), (other, other_failures) in zip(here, there, strict=True):
         assert torch.equal(one, other)
         assert failures == other_failures
-    assert here[1][1][0][:2] == (0, "missing")
+    assert here[1][1][bytes(32)]["code"] == "missing"
     assert not here[2][0][1:].any()
     assert list(decoded_batches(iter([]), 3, read, 2)) == []
 
