@@ -8,14 +8,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from pipeline.encoders.config import OpenClipConfig
 from pipeline.encoders.frozen_model import FrozenImageEncoder, FrozenModel
-from pipeline.encoders.preprocessing import ImagePreprocessing
+from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation, ResizeMode
 from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.digest import digest
@@ -23,6 +23,8 @@ from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.loading import from_hub, quiet, reaching
+
+open_clip: Any = require("open_clip", "this encoder")
 
 DEFAULT_CONTEXT_LENGTH = 77
 """Default tokens per text (CLIP's), if a model config gives none."""
@@ -63,11 +65,20 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
             unavailable, or a model and weights that disagree about QuickGELU.
     """
     config.require_files()
-    open_clip: Any = require("open_clip", "this encoder")
     spec = config.weights_spec
-    path = Path(config.model) if config.model.endswith(".json") else None
+    weights, source, revision = Path(spec.value), spec.value, ""
     preprocessing: dict[str, Any] = {}
-    if path is None:
+    path = Path(config.model) if config.model.endswith(".json") else None
+    if path is not None:
+        if spec.kind == "pretrained":
+            raise SightlineError(
+                f"{path}: a custom model config has no published weights; "
+                "use file:PATH or random:SEED"
+            )
+        architecture, preprocessing = _read_config(path)
+        # weights do not reveal heads or activations, so the name does
+        name = f"{path.stem}@{digest(architecture)[:12]}"
+    else:
         name = config.model.replace("/", "-")
         architecture = open_clip.get_model_config(name)
         if architecture is None:
@@ -75,40 +86,24 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
                 f"unknown open_clip model {config.model!r}; give the JSON file of a model config "
                 f"or one of {', '.join(open_clip.list_models())}"
             )
-    else:
-        architecture, preprocessing = _read_config(path)
-        # weights do not reveal heads or activations, so the name does
-        name = f"{path.stem}@{digest(architecture)[:12]}"
-    weights, source = Path(spec.value), spec.value
-    revision = ""
     if spec.kind == "pretrained":
-        if path is not None:
-            raise SightlineError(
-                f"{path}: a custom model config has no published weights; "
-                "use file:PATH or random:SEED"
-            )
         source = config.weights
-        published = _published(open_clip, name, spec.value, architecture)
+        published = _published(name, spec.value, architecture)
         preprocessing = {key: published.get(key) for key in _PREPROCESSING}
         with quiet(), from_hub(config.model, f"weights {spec.value!r}"):
             weights = Path(open_clip.download_pretrained(published))
         revision = str(published.get("hf_hub") or weights.stem).rstrip("/")
-    for key in ("mean", "std", "interpolation"):
-        preprocessing[key] = getattr(config, key) or preprocessing.get(key)
-
-    model = _untrained(open_clip, config.model, architecture, preprocessing, spec.seed)
+    own = {"mean": config.mean, "std": config.std, "interpolation": config.interpolation}
+    preprocessing |= {key: value for key, value in own.items() if value}
+    model = _untrained(config.model, architecture, preprocessing, spec.seed)
     if spec.kind != "random":
-        _load(open_clip, model, read_state_dict(weights), source, config.model)
+        _load(model, read_state_dict(weights), source, config.model)
     identity = identity_of(model, f"open_clip/{name}", spec, revision=revision)
     return ClipModel(model, identity, architecture, path.parent if path else None)
 
 
 def _untrained(
-    open_clip: Any,
-    name: str,
-    architecture: Mapping[str, Any],
-    preprocessing: Mapping[str, Any],
-    seed: int,
+    name: str, architecture: Mapping[str, Any], preprocessing: Mapping[str, Any], seed: int
 ) -> Any:
     """The model of that architecture with weights drawn with that seed, in fp32 on the CPU.
 
@@ -154,9 +149,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return kept, content.get("preprocess_cfg", {})
 
 
-def _published(
-    open_clip: Any, name: str, tag: str, architecture: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _published(name: str, tag: str, architecture: Mapping[str, Any]) -> Mapping[str, Any]:
     """The library's record of published weights of the model `name`."""
     record = open_clip.get_pretrained_cfg(name, tag)
     if not record:
@@ -175,7 +168,7 @@ def _published(
     return record
 
 
-def _load(open_clip: Any, model: Any, state: Mapping[str, Tensor], source: str, name: str) -> None:
+def _load(model: Any, state: Mapping[str, Tensor], source: str, name: str) -> None:
     """Load `state`, accepting the two older layouts that open_clip itself still reads."""
     tensors = dict(state)
     if "positional_embedding" in tensors and not hasattr(model, "positional_embedding"):
@@ -216,26 +209,22 @@ def preprocessing_of(clip: ClipModel) -> ImagePreprocessing:
     """open_clip's evaluation transform for this model and these weights, on uint8 tensors."""
     cfg = clip.model.visual.preprocess_cfg
     size = cfg["size"]
-    height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    interpolation, mode = cfg["interpolation"], cfg["resize_mode"]
-    if interpolation == "random":  # open_clip's name for "any"; it evaluates with bicubic
-        interpolation = "bicubic"
-    for key, value, known in (
-        ("interpolation", interpolation, ("bilinear", "bicubic")),
-        ("resize_mode", mode, ("shortest", "longest", "squash")),
-    ):
-        if value not in known:
+    shape = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    if cfg["interpolation"] == "random":  # open_clip's name for "any"; it evaluates with bicubic
+        cfg = {**cfg, "interpolation": "bicubic"}
+    for key, known in ("interpolation", Interpolation), ("resize_mode", ResizeMode):
+        if cfg[key] not in get_args(known):
             raise SightlineError(
-                f"{clip.identity.name}: {key} {value!r} in its preprocess_cfg; "
-                f"expected {', '.join(known[:-1])} or {known[-1]}"
+                f"{clip.identity.name}: {key} {cfg[key]!r} in its preprocess_cfg; "
+                f"expected {' or '.join(get_args(known))}"
             )
     return ImagePreprocessing(
-        resize=(height, width),
-        crop=(height, width),
-        interpolation=interpolation,
+        resize=shape,
+        crop=shape,
+        interpolation=cfg["interpolation"],
         mean=_triple(cfg["mean"]),
         std=_triple(cfg["std"]),
-        resize_mode=mode,
+        resize_mode=cfg["resize_mode"],
         fill=int(cfg.get("fill_color", 0)),
     )
 
@@ -297,7 +286,6 @@ def _tokenizer(clip: ClipModel, context_length: int) -> Any:
     Raises:
         SightlineError: it is on an unreachable hub, or has more tokens than the tower.
     """
-    open_clip: Any = require("open_clip", "this encoder")
     text = clip.architecture["text_cfg"]
     options = dict(text.get("tokenizer_kwargs", {}))
     name = text.get("hf_tokenizer_name")

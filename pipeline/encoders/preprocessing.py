@@ -109,16 +109,12 @@ class ImagePreprocessing:
         """The centre [3, h, w] of [3, H, W], padded where it is too small."""
         from torch.nn import functional
 
-        height, width = self.crop
-        missing_rows = max(0, height - image.shape[-2])
-        missing_columns = max(0, width - image.shape[-1])
-        if missing_rows or missing_columns:
-            left, top = missing_columns // 2, missing_rows // 2
-            padding = [left, missing_columns - left, top, missing_rows - top]
-            image = functional.pad(image, padding, value=self.fill)
-        top = round((image.shape[-2] - height) / 2)
-        left = round((image.shape[-1] - width) / 2)
-        return image[:, top : top + height, left : left + width]
+        sides: list[int] = []
+        for there, wanted in zip(image.shape[:0:-1], self.crop[::-1], strict=True):
+            more = wanted - there  # on both sides together; to crop is to pad by less than 0
+            before = more // 2 if more > 0 else -round(-more / 2)
+            sides += [before, more - before]
+        return functional.pad(image, sides, value=self.fill)
 
     def describe(self) -> dict[str, object]:
         """Everything that determines a pixel, as JSON values: part of the fingerprint."""

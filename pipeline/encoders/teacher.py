@@ -80,10 +80,7 @@ class TeacherEncoder:
 
 def bucket(tokens: int, max_length: int) -> int:
     """The padded length of a text of `tokens` tokens: 16, 32, 64, …, at most `max_length`."""
-    length = FIRST_BUCKET
-    while length < tokens:
-        length *= 2
-    return min(length, max_length)
+    return min(max(FIRST_BUCKET, 1 << (tokens - 1).bit_length()), max_length)
 
 
 def build_text(config: TransformersConfig, device: torch.device, precision: str) -> TeacherEncoder:
@@ -157,15 +154,14 @@ def _loaded(config: TransformersConfig, source: Pretrained, settings: Any, pooli
 def _encoder_part(model: Any, state: dict[str, Tensor], pooling: str) -> dict[str, Tensor]:
     """The encoder's tensors from a state dict that may also contain a pooler or a head."""
     prefix = f"{model.base_model_prefix}."
-    if any(name.startswith(prefix) for name in state):
-        state = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in state.items()
-            if name.startswith(prefix)
-        }
+    inside = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
     return {
         name: tensor
-        for name, tensor in state.items()
+        for name, tensor in (inside or state).items()
         if (pooling == "pooler" or not name.startswith("pooler."))
         # A buffer saved by early versions of transformers; not learned.
         and not name.endswith("embeddings.position_ids")
