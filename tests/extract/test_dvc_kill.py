@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from interrupted import wait_until
 
 from sightline.cache import FeatureSet, verify
 
@@ -33,7 +33,6 @@ def held(texts, length):
 encoder.encode = held
 texts = Path("texts.txt").read_text().splitlines()
 settings = run.RunSettings(max_failed=0.2)
-run._computed_by = lambda device, batch_size: {"batch_size": batch_size}
 commands.app = lambda: print(run.extract_texts(texts, encoder, Path("features"), settings, "text"))
 cli.main()
 """
@@ -89,7 +88,7 @@ def test_the_orphan_is_respected_and_its_work_reused(repository: Path) -> None:
     held.touch()
     dvc = subprocess.Popen([*DVC, "repro", "-q"], cwd=repository, env=ENVIRONMENT)
     try:
-        wait_for(blocks.exists)
+        wait_until(blocks.exists)
         dvc.kill()
         dvc.wait()
         (stage,) = stages_in(repository)
@@ -98,7 +97,7 @@ def test_the_orphan_is_respected_and_its_work_reused(repository: Path) -> None:
         assert f"another run is writing here (process {stage}" in refused.stdout + refused.stderr
         assert stages_in(repository) == [stage]
         os.kill(stage, signal.SIGTERM)
-        wait_for(lambda: not stages_in(repository))
+        wait_until(lambda: not stages_in(repository))
         held.unlink()
         assert repro(repository).returncode == 0
     finally:
@@ -107,11 +106,3 @@ def test_the_orphan_is_respected_and_its_work_reused(repository: Path) -> None:
     assert verify(repository / "features") == []
     assert len(FeatureSet.open(repository / "features")) == 2970
     assert not blocks.exists()
-
-
-def wait_for(condition) -> None:
-    """Wait until it holds; at most two minutes."""
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import sightline
 from engine_work import StubWork
-from test_kills import files
+from interrupted import files, wait_until
 
 from pipeline.extract import workers
 from pipeline.extract.engine import Engine
@@ -209,8 +209,8 @@ def command(work: StubWork, engine: str, threads: int = 1) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_all_children_and_keeps_their_work(tmp_path, log, expected, number) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, expected, number) -> None:
     work = StubWork(tmp_path / "set", pause=0.3, log=log)
     run = subprocess.Popen(
         command(work, "devices=('cpu', 'cpu')"), stderr=subprocess.PIPE, text=True, process_group=0
@@ -219,30 +219,17 @@ def test_a_signal_stops_all_children_and_keeps_their_work(tmp_path, log, expecte
     time.sleep(1)
     os.kill(run.pid, number)
     _, said = run.communicate(timeout=60)
-    assert run.returncode == 128 + number
-    assert re.search(rf"^stopped by {number.name}: \S+/set: \d+ of 240 rows are done", said, re.M)
+    if number == signal.SIGKILL:
+        assert (run.returncode, said) == (-number, "")
+    else:
+        assert run.returncode == 128 + number
+        line = rf"^stopped by {number.name}: \S+/set: \d+ of 240 rows are done"
+        assert re.search(line, said, re.M)
     assert "Traceback" not in said
     children = [int(path.name.split("-")[1]) for path in log.iterdir()]
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     assert 0 < StubWork(work.out)(ONE).computed < 240
     assert without_lock(work.out) == expected
-
-
-def test_children_end_when_their_parent_is_killed(tmp_path, log) -> None:
-    work = StubWork(tmp_path / "set", pause=0.3, log=log)
-    run = subprocess.Popen(command(work, "devices=('cpu', 'cpu')"))
-    wait_until(lambda: len(list(log.iterdir())) == 2)
-    run.kill()
-    run.wait()
-    children = [int(path.name.split("-")[1]) for path in log.iterdir()]
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
-
-
-def wait_until(true, seconds: float = 90.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_workers_of_another_encoder_plan_or_code_are_refused(
@@ -254,14 +241,15 @@ def test_workers_of_another_encoder_plan_or_code_are_refused(
     run = subprocess.Popen(command(work, "devices=('cpu', 'cpu')"), stdout=subprocess.DEVNULL)
     wait_until(lambda: len(list(log.iterdir())) == 2)
 
-    def refused(stranger: StubWork, named: str) -> None:
+    def refused(stranger: StubWork, named: str, threads: int = 1) -> None:
         said = f"with a different plan than worker 2/3:\n  {named}"
         with pytest.raises(SightlineError, match=said):
-            stranger(RunSettings(threads=1, worker=Worker(2, 3)))
+            stranger(RunSettings(threads=threads, worker=Worker(2, 3)))
 
     refused(StubWork(work.out, batch=4), "batch_size: 8 → 4")
     refused(StubWork(work.out, weights="1"), "fingerprint: ")
     refused(StubWork(work.out, texts=250), "rows: 240 → 250")
+    refused(work, "threads: 1 → 3", threads=3)
     monkeypatch.setattr(runner, "code_version", lambda: "sightline 9, torch 9")
     refused(work, r"code: sightline .* → sightline 9, torch 9")
     assert run.wait() == 0

@@ -7,19 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stage_server import StageServer
-from test_kills import AFTER, World, boundaries, files, make_world
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    server = StageServer()
-    yield make_world(server, tmp_path_factory)
-    server.close()
+from interrupted import AFTER, World, boundaries, files
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])

@@ -1,18 +1,17 @@
-"""The same files from every engine, with a node or the head of a cluster killed, and from a mix."""
+"""The files of one process from a cluster that loses a node or its head, and from a mix."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_work import StubWork
+from interrupted import wait_until
 from ray_nodes import RayNodes
-from test_engines import TWO, command, numbers, wait_until, without_lock
+from test_engines import command, numbers, without_lock
 
 from pipeline.extract.runner import RunSettings
 
@@ -60,23 +59,6 @@ def on_ray(work: StubWork, address: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def worker(work: StubWork, index: int) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "engine_work", repr(work), "--threads", "2"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([*words, "--worker", f"{index}/3"], env=environment)
-
-
-def test_three_workers(tmp_path, expected) -> None:
-    work = slow_work(tmp_path)
-    assert [run.wait() for run in [worker(work, i) for i in range(3)]] == [0, 0, 0]
-    assert without_lock(tmp_path / "set") == expected
-
-
-def test_two_devices(tmp_path, expected) -> None:
-    slow_work(tmp_path).start(TWO, threads=2)
-    assert without_lock(tmp_path / "set") == expected
 
 
 def test_a_cluster_that_loses_a_node(tmp_path, expected, nodes) -> None:

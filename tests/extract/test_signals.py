@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from interrupted import AFTER, World, files, image_words, wait_until
 from stage_server import Outcome, StageServer
-from test_kills import AFTER, World, files, image_words, make_world
 from transformers import BertTokenizerFast
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -24,13 +22,6 @@ def check_line(outcome: Outcome, number: signal.Signals) -> str:
     assert line.startswith(f"stopped by {number.name}: ")
     assert "the same command" in line
     return line
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    server = StageServer()
-    yield make_world(server, tmp_path_factory)
-    server.close()
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -52,13 +43,6 @@ def test_a_signal_keeps_the_blocks(
     # rows encoded and written before the signal are not re-encoded
     assert again.encoded == world.unbroken.encoded - kept
     assert files(folder) == world.expected
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[StageServer]:
-    server = StageServer("--torch")
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +139,7 @@ def test_an_orphan_keeps_its_lock_until_it_is_done(world: World, tmp_path: Path)
     hold = tmp_path / "hold"
     other = StageServer()
     other.begin(folder, texts=AFTER, act="wait", at="half write part 3", file=str(hold))
-    wait_for(hold.exists)
+    wait_until(hold.exists)
     other.kill()  # the run itself lives on
     refused = world.server.run(folder, texts=AFTER)
     assert refused.code == 1
@@ -163,16 +147,8 @@ def test_an_orphan_keeps_its_lock_until_it_is_done(world: World, tmp_path: Path)
     assert "another run is writing here (process" in line
     assert "Traceback" not in line
     hold.unlink()
-    wait_for(lambda: world.server.run(folder, texts=AFTER).code == 0)
+    wait_until(lambda: world.server.run(folder, texts=AFTER).code == 0)
     assert files(folder) == world.expected
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until it holds; at most half a minute."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_signal_is_not_lost_where_python_drops_exceptions() -> None:

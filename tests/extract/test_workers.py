@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from interrupted import AFTER, BEFORE, KILLED, World, boundaries, files, wait_until
 from stage_server import Outcome, StageServer
-from test_kills import AFTER, BEFORE, KILLED, World, boundaries, files, make_world
 
 from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
@@ -37,18 +36,10 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    server, other = StageServer(), StageServer()
-    yield Pair(make_world(server, tmp_path_factory), other)
-    server.close()
+def pair(world: World) -> Iterator[Pair]:
+    other = StageServer()
+    yield Pair(world, other)
     other.close()
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < end, path
-        time.sleep(0.005)
 
 
 def test_two_workers_leave_the_files_of_one_run(pair: Pair, tmp_path: Path) -> None:
@@ -68,7 +59,7 @@ def test_one_worker_computes_while_another_works_on_its_block(pair: Pair, tmp_pa
     pair.world.server.begin(
         folder, texts=AFTER, worker="0/2", act="wait", at="encode 2", file=str(gate)
     )
-    wait_for(gate)
+    wait_until(gate.exists)
     second = pair.other.run(folder, texts=AFTER, worker="1/2")
     assert (second.code, LEFT in second.said) == (0, True), second.said
     assert second.encoded == AFTER - BEFORE - 32  # all but the block that the first one is at
@@ -81,33 +72,6 @@ def test_one_worker_computes_while_another_works_on_its_block(pair: Pair, tmp_pa
     assert files(folder) == pair.world.expected
 
 
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        ({"batch": 4}, r"batch_size: 8 → 4"),
-        ({"threads": 3}, r"threads: 1 → 3"),
-        ({"texts": AFTER + 7}, r"rows: 140 → 147"),
-    ],
-)
-def test_a_worker_with_a_different_plan_is_refused(
-    pair: Pair, tmp_path: Path, other: dict[str, int], named: str
-) -> None:
-    folder, gate = pair.world.copy(tmp_path / "one"), tmp_path / "gate"
-    pair.world.server.begin(
-        folder, texts=AFTER, worker="0/2", act="wait", at="encode 6", file=str(gate)
-    )
-    wait_for(gate)
-    refused = pair.other.run(folder, **{"texts": AFTER, "worker": "1/2", **other})
-    assert refused.code == 1
-    assert re.search(
-        f"fill this set with a different plan than worker 1/2:\n  {named}", refused.said
-    )
-    assert "Traceback" not in refused.said
-    gate.unlink()
-    assert pair.world.server.outcome().code == 0
-    assert files(folder) == pair.world.expected
-
-
 @pytest.mark.parametrize("at_work", ["0/2", ""])
 def test_a_single_run_and_a_worker_exclude_each_other(
     pair: Pair, tmp_path: Path, at_work: str
@@ -116,7 +80,7 @@ def test_a_single_run_and_a_worker_exclude_each_other(
     pair.world.server.begin(
         folder, texts=AFTER, worker=at_work, act="wait", at="encode 2", file=str(gate)
     )
-    wait_for(gate)
+    wait_until(gate.exists)
     refused = pair.other.run(folder, texts=AFTER, worker="" if at_work else "1/2")
     assert refused.code != 0
     holder = "worker 0/2, process" if at_work else "process"
@@ -133,7 +97,7 @@ def test_a_worker_that_starts_while_another_publishes_waits_and_finds_everything
     pair.world.server.begin(
         folder, texts=AFTER, worker="0/2", act="wait", at="before rename record 1", file=str(gate)
     )
-    wait_for(gate)
+    wait_until(gate.exists)
     pair.other.begin(folder, texts=AFTER, worker="1/2")
     time.sleep(0.3)
     pair.world.check_readers(folder)
