@@ -57,26 +57,22 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             unpickled beyond what ``weights_only=True`` allows.
     """
     require_weights(path)
-    if path.suffix == ".safetensors":
-        try:
+    try:
+        if path.suffix == ".safetensors":
             state: object = load_file(path)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise SightlineError(
-                f"{path}: not a readable safetensors file ({error}); recreate or download it again"
-            ) from error
-    else:
-        try:
+        else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise SightlineError(
-                f"{path}: contains more than tensors, and Sightline never unpickles objects; "
-                "save its state dict as safetensors and use that file"
-            ) from error
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-            first = str(error).splitlines()[0]
-            raise SightlineError(
-                f"{path}: neither safetensors nor a state dict from torch.save ({first})"
-            ) from error
+    except pickle.UnpicklingError as error:
+        raise SightlineError(
+            f"{path}: contains more than tensors, and Sightline never unpickles objects; "
+            "save its state dict as safetensors and use that file"
+        ) from error
+    except (SafetensorError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        first = str(error).partition("\n")[0]
+        raise SightlineError(
+            f"{path}: neither readable safetensors nor a state dict from torch.save ({first}); "
+            "recreate or download it again"
+        ) from error
     for nested in ("state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(nested), Mapping):
             state = state[nested]

@@ -76,17 +76,6 @@ def test_both_towers_have_one_identity_and_its_preprocessing(trained) -> None:
     assert other.preprocessing.interpolation == "bicubic"
 
 
-def test_a_row_depends_on_its_own_content_alone(trained, images: torch.Tensor) -> None:
-    path, weights, _ = trained
-    image = config(path, f"file:{weights}").build_image(CPU, "fp32")
-    text = config(path, f"file:{weights}").build_text(CPU, "fp32")
-    order = [2, 0, 3, 1]
-    assert torch.equal(image.encode(images[order]), image.encode(images)[order])
-    rows = text.encode(TEXTS, 12)
-    assert torch.equal(text.encode([TEXTS[i] for i in order], 12), rows[order])
-    assert torch.equal(text.encode(["", "", TEXTS[2], ""], 12)[2], rows[2])
-
-
 def test_only_the_tower_in_use_is_kept(tmp_path: Path) -> None:
     path = clip_config(tmp_path)
     text = config(path, "random:0").build_text(CPU, "fp32")

@@ -41,17 +41,23 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"file:{path}"
 
 
-def encoders(resnet: str, folder: Path) -> dict[str, Callable[[str], Any]]:
-    clip, bert = clip_config(folder), folder / "bert"
-    if not bert.exists():
-        bert_folder(bert)
-    teacher = named_encoder(str(bert), "pretrained", "teacher", pooling="mean")
-    return {
-        "resnet": lambda p: named_encoder("resnet18", resnet).build_image(CPU, p),
-        "clip image": lambda p: named_encoder(clip, "random:0").build_image(CPU, p),
-        "clip text": lambda p: named_encoder(clip, "random:0", "text").build_text(CPU, p),
-        "teacher": lambda p: teacher.build_text(CPU, p),
-    }
+FAMILIES = ["resnet", "clip image", "clip text", "teacher"]
+
+
+@pytest.fixture
+def build(resnet: str, tmp_path: Path) -> Callable[[str, str], Any]:
+    """Family and precision → its encoder."""
+    clip, bert = clip_config(tmp_path), bert_folder(tmp_path / "bert")
+    configs = [
+        named_encoder("resnet18", resnet),
+        named_encoder(clip, "random:0"),
+        named_encoder(clip, "random:0", "text"),
+        named_encoder(str(bert), "pretrained", "teacher", pooling="mean"),
+    ]
+    methods = ["build_image", "build_image", "build_text", "build_text"]
+    builders = map(getattr, configs, methods)
+    by_family = dict(zip(FAMILIES, builders, strict=True))
+    return lambda family, precision: by_family[family](CPU, precision)
 
 
 def rows_of(encoder: Any, images: torch.Tensor) -> torch.Tensor:
@@ -61,20 +67,19 @@ def rows_of(encoder: Any, images: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("family", ["resnet", "clip image", "clip text", "teacher"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_cast_weights_are_as_near_to_fp32_as_autocast(
-    family: str, precision: str, resnet: str, images: torch.Tensor, tmp_path: Path
+    family: str, precision: str, build: Callable[[str, str], Any], images: torch.Tensor
 ) -> None:
-    build = encoders(resnet, tmp_path)[family]
-    exact = rows_of(build("fp32"), images)
-    lowered = rows_of(build(precision), images)
+    exact = rows_of(build(family, "fp32"), images)
+    lowered = rows_of(build(family, precision), images)
     assert lowered.dtype == torch.float32
     assert not torch.equal(lowered, exact)
     distance = 1 - torch.cosine_similarity(lowered, exact).min()
     assert distance < 1 - BOUND
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     with torch.autocast("cpu", dtype=dtype):
-        usual = 1 - torch.cosine_similarity(rows_of(build("fp32"), images), exact).min()
+        usual = 1 - torch.cosine_similarity(rows_of(build(family, "fp32"), images), exact).min()
     assert distance < 3 * usual + 5e-5  # rounding alone, as residuals are bfloat16 as well
 
 
@@ -102,13 +107,22 @@ def test_weights_beyond_float16_are_refused() -> None:
     assert cast_weights(layer, torch.bfloat16).weight.isfinite().all()
 
 
-def test_a_row_depends_on_itself_alone_in_any_precision(
-    resnet: str, images: torch.Tensor, tmp_path: Path
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_depends_on_itself_alone(
+    family: str, precision: str, build: Callable[[str, str], Any], images: torch.Tensor
 ) -> None:
-    order = [2, 0, 3, 1]
-    for family in ("resnet", "clip image"):
-        encoder = encoders(resnet, tmp_path)[family]("bf16")
-        assert torch.equal(encoder.encode(images[order]), encoder.encode(images)[order])
+    encoder, order = build(family, precision), [2, 0, 3, 1]
+    if hasattr(encoder, "lengths"):
+        length = max(encoder.lengths(TEXTS))
+        batches = [TEXTS, [TEXTS[i] for i in order], ["", "", TEXTS[2], ""]]
+        rows, turned, alone = (encoder.encode(texts, length) for texts in batches)
+    else:
+        padded = torch.zeros_like(images)
+        padded[2] = images[2]
+        rows, turned, alone = map(encoder.encode, (images, images[order], padded))
+    assert torch.equal(turned, rows[order])
+    assert torch.equal(alone[2], rows[2])
 
 
 def test_the_precision_of_a_record_names_its_rule(resnet: str) -> None:
@@ -130,7 +144,9 @@ def test_channels_last_changes_no_more_than_rounding(images: torch.Tensor, tmp_p
     torch.testing.assert_close(other.encode(images), usual.encode(images), rtol=1e-3, atol=1e-5)
 
 
-def test_options_of_other_families_are_refused() -> None:
+def test_options_of_other_families_and_other_precisions_are_refused() -> None:
+    with pytest.raises(SightlineError, match="fp32, bf16, fp16"):
+        named_encoder("resnet50", "random:0").build_image(CPU, "int8")
     with pytest.raises(SightlineError, match="channels_last"):
         named_encoder("resnet50", "random:0", channels_last=True)
 

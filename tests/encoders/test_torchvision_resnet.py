@@ -15,11 +15,11 @@ from sightline.errors import SightlineError
 CPU = torch.device("cpu")
 
 
-def build(weights: str, precision: str = "fp32", **fields: object):
+def build(weights: str, **fields: object):
     config = EncoderConfig.model_validate(
         {"family": "torchvision", "model": "resnet18", "weights": weights, **fields}
     )
-    return config.build_image(CPU, precision)
+    return config.build_image(CPU, "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -64,26 +64,6 @@ def test_identity_names_what_was_loaded(checkpoint: Path) -> None:
     assert drawn.source == "random:0"
     assert drawn.weights_sha256 == build("random:0").identity.weights_sha256
     assert drawn.weights_sha256 != build("random:1").identity.weights_sha256
-
-
-def test_a_row_depends_on_its_own_image_alone(images: torch.Tensor) -> None:
-    for precision in ("fp32", "bf16"):
-        encoder = build("random:0", precision)
-        rows = encoder.encode(images)
-        order = torch.tensor([2, 0, 3, 1])
-        assert torch.equal(encoder.encode(images[order]), rows[order])
-        alone = torch.zeros_like(images)
-        alone[2] = images[1]
-        assert torch.equal(encoder.encode(alone)[2], rows[1])
-        assert rows.dtype == torch.float32
-
-
-def test_bf16_is_near_fp32_and_not_fp32(images: torch.Tensor) -> None:
-    exact, coarse = build("random:0").encode(images), build("random:0", "bf16").encode(images)
-    assert not torch.equal(exact, coarse)
-    assert torch.cosine_similarity(exact, coarse).min() > 0.999
-    with pytest.raises(SightlineError, match="fp32, bf16, fp16"):
-        build("random:0", "int8")
 
 
 def test_preprocessing_defaults_to_the_papers() -> None:

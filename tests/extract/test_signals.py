@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from interrupted import AFTER, World, files, image_words, wait_until
+from interrupted import AFTER, World, files, image_words
 from stage_server import Outcome, StageServer
 from transformers import BertTokenizerFast
 
@@ -132,23 +132,6 @@ def test_timeout_ends_a_command_whatever_it_does(tmp_path: Path, wait: float) ->
     (line,) = found.stderr.splitlines()
     assert line.startswith("stopped by SIGTERM: ")
     assert "the same command" in line
-
-
-def test_an_orphan_keeps_its_lock_until_it_is_done(world: World, tmp_path: Path) -> None:
-    folder = world.copy(tmp_path)
-    hold = tmp_path / "hold"
-    other = StageServer()
-    other.begin(folder, texts=AFTER, act="wait", at="half write part 3", file=str(hold))
-    wait_until(hold.exists)
-    other.kill()  # the run itself lives on
-    refused = world.server.run(folder, texts=AFTER)
-    assert refused.code == 1
-    (line,) = refused.said.splitlines()
-    assert "another run is writing here (process" in line
-    assert "Traceback" not in line
-    hold.unlink()
-    wait_until(lambda: world.server.run(folder, texts=AFTER).code == 0)
-    assert files(folder) == world.expected
 
 
 def test_a_signal_is_not_lost_where_python_drops_exceptions() -> None:
