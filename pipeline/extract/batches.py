@@ -197,14 +197,16 @@ class Feed:
         self._encoder, self._read = encoder, read
         self.on_gpu = encoder.device.type == "cuda"
         self._copies = torch.cuda.Stream(encoder.device) if self.on_gpu else None
-        self._buffer = torch.empty(0)
 
     def launch(self, inputs: Tensor, start: int, stop: int) -> Result:
         """Encode rows ``start`` to ``stop - 1`` of a batch; rows that it lacks are padding."""
         shape = stop - start, 3, *self._read.size
         rows = inputs[start:stop]
         if self._copies is None:
-            features = self._encoder.encode(self._normalised_here(rows, shape)).numpy()
+            images = torch.zeros(shape)
+            for row, pixels in enumerate(rows):  # one at a time: they stay in the processor's cache
+                self._read.preprocessing.normalised(pixels, out=images[row])
+            features = self._encoder.encode(images).numpy()
             return lambda: features
         with torch.inference_mode():
             with torch.cuda.stream(self._copies):
@@ -224,11 +226,3 @@ class Feed:
             return here.numpy()
 
         return result
-
-    def _normalised_here(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-        if self._buffer.shape != shape:
-            self._buffer = torch.empty(shape)
-        for row, pixels in enumerate(rows):  # one at a time: they stay in the processor's cache
-            self._read.preprocessing.normalised(pixels, out=self._buffer[row])
-        self._buffer[len(rows) :] = 0
-        return self._buffer

@@ -61,7 +61,9 @@ class HalvingCalls:
             try:
                 return [call(start, start + self.count) for start in range(0, items, self.count)]
             except RuntimeError as error:
-                if not _out_of_memory(error):
+                import torch
+
+                if not isinstance(error, torch.OutOfMemoryError):
                     raise
                 reason = str(error).split(". ")[0]
             self._halve(reason)  # outside the handler: the error keeps the full memory alive
@@ -87,9 +89,3 @@ class HalvingCalls:
 def halved_to(calls: Iterable[HalvingCalls]) -> dict[str, int]:
     """The reduced number of each model that ran out of memory."""
     return {each.part: each.halved_to for each in calls if each.halved_to is not None}
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError)

@@ -126,14 +126,13 @@ def run_workers(
 def _without_options(words: Sequence[str]) -> list[str]:
     """``words`` without the options of which each worker has its own values."""
     kept: list[str] = []
-    value = False
-    for word in words:
-        if value:
-            value = False
-        elif word.partition("=")[0] in _OWN:
-            value = "=" not in word
-        else:
+    left = iter(words)
+    for word in left:
+        option, equals, _ = word.partition("=")
+        if option not in _OWN:
             kept.append(word)
+        elif not equals:
+            next(left, None)  # its value
     return kept
 
 

@@ -10,37 +10,27 @@ from pathlib import Path
 
 import pytest
 from interrupted import wait_until
+from test_faults import STAGE
 
 from sightline.cache import FeatureSet, verify
 
 pytestmark = pytest.mark.slow
 
-STAGE = """
-import sys, time
-from pathlib import Path
-from pipeline import cli
-from pipeline.cli import commands
-from pipeline.extract import encode_missing as run
-from stage_server import StubEncoder
-
-encoder, encode = StubEncoder(), StubEncoder().encode
+HELD = """
+import time
 
 def held(texts, length):
     while Path("held").exists():  # however long a second run takes to be refused
         time.sleep(0.05)
-    return encode(texts, length)
+    return StubEncoder().encode(texts, length)
 
-encoder.encode = held
-texts = Path("texts.txt").read_text().splitlines()
-settings = run.RunSettings(max_failed=0.2)
-commands.app = lambda: print(run.extract_texts(texts, encoder, Path("features"), settings, "text"))
-cli.main()
+stage(3000, held)
 """
 PIPELINE = """
 stages:
   features:
-    cmd: {python} stage.py
-    deps: [texts.txt]
+    cmd: {python} stage.py features
+    deps: [stage.py]
     outs:
       - features:
           persist: true
@@ -49,8 +39,7 @@ stages:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    (tmp_path / "stage.py").write_text(STAGE)
-    (tmp_path / "texts.txt").write_text("".join(f"text {i}\n" for i in range(3000)))
+    (tmp_path / "stage.py").write_text(STAGE + HELD)
     (tmp_path / "dvc.yaml").write_text(PIPELINE.format(python=sys.executable))
     for command in (["git", "init", "-q"], [*DVC, "init", "-q"]):
         subprocess.run(command, cwd=tmp_path, check=True, env=ENVIRONMENT)
