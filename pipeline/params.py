@@ -19,7 +19,7 @@ from pipeline.grounding.grounder_config import GroundingSettings
 from sightline import outside
 from sightline.cache.record import DTypeName
 from sightline.errors import SightlineError
-from sightline.settings import explain, unknown
+from sightline.settings import Settings, explain, unknown
 from train.evaluate.task_registry import TASKS
 from train.run_spec import Precision, StudentConfig, TrainConfig
 
@@ -30,10 +30,6 @@ _LENGTHS = {"epochs", "max_steps"}
 
 class ParamsError(SightlineError):
     """params.yaml is missing, not YAML, or invalid."""
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 @dataclass(frozen=True)
@@ -49,14 +45,14 @@ class Dataset:
     source: Source
 
 
-class Joined(_Strict):
+class Joined(Settings):
     """Two data sets of pairs joined into one; either may itself be joined."""
 
     first: str
     second: str
 
 
-class Graph(_Strict):
+class Graph(Settings):
     """What `dvc repro` runs.
 
     Attributes:
@@ -82,7 +78,7 @@ class Graph(_Strict):
     threads: int | None = Field(default=None, ge=1)
 
 
-class Encoders(_Strict):
+class Encoders(Settings):
     """The frozen models, by their names in runs and folders."""
 
     image: dict[str, EncoderConfig] = {}
@@ -90,7 +86,7 @@ class Encoders(_Strict):
     teacher: dict[str, EncoderConfig] = {}
 
 
-class Extract(_Strict):
+class Extract(Settings):
     """How to run the frozen models; see `pipeline.extract.runner.RunSettings`.
 
     Attributes:
@@ -125,7 +121,7 @@ class EvaluationTask(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-class Evaluation(_Strict):
+class Evaluation(Settings):
     """Data for model selection, and the tasks that score every run.
 
     Attributes:
@@ -146,7 +142,7 @@ class Evaluation(_Strict):
         return self
 
 
-class Run(_Strict):
+class Run(Settings):
     """A run of a system, as in `systems`: its differences from the system.
 
     Attributes:
@@ -161,7 +157,7 @@ class Run(_Strict):
     train: dict[str, Any] = {}
 
 
-class System(_Strict):
+class System(Settings):
     """An objective with its encoders: one train stage of dvc.yaml.
 
     Attributes:
@@ -197,7 +193,7 @@ class ConfiguredRun:
     train: dict[str, Any]
 
 
-class Report(_Strict):
+class Report(Settings):
     """What the report compares.
 
     Attributes:
@@ -215,7 +211,7 @@ class Report(_Strict):
     photographs: bool = False
 
 
-class Params(_Strict):
+class Params(Settings):
     """The whole of params.yaml.
 
     Attributes:
@@ -372,7 +368,7 @@ def _dataset(name: str, given: Any) -> Dataset:
     try:
         return Dataset(kind, model.model_validate(rest).below(Path(source)))
     except ValidationError as error:
-        raise ValueError(f"{name}: {'; '.join(explain(error, model))}") from error
+        raise ValueError(f"{name}: {'; '.join(explain(error))}") from error
 
 
 def _override(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -408,9 +404,7 @@ def validate_params(given: dict[str, Any], where: str) -> Params:
     try:
         return Params.model_validate(given)
     except ValidationError as error:
-        raise ParamsError(
-            "\n".join(f"{where}: {line}" for line in explain(error, Params))
-        ) from error
+        raise ParamsError("\n".join(f"{where}: {line}" for line in explain(error))) from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

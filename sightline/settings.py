@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
@@ -16,16 +16,18 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from sightline.errors import SightlineError
 from sightline.outside import short
 
-_CONTAINERS = (dict, list, tuple)
+T = TypeVar("T")
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line for each error that ``model`` found; for an unknown key, with the nearest one."""
-    lines: list[str] = []
-    for each in error.errors():
-        location, message = located(dict(each), model)
-        lines.append(": ".join(filter(None, (".".join(map(str, location)), message))))
-    return lines
+def explain(error: ValidationError, where: str = "") -> list[str]:
+    """One line for each mistake in `Settings`: its place, what was found, what was expected.
+
+    Args:
+        where: the place of the settings themselves.
+    """
+    places = [".".join(filter(None, (where, *map(str, each["loc"])))) for each in error.errors()]
+    messages = [each["msg"].removeprefix("Value error, ") for each in error.errors()]
+    return [": ".join(filter(None, each)) for each in zip(places, messages, strict=True)]
 
 
 def unknown(name: str, known: Iterable[object], what: str) -> str:
@@ -36,44 +38,32 @@ def unknown(name: str, known: Iterable[object], what: str) -> str:
     return f"unknown {what} {name!r}{guess} (available: {', '.join(there) or 'none'})"
 
 
-def located(error: dict[str, Any], model: type[BaseModel]) -> tuple[tuple[Any, ...], str]:
-    """Location and message of one error that ``model`` found, as pydantic lists it."""
-    location: list[Any] = list(error["loc"])
-    message: str = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        key = str(location.pop())
-        message = unknown(key, _keys(location, model), "key")
-    elif error["type"] == "missing":
-        message = "is missing; it has no default"
-    elif error["type"] != "value_error":  # our own messages say what they found
-        message = f"{message[0].lower()}{message[1:]}; found {short(error['input'])}"
-    return tuple(location), message
+class Settings(BaseModel):
+    """Parameters as a user writes them; an unknown key is an error that names the nearest one."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-def _keys(location: Iterable[Any], model: type[BaseModel]) -> list[str]:
-    """The keys that are allowed at a place below ``model``."""
-    here: Any = model
-    for part in location:
-        container = get_origin(here)
-        if container in _CONTAINERS:
-            here = get_args(here)[container is dict]
-            continue
-        found = _model(here)
-        field = found.model_fields.get(str(part)) if found else None
-        here = field.annotation if field else None
-    found = _model(here)
-    return list(found.model_fields) if found else []
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_our_words(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(given)
+        except ValidationError as error:
+            mistakes = [cls._mistake(dict(each)) for each in error.errors()]
+            raise ValidationError.from_exception_data(cls.__name__, mistakes) from error
 
-
-def _model(annotation: Any) -> type[BaseModel] | None:
-    """The model that an annotation is, or that it allows beside None."""
-    for each in (annotation, *get_args(annotation)):
-        if isinstance(each, type) and issubclass(each, BaseModel):
-            return each
-    return None
-
-
-T = TypeVar("T")
+    @classmethod
+    def _mistake(cls, error: dict[str, Any]) -> InitErrorDetails:
+        place, message = error["loc"], error["msg"].removeprefix("Value error, ")
+        if error["type"] == "extra_forbidden":
+            *place, key = place
+            message = unknown(str(key), cls.model_fields, "key")
+        elif error["type"] == "missing":
+            message = "is missing; it has no default"
+        elif error["type"] != "value_error":  # our own messages say what they found
+            message = f"{message[0].lower()}{message[1:]}; found {short(error['input'])}"
+        ours = PydanticCustomError("value_error", "{message}", {"message": message})
+        return InitErrorDetails(type=ours, loc=tuple(place), input=error["input"])
 
 
 class Registry:
@@ -184,7 +174,7 @@ class Registry:
         return f"{self.what} {name!r} ({self.places[name]}, entry point of {self.group})"
 
 
-class FamilySettings(BaseModel):
+class FamilySettings(Settings):
     """Base class of settings that come in families; other packages may add their own.
 
     A direct subclass is an extension point: its registry, `families`, has its subclasses by name.
@@ -194,8 +184,6 @@ class FamilySettings(BaseModel):
     Attributes:
         family: name in the registry.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     families: ClassVar[Registry]
 
@@ -208,12 +196,12 @@ class FamilySettings(BaseModel):
             return handler(given)
         if not isinstance(given, dict):
             raise ValueError(f"found {type(given).__name__}, expected a mapping with a `family`")
-        chosen = cls.of_family(given.get("family"))
-        try:
-            return chosen.model_validate(given)
-        except ValidationError as error:
-            # reported here: outside, the keys of the family are unknown
-            raise _mistakes([located(dict(each), chosen) for each in error.errors()]) from error
+        family, families = given.get("family"), cls.families
+        if family is None:
+            raise ValueError(f"family is missing; there are {', '.join(families)}")
+        if family not in families:
+            raise ValueError(unknown(str(family), families, families.what))
+        return families.subclass(family, cls).model_validate(given)
 
     def require_files(self) -> None:
         """Check that the files it names are there, before what would read them is imported.
@@ -221,35 +209,3 @@ class FamilySettings(BaseModel):
         Raises:
             SightlineError: one is missing.
         """
-
-    @classmethod
-    def of_family(cls, family: object) -> type[Self]:
-        """The class of one family.
-
-        Raises:
-            ValidationError: there is no such family; the message names the nearest.
-            SightlineError: it belongs to another package and cannot be imported, or it is not
-                such a class.
-        """
-        families = cls.families
-        if family is None:
-            raise _mistakes([(("family",), f"is missing; there are {', '.join(families)}")])
-        if family not in families:
-            name = family if isinstance(family, str) else short(family)
-            raise _mistakes([(("family",), unknown(name, families, families.what))])
-        return families.subclass(str(family), cls)
-
-
-def _mistakes(mistakes: list[tuple[tuple[Any, ...], str]]) -> ValidationError:
-    """A pydantic error with these messages, each at its location."""
-    return ValidationError.from_exception_data(
-        "settings",
-        [
-            InitErrorDetails(
-                type=PydanticCustomError("value_error", "{message}", {"message": message}),
-                loc=place,
-                input=None,
-            )
-            for place, message in mistakes
-        ],
-    )

@@ -132,7 +132,7 @@ class StubEncoder:
     """A text encoder without a model: a row is drawn from its text; some are not finite."""
 
     dim = DIM
-    preprocessing: dict[str, object] = {"lengths": "by thirds"}  # noqa: RUF012
+    preprocessing: dict[str, object] = {"lengths": "by thirds"}
 
     def __init__(self) -> None:
         from pipeline.encoders.protocols import EncoderIdentity

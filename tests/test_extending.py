@@ -301,7 +301,7 @@ def test_parameters_of_the_package_are_checked_like_ours(clone, capsys):
         (("scale: 0.5", "scale: 2"), "grounding.segmenter.scale: input should be less than or eq"),
         (("odd-one-out:", "odd-one-in:"), "tasks.odd-one-in: unknown evaluation task 'odd-one-in'"),
         (("words:", "wrods:"), "grounding.grounder: unknown key 'wrods'; did you mean 'words'?"),
-        (("family: glossary", "family: glosary"), "grounding.grounder.family: unknown grounder"),
+        (("family: glossary", "family: glosary"), "grounding.grounder: unknown grounder"),
     ]:
         (clone / "params.yaml").write_text(params.replace(*wrong))
         assert wrong[0] in params

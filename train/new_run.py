@@ -129,7 +129,5 @@ def train_model(
             train=given,
         )
     except ValidationError as error:
-        shape = {each.__name__: each for each in (TrainConfig, StudentConfig, RunSpec)}
-        lines = explain(error, shape[error.title])
-        raise SightlineError(f"train_model: {'; '.join(lines)}") from error
+        raise SightlineError(f"train_model: {'; '.join(explain(error))}") from error
     return train_run(spec, say=say)

@@ -9,20 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sightline.pooling import Pooling
+from sightline.settings import Settings
 
 Precision = Literal["fp32", "bf16", "fp16"]
 AUTO = "auto"
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-class StudentConfig(_Strict):
+class StudentConfig(Settings):
     """The encoder that is fine-tuned.
 
     Attributes:
@@ -41,7 +38,7 @@ class StudentConfig(_Strict):
     layers: int | None = Field(default=None, ge=1)
 
 
-class TrainConfig(_Strict):
+class TrainConfig(Settings):
     """Optimisation and selection; the defaults are those of METHODS §6 for BERT.
 
     Attributes:
@@ -114,7 +111,7 @@ class TrainConfig(_Strict):
         return self
 
 
-class PairSource(_Strict):
+class PairSource(Settings):
     """The stream of image–caption pairs: two manifests, and the token set of the captions.
 
     Attributes:
@@ -127,14 +124,14 @@ class PairSource(_Strict):
     phrases: Path | None = None
 
 
-class TextSource(_Strict):
+class TextSource(Settings):
     """The stream of plain sentences: one manifest and its token set."""
 
     sentences: Path
     tokens: Path
 
 
-class RunSpec(_Strict):
+class RunSpec(Settings):
     """One run: one objective, one seed, explicit paths.
 
     Attributes:

@@ -123,6 +123,6 @@ def prepare_dataset(
     try:
         source = known.model_validate(parameters)
     except ValidationError as error:
-        raise DatasetError(f"{kind}: {'; '.join(explain(error, known))}") from error
+        raise DatasetError(f"{kind}: {'; '.join(explain(error))}") from error
     prepare(kind, source, out, progress)
     return PreparedDataset(out, source.image_root(out))

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 
 from sightline.errors import SightlineError
+from sightline.settings import Settings
 
 RECORD = "dataset.json"
 SCHEMA = "sightline.dataset/1"
@@ -28,7 +29,7 @@ class DatasetError(SightlineError):
     """A source cannot be turned into manifests."""
 
 
-class Source(BaseModel):
+class Source(Settings):
     """Where a data set comes from: the base of every source's parameters.
 
     A field ``images`` is the base folder of the image paths; a source without one puts its images
@@ -38,8 +39,6 @@ class Source(BaseModel):
         has_pairs: whether it has images with captions; a source of plain sentences has none.
         licence: what is known about the data's licence; shown by `sightline cache info`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     has_pairs: ClassVar[bool] = True
     licence: ClassVar[str] = (

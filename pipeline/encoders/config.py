@@ -130,7 +130,7 @@ class EncoderConfig(FamilySettings):
         others: list[str] = []
         for name in self.families:
             with suppress(SightlineError):  # one that cannot be imported is not suggested
-                family = EncoderConfig.of_family(name)
+                family = self.families.subclass(name, EncoderConfig)
                 if getattr(family, method) is not getattr(EncoderConfig, method):
                     others.append(name)
         return SightlineError(
@@ -263,7 +263,7 @@ def named_encoder(
             {"family": family, "model": model, "weights": weights, **chosen}
         )
     except ValidationError as error:
-        raise SightlineError(f"{name}: {'; '.join(explain(error, EncoderConfig))}") from error
+        raise SightlineError(f"{name}: {'; '.join(explain(error))}") from error
 
 
 def _family_of(name: str, kind: EncoderKind) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pipeline.encoders.preprocessing import KERNEL, ImagePreprocessing, resize
 from sightline.cache import Place
 from sightline.cache.rle import CROP_RULE
+from sightline.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,7 @@ COMPOSE = "margin round the longer side, square, premultiplied alpha resized to 
 _OPAQUE = 255
 
 
-class CutoutRules(BaseModel):
+class CutoutRules(Settings):
     """Options for turning a cut-out into an input.
 
     Attributes:
@@ -31,8 +32,6 @@ class CutoutRules(BaseModel):
             (which normalises to 0), ``white`` or ``black``. ``keep`` leaves the image's own
             pixels in the box; only what lies outside the box is the mean colour.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     margin: float = Field(default=0.1, ge=0, le=1)
     background: Background = "mean"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from sightline.settings import Settings
 
 
-class Engine(BaseModel):
+class Engine(Settings):
     """How the workers of a run are started. It changes no row, file or digest.
 
     Attributes:
@@ -19,8 +21,6 @@ class Engine(BaseModel):
             ``local``; None: RAY_ADDRESS, else ``local``, which starts Ray on this machine.
         actors: number of workers on the cluster; None: as many as have room.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["local", "ray"] = "local"
     devices: tuple[str, ...] = ()

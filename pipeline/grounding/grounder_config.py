@@ -6,11 +6,11 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from pipeline.encoders.config import parse_weights
 from pipeline.grounding.segmenters.segmenter_config import Sam2Settings, SegmenterSettings
-from sightline.settings import FamilySettings, Registry
+from sightline.settings import FamilySettings, Registry, Settings
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ CaptionChoice = Literal["longest", "all"]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Rules(BaseModel):
+class Rules(Settings):
     """Which phrases and boxes become records.
 
     Attributes:
@@ -34,8 +34,6 @@ class Rules(BaseModel):
             (intersection over union), only the better one is kept; null keeps both.
         max_pairs: maximum phrases per caption, the best first; null sets no limit.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     boxes: Literal["best", "union"] = "best"
     min_score: _Share = 0.0
@@ -148,7 +146,7 @@ class AnnotationSettings(GrounderSettings):
         return open_annotations(self.path)
 
 
-class GroundingSettings(BaseModel):
+class GroundingSettings(Settings):
     """How to ground a data set's captions.
 
     Attributes:
@@ -160,8 +158,6 @@ class GroundingSettings(BaseModel):
         block_images: images per block; a kill loses at most this many.
         cutouts: whether the objects' pictures are stored as well; their set is empty otherwise.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     captions: CaptionChoice = "longest"
     grounder: GrounderSettings

@@ -25,5 +25,5 @@ def read_settings(path: Path) -> GroundingSettings:
     try:
         return GroundingSettings.model_validate(read_yaml(path))
     except ValidationError as error:
-        lines = explain(error, GroundingSettings)
-        raise SightlineError("\n".join(f"{path}: {line}" for line in lines)) from error
+        lines = [f"{path}: {line}" for line in explain(error)]
+        raise SightlineError("\n".join(lines)) from error

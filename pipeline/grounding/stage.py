@@ -119,8 +119,7 @@ def ground_captions(
         try:
             settings = GroundingSettings.model_validate(settings)
         except ValidationError as error:
-            lines = explain(error, GroundingSettings)
-            raise SightlineError(f"grounding: {'; '.join(lines)}") from error
+            raise SightlineError(f"grounding: {'; '.join(explain(error))}") from error
     paths = GroundPaths(
         data.images_manifest,
         data.captions_manifest,

@@ -25,7 +25,7 @@ class Limited:
 
     identity = EncoderIdentity("limited", "random:0", "", "0" * 64, untrained=True)
     dim = 16
-    preprocessing: dict[str, object] = {}  # noqa: RUF012
+    preprocessing: dict[str, object] = {}
 
     def __init__(self, room: int, dies_after: int | None = None) -> None:
         self.room = room

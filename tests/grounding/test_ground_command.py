@@ -97,11 +97,11 @@ def test_a_dry_run_of_a_grounding_and_then_of_its_cutouts(data, tmp_path):
     [
         (
             {"grounder": {"family": "florence"}},
-            "grounder.family: unknown grounder 'florence'; did you mean 'florence2'",
+            "grounder: unknown grounder 'florence'; did you mean 'florence2'",
         ),
         (
             {"grounder": {"path": "x"}},
-            "grounder.family: is missing; there are florence2, grounding-dino, annotations",
+            "grounder: family is missing; there are florence2, grounding-dino, annotations",
         ),
         (
             {"grounder": {"family": "florence2", "model": "x", "beam": 2}},
@@ -116,7 +116,7 @@ def test_a_dry_run_of_a_grounding_and_then_of_its_cutouts(data, tmp_path):
             {"segmenter": {"family": "annotations", "x": 1}},
             r"segmenter: unknown key 'x' \(available: family\)",
         ),
-        ({"segmenter": {"family": "sam3"}}, "segmenter.family: unknown segmenter 'sam3'; did you"),
+        ({"segmenter": {"family": "sam3"}}, "segmenter: unknown segmenter 'sam3'; did you"),
         ({"rules": {"min_score": 2}}, "min_score"),
         ({"captions": "some"}, "captions"),
     ],

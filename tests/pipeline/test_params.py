@@ -51,7 +51,7 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         (
             "encoders.text.clip.family",
             "openclip",
-            "encoders.text.clip.family: unknown encoder family 'openclip'; did you mean 'open_c",
+            "encoders.text.clip: unknown encoder family 'openclip'; did you mean 'open_c",
         ),
         ("datasets.scenes.kind", "scense", "scenes.kind: unknown kind of data set 'scense'; did"),
         ("datasets.scenes.kind", None, "scenes.kind: is missing; choose one of scenes, pairs"),

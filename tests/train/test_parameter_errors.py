@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from sightline.settings import explain, unknown
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+from sightline.settings import Settings, explain, unknown
 
 
-class Circle(Strict):
+class Circle(Settings):
     radius: float = 1.0
 
 
-class Square(Strict):
+class Square(Settings):
     width: float = 1.0
 
 
-class Drawing(Strict):
+class Drawing(Settings):
     shape: Circle | None = None
     several: tuple[Circle, ...] = ()
     named: dict[str, Square] = {}
@@ -50,14 +46,14 @@ class Drawing(Strict):
 def test_each_mistake_has_its_line(given, line):
     with pytest.raises(ValidationError) as caught:
         Drawing.model_validate({"title": "quiet", **given})
-    (found,) = explain(caught.value, Drawing)
+    (found,) = explain(caught.value)
     assert line in found
 
 
 def test_all_mistakes_are_reported():
     with pytest.raises(ValidationError) as caught:
         Drawing.model_validate({"size": 0})
-    assert explain(caught.value, Drawing) == [
+    assert explain(caught.value) == [
         "size: input should be greater than or equal to 1; found 0",
         "title: is missing; it has no default",
     ]

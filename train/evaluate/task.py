@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from sightline.settings import Settings
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.found_neighbours import ModelNeighbours
 
@@ -17,14 +18,12 @@ if TYPE_CHECKING:
     from train.evaluate.evaluated_model import EvaluatedModel
 
 
-class TaskSettings(BaseModel):
+class TaskSettings(Settings):
     """Settings of a task; each field is an option of `sightline evaluate`.
 
     Attributes:
         data: the file or folder that the task reads.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: Path = Field(description="file or folder with the task's data")
 

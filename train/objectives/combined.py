@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from sightline.errors import SightlineError
+from sightline.settings import Settings
 from train.batch import Batch
 from train.objectives.objective import FeatureNeed, Heads, Objective, ObjectiveParams, Views
 
@@ -32,7 +33,7 @@ _SHARED = ObjectiveParams.model_fields.keys() - {_OF_A_PART}
 """The parameters that all parts share."""
 
 
-class Part(BaseModel):
+class Part(Settings):
     """One objective of a combination.
 
     Attributes:
@@ -41,7 +42,7 @@ class Part(BaseModel):
         parameters: its own, except those that all parts share (caption, controls, data_seed).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     objective: str | None = None
     weight: float = Field(default=1.0, ge=0)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from sightline.devices import to_device
 from sightline.errors import SightlineError
+from sightline.settings import Settings
 from train.batch import Batch
 from train.objectives.grounded import GroundedObjective, GroundedParams
 from train.objectives.objective import FeatureNeed, Heads, Views
@@ -24,7 +25,7 @@ _NEEDS_TEXT_HEAD = ("text", "ranking", "intra_modal")
 _NEEDS_MIXED_FEATURES = ("cross_modal", "intra_modal")
 
 
-class Teacher(BaseModel):
+class Teacher(Settings):
     """One frozen sentence encoder and its share in the mix; only ratios of weights matter.
 
     Attributes:
@@ -33,7 +34,7 @@ class Teacher(BaseModel):
         features: `teacher`, or `text` for the text features of a CLIP model.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     encoder: str = Field(min_length=1)
     weight: float = Field(ge=0)

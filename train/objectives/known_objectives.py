@@ -32,6 +32,4 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective[Any]:
     try:
         return found(found.Params.model_validate(parameters))
     except ValidationError as error:
-        raise SightlineError(
-            f"objective {name}: {'; '.join(explain(error, found.Params))}"
-        ) from error
+        raise SightlineError(f"objective {name}: {'; '.join(explain(error))}") from error

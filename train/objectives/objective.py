@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.record import Kind
+from sightline.settings import Settings
 from train.batch import Batch
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class FeatureNeed:
         return f"{self.kind} features of {self.encoder}{of_terms}"
 
 
-class ObjectiveParams(BaseModel):
+class ObjectiveParams(Settings):
     """Parameters that every objective has.
 
     Attributes:
@@ -63,7 +64,7 @@ class ObjectiveParams(BaseModel):
         temperature: τ of the text term.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     caption: CaptionPolicy = "random"
     data_seed: int = Field(default=0, ge=0)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sightline.errors import SightlineError
-from sightline.settings import located
+from sightline.settings import explain
 from train.evaluate.task import Task
 from train.evaluate.task_registry import TASKS
 
@@ -36,12 +36,7 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
     try:
         given = found.Settings.model_validate(dict(settings))
     except ValidationError as error:
-        lines = []
-        for each in error.errors():
-            location, message = located(dict(each), found.Settings)
-            key = ".".join([*([where] if where else []), *map(str, location)])
-            lines.append(f"{key or name}: {message}")
-        raise SightlineError("\n".join(lines)) from error
+        raise SightlineError("\n".join(explain(error, where or name))) from error
     task = found(given)
     task.name = name
     return task
