@@ -56,8 +56,8 @@ def _encode_in_order(embedder: Embedder, sentences: tuple[str, ...], batch_size:
             max_length=embedder.max_length,
             return_tensors="pt",
         ).to(embedder.model.device)
-        hidden = embedder.model(**batch).last_hidden_state
-        rows.append(pool(hidden, batch["attention_mask"], embedder.pooling).float().cpu().numpy())
+        output = embedder.model(**batch)
+        rows.append(pool(output, batch["attention_mask"], embedder.pooling).cpu().numpy())
     return np.concatenate(rows)
 
 

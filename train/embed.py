@@ -18,7 +18,7 @@ from sightline.encoder_folder import (
     token_ids,
 )
 from sightline.errors import SightlineError
-from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool_output
+from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
 from train.run_spec import Precision
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Embedder:
                 attention_mask=mask,
                 output_hidden_states=needs_hidden_states(self.pooling),
             )
-        return pool_output(output, mask, self.pooling)  # outside autocast
+        return pool(output, mask, self.pooling)  # outside autocast
 
     def _pad_id(self) -> int:
         pad = self.tokenizer.pad_token_id

@@ -176,15 +176,7 @@ class GroundedModel(nn.Module):
             if weights is None
             else functional_call(self.encoder, weights, (), given)
         )
-        last = output.last_hidden_state
-        vectors = pool(
-            last,
-            mask,
-            self.pooling,
-            hidden_states=output.hidden_states,
-            pooler_output=output.get("pooler_output"),
-        )
-        return vectors, last
+        return pool(output, mask, self.pooling), output.last_hidden_state
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

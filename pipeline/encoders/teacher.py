@@ -23,7 +23,7 @@ from sightline.encoder_folder import (
 )
 from sightline.errors import SightlineError
 from sightline.loading import Pretrained
-from sightline.pooling import Pooling, needs_hidden_states, pool_output
+from sightline.pooling import Pooling, needs_hidden_states, pool
 
 FIRST_BUCKET = 16
 """The shortest padded length, in tokens; each further bucket doubles it."""
@@ -127,7 +127,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
             output_hidden_states=needs_hidden_states(pooling),
             return_dict=True,
         )
-        return pool_output(output, mask, pooling)
+        return pool(output, mask, pooling)
 
     frozen = FrozenModel(
         model, identity, device, precision, forward, compiled=config.compile, cast_buffers=False
