@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to_load_from_cache
@@ -53,25 +54,27 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-_SECONDS = 5.0
-_FRESH = 60.0  # seconds in which an answer is not asked for again
-_answers: dict[str, tuple[float, str]] = {}
-
-
 def why_silent(address: str) -> str:
-    """Why the hub at ``address`` does not respond; empty if it does. Asks once a minute."""
-    when, reason = _answers.get(address, (-_FRESH, ""))
-    if time.monotonic() - when < _FRESH:
-        return reason
+    """Why the hub at ``address`` does not respond within 5 seconds; empty if it does."""
     try:
-        with urllib.request.urlopen(address, timeout=_SECONDS):
-            reason = ""
+        urllib.request.urlopen(address, timeout=5).close()
     except urllib.error.HTTPError:
-        reason = ""  # any response will do
+        return ""  # any response will do
     except (OSError, ValueError) as error:
-        reason = str(getattr(error, "reason", error))
-    _answers[address] = time.monotonic(), reason
-    return reason
+        return str(getattr(error, "reason", error))
+    return ""
+
+
+@lru_cache(maxsize=1)
+def _is_silent(address: str, minute: int) -> bool:
+    """Whether the hub at ``address`` does not respond, which is said and asked once a minute."""
+    if reason := why_silent(address):
+        print(
+            f"{address} does not answer ({reason}): only models in this machine's cache can be "
+            "loaded",
+            file=sys.stderr,
+        )
+    return bool(reason)
 
 
 @contextmanager
@@ -80,16 +83,9 @@ def from_hub(model: str, what: str) -> Iterator[None]:
 
     huggingface_hub would request every file of a model six times, half a minute each.
     """
-    offline, address = constants.HF_HUB_OFFLINE, constants.ENDPOINT
-    known = _answers.get(address)
-    reason = "" if offline else why_silent(address)
-    if reason and _answers[address] != known:
-        print(
-            f"{address} does not answer ({reason}): only models in this machine's cache can be "
-            "loaded",
-            file=sys.stderr,
-        )
-    constants.HF_HUB_OFFLINE = offline or bool(reason)
+    offline = constants.HF_HUB_OFFLINE
+    minute = int(time.monotonic() // 60)
+    constants.HF_HUB_OFFLINE = offline or _is_silent(constants.ENDPOINT, minute)
     try:
         with reaching(model, what):
             yield
@@ -129,7 +125,6 @@ def first_lines(error: Exception, count: int = 2) -> str:
 
 
 _EXPECTED = "expected config.json, model.safetensors and the tokenizer's files of one model"
-_POOLER = "pooler."
 
 
 @dataclass(frozen=True)
@@ -241,7 +236,7 @@ class Pretrained:
                 output_loading_info=True,
                 **self._where(),
             )
-        missing = sorted(key for key in report["missing_keys"] if not key.startswith(_POOLER))
+        missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
         unlike = [
             f"{key} is {list(found)}, expected {list(expected)}"
             for key, found, expected in sorted(report["mismatched_keys"])
@@ -264,18 +259,16 @@ class Pretrained:
                 error; without it, a file that the cache does not know counts as missing.
         """
         with self.reading(f"{name} (or give {or_give})" if or_give else name):
-            if self.folder:
-                path = self.folder / name
-                found = path if path.is_file() else None
-            else:
-                found = self._from_hub(name, must_know=bool(or_give))
-            return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+            path = self._path_of(name, must_know=bool(or_give))
+            return None if path is None else json.loads(path.read_text(encoding="utf-8"))
 
-    def _from_hub(self, name: str, must_know: bool) -> str | None:
-        file = f"{self.subfolder}/{name}" if self.subfolder else name
-        revision = self.revision or None
+    def _path_of(self, name: str, must_know: bool) -> Path | None:
+        if self.folder:
+            path = self.folder / name
+            return path if path.is_file() else None
+        file, revision = str(PurePosixPath(self.subfolder, name)), self.revision or None
         try:
-            return hf_hub_download(self.name, file, revision=revision)
+            return Path(hf_hub_download(self.name, file, revision=revision))
         except LocalEntryNotFoundError:  # the hub was not reached
             known = try_to_load_from_cache(self.name, file, revision=revision)
             if must_know and known is not _CACHED_NO_EXIST:
@@ -291,10 +284,8 @@ class Pretrained:
         Args:
             what: is being read, such as ``weights``.
         """
-        if self.folder is None:
-            fetching = from_hub(f"{self.name} (no such folder here, so a hub name)", what)
-        else:
-            fetching = nullcontext()
+        name = f"{self.name} (no such folder here, so a hub name)"
+        fetching = nullcontext() if self.folder else from_hub(name, what)
         try:
             with quiet(), fetching:
                 yield
@@ -326,5 +317,5 @@ class Pretrained:
         return tokenizer
 
     def _where(self) -> dict[str, Any]:
-        given = {"revision": self.revision, "subfolder": self.subfolder}
-        return {"trust_remote_code": False, **{key: at for key, at in given.items() if at}}
+        where = {"revision": self.revision or "main", "subfolder": self.subfolder}
+        return {**where, "trust_remote_code": False}

@@ -21,7 +21,9 @@ def online(monkeypatch):
     """As if HF_HUB_OFFLINE were not set; changes by a test are undone."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
-    monkeypatch.setattr(hub, "_answers", {})
+    hub._is_silent.cache_clear()
+    yield
+    hub._is_silent.cache_clear()
 
 
 def test_a_silent_hub_is_tried_once_a_minute(online, capsys):
@@ -40,6 +42,7 @@ def test_a_hub_that_answers_again_is_used_again(online, monkeypatch):
         assert constants.is_offline_mode()
     assert not constants.is_offline_mode()
     monkeypatch.setattr(hub, "why_silent", lambda address: "")
+    hub._is_silent.cache_clear()  # a minute passes
     with from_hub("someone/something", "weights"):
         assert not constants.is_offline_mode()
 
