@@ -39,3 +39,9 @@ def message_of(error: Exception) -> str | None:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}; what was published before is intact"
     return None
+
+
+def first_lines(error: Exception, count: int = 2) -> str:
+    """The first lines of a library's error, on one line; its class if it has no message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:count]).rstrip(". ") or type(error).__name__

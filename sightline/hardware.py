@@ -1,29 +1,15 @@
-"""What this machine computes with, the precision that suits it, and its room for jobs."""
+"""What this machine computes with, and its room for jobs."""
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_FEATURES = {
-    "avx2": "AVX2",
-    "avx512f": "AVX-512",
-    "avx512_vnni": "AVX-512 VNNI",
-    "avx512_bf16": "AVX-512 BF16",
-    "amx_tile": "AMX",
-    "amx_bf16": "AMX BF16",
-    "amx_fp16": "AMX FP16",
-    "asimd": "NEON",
-    "sve": "SVE",
-    "bf16": "BF16",
-}
-"""Flags of /proc/cpuinfo that decide how fast matrices are multiplied."""
+from sightline.errors import first_lines
 
 _LIMITS = {
     "cpu": (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
@@ -33,9 +19,6 @@ _LIMITS = {
     ),
 }
 """Controller → files of a control group, of version 2 or 1, with a limit and its period or use."""
-
-_CPU_GAIN = 1.2
-"""bf16 has to be this much faster than fp32 on a CPU to be worth its rounding."""
 
 _ROOM = 2 << 30  # bytes of memory that a process with PyTorch and a small model takes
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -48,13 +31,11 @@ class Processor:
     """The CPU.
 
     Attributes:
-        features: vector and matrix instructions.
         usable: logical cores that this process may run on.
         quota: CPUs that its control group allows, or None without a limit.
     """
 
     model: str
-    features: tuple[str, ...]
     usable: int
     quota: float | None
 
@@ -68,38 +49,17 @@ class Memory:
     limit: int | None
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU that PyTorch lists; memory in bytes.
-
-    Attributes:
-        bf16: whether its tensor cores multiply bf16.
-        problem: why PyTorch cannot compute on it; empty if it can.
-    """
-
-    name: str
-    total: int
-    free: int | None
-    capability: tuple[int, int]
-    bf16: bool
-    problem: str = ""
-
-
 def processor(system: Path = Path("/")) -> Processor:
     """The CPU, with the limits of this process.
 
     Args:
         system: root of the file system to read /proc and /sys from.
     """
-    facts: dict[str, str] = {}
-    for line in _text(system / "proc/cpuinfo").splitlines():
-        name, _, value = line.partition(":")
-        facts.setdefault(name.strip(), value.strip())
-    flags = set(facts.get("flags", facts.get("Features", "")).split())
+    lines = _text(system / "proc/cpuinfo").splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     linux = hasattr(os, "sched_getaffinity")
     return Processor(
-        model=facts.get("model name") or platform.processor() or platform.machine(),
-        features=tuple(name for flag, name in _FEATURES.items() if flag in flags),
+        model=models[0] if models else platform.processor() or platform.machine(),
         usable=len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1,
         quota=min((quota / period for quota, period in _limits("cpu", system)), default=None),
     )
@@ -143,30 +103,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-def gpus() -> list[Gpu]:
-    """The GPUs that PyTorch lists, each tried with a small product."""
-    import torch
-
-    found = []
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        free, problem = None, ""
-        try:
-            ones = torch.ones(8, 8, device=f"cuda:{index}")
-            (ones @ ones).sum().item()
-            free = torch.cuda.mem_get_info(index)[0]
-        except RuntimeError as error:  # no kernel for this GPU, no free memory, used exclusively …
-            problem = _first_line(error)
-        capability = (about.major, about.minor)
-        bf16 = torch.version.hip is not None or capability >= (8, 0)
-        found.append(Gpu(about.name, about.total_memory, free, capability, bf16, problem))
-    return found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
-
-
 def driver_gpus() -> tuple[str, list[str]]:
     """The NVIDIA driver's version, and the names of the GPUs that it lists; empty without one."""
     tool = shutil.which("nvidia-smi")
@@ -204,7 +140,7 @@ def why_unused(listed: int, usable: int) -> str:
 
     if usable >= listed:
         return ""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(VISIBLE)
     if torch.version.cuda is None:
         cause = (
             f"PyTorch {torch.__version__} is built without CUDA; install a build with it, "
@@ -217,59 +153,8 @@ def why_unused(listed: int, usable: int) -> str:
         try:
             torch.cuda.init()
         except (RuntimeError, AssertionError) as error:
-            cause = _first_line(error)
+            cause = first_lines(error, 1)
     return f"the driver lists {listed} GPUs, PyTorch can use {usable}: {cause}"
-
-
-def choose_precision(device: str, gpu: Gpu | None = None) -> tuple[str, str]:
-    """The fastest precision that trains without risk on ``device``, and why, in one sentence.
-
-    Args:
-        device: ``cuda``, ``mps`` or ``cpu``.
-        gpu: the first GPU, where the device is ``cuda``.
-    """
-    if device == "cuda" and gpu is not None:
-        number = ".".join(map(str, gpu.capability))
-        if gpu.bf16:
-            return "bf16", "this GPU has tensor cores for bf16, which has fp32's range"
-        if gpu.capability >= (7, 0):
-            return "fp16", f"capability {number} has tensor cores for fp16, not bf16"
-        return "fp32", f"capability {number} has no tensor cores"
-    if device == "mps":
-        return "fp32", "the others are not tested on MPS"
-    gain = bf16_gain()
-    measured = f"a layer of BERT trains in bf16 at {gain:.2f} times the speed of fp32, measured now"
-    return "bf16" if gain >= _CPU_GAIN else "fp32", measured
-
-
-def bf16_gain(seconds: float = 1.0) -> float:
-    """How many times faster bf16 autocast is than fp32 on this CPU, with PyTorch's threads.
-
-    A feed-forward layer of BERT-base (768 → 3072 → 768), 128 tokens, forward and backward. The
-    processor's flags do not tell: without matrix instructions bf16 is slower. Each is run in turn
-    for ``seconds`` in all, and the fastest of each counts, as other processes only slow it down.
-    """
-    import torch
-    from torch import nn
-
-    layer = nn.Sequential(nn.Linear(768, 3072), nn.GELU(), nn.Linear(3072, 768))
-    tokens = torch.randn(128, 768)
-    best = {False: math.inf, True: math.inf}
-
-    def step(low: bool) -> float:
-        start = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
-            loss = layer(tokens).float().square().mean()
-        loss.backward()
-        return time.perf_counter() - start
-
-    for low in best:
-        step(low)  # the first run of each sets it up
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or math.isinf(best[True]):
-        for low in best:
-            best[low] = min(best[low], step(low))
-    return best[False] / best[True]
 
 
 def visible_gpus() -> list[str]:

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from sightline.errors import SightlineError
+from sightline.errors import SightlineError, first_lines
 
 
 @contextmanager
@@ -116,12 +116,6 @@ def reaching(model: str, what: str) -> Iterator[None]:
             "to the hub, copy the files here and give their path, or correct the name. "
             "No substitute was loaded"
         ) from error
-
-
-def first_lines(error: Exception, count: int = 2) -> str:
-    """The first lines of a library's error, on one line; its class if it has no message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:count]).rstrip(". ") or type(error).__name__
 
 
 _EXPECTED = "expected config.json, model.safetensors and the tokenizer's files of one model"

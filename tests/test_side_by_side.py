@@ -116,7 +116,7 @@ def test_without_gpus_there_are_as_many_jobs_as_cores_and_memory(
     monkeypatch, usable, quota, free, threads, expected
 ):
     monkeypatch.delenv(hardware.JOBS, raising=False)
-    monkeypatch.setattr(hardware, "processor", lambda: Processor("", (), usable, quota))
+    monkeypatch.setattr(hardware, "processor", lambda: Processor("", usable, quota))
     monkeypatch.setattr(hardware, "memory", lambda: Memory(free, free, None))
     assert hardware.jobs_here([], threads) == expected
     assert hardware.jobs_here(["0", "5"], threads) == 2

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.datasets.source import DatasetError
+from sightline.errors import first_lines
 from sightline.extras import require
-from sightline.loading import first_lines, from_hub, quiet
+from sightline.loading import from_hub, quiet
 
 _TABLES = ("parquet", "arrow")
 _SAVED = ("dataset_dict.json", "state.json")

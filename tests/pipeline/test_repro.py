@@ -414,7 +414,7 @@ def jobs_of(monkeypatch, changes: dict, gpus: int = 0, **options) -> Jobs:
     for name in ("OMP_NUM_THREADS", hardware.VISIBLE, hardware.JOBS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(hardware, "driver_gpus", lambda: ("550", ["H200"] * gpus))
-    monkeypatch.setattr(hardware, "processor", lambda: Processor("", (), 8, None))
+    monkeypatch.setattr(hardware, "processor", lambda: Processor("", 8, None))
     monkeypatch.setattr(hardware, "memory", lambda: Memory(64 << 30, 64 << 30, None))
     given = demo_params()
     for section, values in changes.items():

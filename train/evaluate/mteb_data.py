@@ -23,8 +23,8 @@ from huggingface_hub import constants
 from mteb.abstasks import AbsTask, AbsTaskRetrieval, retrieval_dataset_loaders
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
-from sightline.errors import SightlineError
-from sightline.loading import first_lines, quiet
+from sightline.errors import SightlineError, first_lines
+from sightline.loading import quiet
 from train.evaluate.mteb_scores import MtebTask
 
 TEST = "test"
