@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,8 +24,6 @@ from sightline.errors import SightlineError
 # the ones that begin a terminal's escape sequence are refused.
 _CONTROL = r"\x00-\x08\x0e-\x1f\x7f\x90\x98\x9b\x9d-\x9f"
 CONTROL = re.compile(f"[{_CONTROL}]")
-_REMOVE_ASCII = "`tr -d '\\000-\\010\\016-\\037\\177'`"
-_REMOVE_OTHERS = r"`LC_ALL=C sed 's/\xc2[\x90\x98\x9b\x9d-\x9f]//g'`"
 _LONE_CR = re.compile(r"\r(?!\r*(?:\n|\Z))")
 
 Text = Annotated[str, StringConstraints(pattern=f"^[^{_CONTROL}]*$")]
@@ -49,42 +48,40 @@ Loc = tuple[int | str, ...]
 T = TypeVar("T")
 
 
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file without a byte-order mark, with its original line ends.
+def read_data(path: Path, expected: str = "") -> bytes:
+    """The bytes of a file.
 
-    It contains no control characters, as `Text`.
+    Args:
+        expected: what the file should be, for the message if it cannot be read.
     """
-    return decoded(path, read_data(path))
-
-
-def read_data(path: Path) -> bytes:
-    """The bytes of a regular file: reading a pipe or a device may not end."""
-    if not path.is_file():
-        fault = "not a regular file" if path.exists() else "no such file"
-        raise SightlineError(f"{path}: {fault}; check the path")
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SightlineError(f"{path}: cannot be read ({error.strerror})") from error
+        missing = isinstance(error, FileNotFoundError)
+        fault = "no such file" if missing else f"cannot be read ({error.strerror})"
+        hint = f"expected {expected}" if expected else "check the path"
+        raise SightlineError(f"{path}: {fault}; {hint}") from None
 
 
-def decoded(path: Path, data: bytes) -> str:
-    """``data``, the content of ``path``, as `read_text` returns it."""
+def read_text(path: Path, expected: str = "") -> str:
+    """The text of a UTF-8 file without a byte-order mark, with its original line ends.
+
+    It contains no control characters, as `Text`.
+
+    Args:
+        expected: as for `read_data`.
+    """
+    data = read_data(path, expected).removeprefix(BOM_UTF8)
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode()
     except UnicodeDecodeError as error:
-        # the codec counts from after the mark
-        start = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
-        line = data.count(b"\n", 0, start) + 1
+        line = data.count(b"\n", 0, error.start) + 1
         raise SightlineError(
-            f"{path}: line {line}: byte {start} (0x{data[start]:02x}) is not UTF-8; convert the "
+            f"{path}: line {line}: the byte 0x{data[error.start]:02x} is not UTF-8; convert the "
             f"file first, e.g. `iconv -f latin1 -t utf-8`"
         ) from None
     if found := CONTROL.search(text):
-        raise SightlineError(
-            f"{path}: line {_line(text, found)}: {control_fault(found[0])}, e.g. with "
-            f"{_REMOVE_ASCII if found[0].isascii() else _REMOVE_OTHERS}"
-        )
+        raise SightlineError(f"{path}: line {_line(text, found)}: {control_fault(found[0])}")
     return text
 
 
@@ -92,26 +89,19 @@ def _line(text: str, found: re.Match[str]) -> int:
     return text.count("\n", 0, found.start()) + 1
 
 
-def lines_of(path: Path, text: str) -> list[str]:
-    """The lines of ``text``, the content of ``path``, without their ends, LF or CR LF.
+def read_lines(path: Path, expected: str = "") -> list[str]:
+    """The lines of a UTF-8 file, read as by `read_text`, without their ends, LF or CR LF.
 
     `str.splitlines` would also split at characters that occur inside sentences (U+0085, U+2028).
     """
-    if "\r" in text and (found := _LONE_CR.search(text)):
+    text = read_text(path, expected)
+    if found := _LONE_CR.search(text):
         raise SightlineError(
             f"{path}: line {_line(text, found)}: a carriage return inside the line; expected lines "
             "that end in LF or CR LF. If CR ends them, convert the file with `tr '\\r' '\\n'`, "
             "else remove it"
         )
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return [line.rstrip("\r") for line in lines]
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file: `read_text`, then `lines_of`."""
-    return lines_of(path, read_text(path))
+    return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def read_json(path: Path, schema: TypeAdapter[T], expected: str) -> T:
@@ -145,8 +135,6 @@ def parse_yaml(text: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
     except yaml.YAMLError as error:  # a number or date that does not exist is a ValueError already
         raise ValueError(str(error)) from error
 

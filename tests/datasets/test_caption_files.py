@@ -137,8 +137,6 @@ def test_a_malformed_file_is_one_error_that_names_the_place(make_file, name, con
             "caption_id: found ' '",
         ),
         ("c.token", "a.jpg# \tA dog.", "line 1: found 'a.jpg# "),
-        ("c.token", "a.jpg#0\tA \x9b31mdog.", "remove it, e.g. with `LC_ALL=C sed"),
-        ("c.token", "a.jpg#0\tA \x1b[31mdog.", "remove it, e.g. with `tr -d"),
         ("c.jsonl", '{"image": "a", "caption": "b", "caption_id": true}', "caption_id: found True"),
         (
             "c.jsonl",
@@ -192,8 +190,7 @@ def test_windows_punctuation_read_as_latin_1_is_kept(make_file):
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_bad_utf8_names_line_and_byte(make_file, mark):
     content = mark + b"image,caption\na.jpg,one\nb.jpg,caf\xe9\n"
-    byte = content.index(0xE9)
-    with pytest.raises(SightlineError, match=rf"line 3: byte {byte} \(0xe9\) is not UTF-8"):
+    with pytest.raises(SightlineError, match="line 3: the byte 0xe9 is not UTF-8"):
         read_captions(make_file("c.csv", content))
 
 

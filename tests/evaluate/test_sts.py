@@ -173,9 +173,7 @@ def test_a_bad_line_is_named(senteval, file, text, message):
 
 def test_bytes_that_are_not_utf8_are_named(senteval):
     (senteval / "STS/STSBenchmark/sts-test.csv").write_bytes(b"one\ntwo \xe9\n")
-    with pytest.raises(
-        SightlineError, match=r"sts-test\.csv: line 2: byte \d+ \(0xe9\) is not UTF-8"
-    ):
+    with pytest.raises(SightlineError, match=r"sts-test\.csv: line 2: the byte 0xe9 is not UTF-8"):
         load_sts(senteval, ["STS-B"])
 
 

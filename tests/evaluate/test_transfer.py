@@ -144,7 +144,7 @@ def test_a_missing_file_is_named_with_where_to_get_it(downstream, missing):
     [
         ("SST/binary/sentiment-train", b"fine\t1\nfilm\n", "line 2: found 'film'"),
         ("SST/binary/sentiment-train", b"fine\t2\n", r"line 1: found 'fine\t2'"),
-        ("SST/binary/sentiment-dev", b"caf\xe9\t1\n", "line 1: byte 3 (0xe9) is not UTF-8"),
+        ("SST/binary/sentiment-dev", b"caf\xe9\t1\n", "line 1: the byte 0xe9 is not UTF-8"),
         ("SST/binary/sentiment-test", b"", "no examples"),
         ("TREC/train_5500.label", b"NUM:date When ?\nWho ?\n", "line 2: found 'Who ?'"),
         ("TREC/train_5500.label", b"WHO:ind Who ?\n", "line 1: found 'WHO:ind Who ?'"),

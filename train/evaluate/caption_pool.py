@@ -10,7 +10,7 @@ import numpy as np
 
 from sightline.cache import CAPTIONS, read_manifest
 from sightline.errors import SightlineError
-from train.evaluate.similarity import read_lines
+from sightline.outside import read_lines
 
 
 @dataclass(frozen=True)

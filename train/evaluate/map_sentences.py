@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from sightline.errors import SightlineError
+from sightline.outside import read_lines
 from train.evaluate.caption_pool import read_pool
-from train.evaluate.similarity import read_lines, squeeze
+from train.evaluate.similarity import squeeze
 
 HEADER = ("group", "sentence")
 

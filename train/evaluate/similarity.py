@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sightline.errors import SightlineError
-from sightline.outside import decoded, lines_of
+from sightline.outside import read_lines
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → float [n, d], in their order; `Embedder.encode` is one."""
@@ -160,32 +160,6 @@ def correlate(cosines: np.ndarray, gold: np.ndarray) -> Correlation:
 def squeeze(sentence: str) -> str:
     """Split on whitespace and join with single spaces, as SentEval does."""
     return " ".join(sentence.split())
-
-
-def read_data(file: Path, expected: str) -> bytes:
-    """All bytes of a file.
-
-    Raises:
-        SightlineError: missing or unreadable; says what was `expected` there.
-    """
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        raise SightlineError(f"{file}: no such file; expected {expected}") from None
-    except OSError as error:
-        raise SightlineError(
-            f"{file}: cannot be read ({error.strerror}); expected {expected}"
-        ) from error
-
-
-def read_lines(file: Path, expected: str) -> list[str]:
-    """Lines of a UTF-8 file, split at line feeds only, without the last empty one.
-
-    Raises:
-        SightlineError: missing (says what was `expected` there), not UTF-8, a control character,
-            or a carriage return inside a line (names the line).
-    """
-    return lines_of(file, decoded(file, read_data(file, expected)))
 
 
 def parse_score(text: str, file: Path, number: int) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline.errors import SightlineError
+from sightline.outside import read_lines
 from train.evaluate.similarity import (
     Correlation,
     Encode,
@@ -23,7 +24,6 @@ from train.evaluate.similarity import (
     load_pairs,
     pair_cosines,
     parse_score,
-    read_lines,
     squeeze,
 )
 

@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 
 from sightline.errors import SightlineError
-from train.evaluate.similarity import read_data, read_lines, squeeze
+from sightline.outside import read_data, read_lines
+from train.evaluate.similarity import squeeze
 
 Protocol = Literal["nested", "k-fold", "split"]
 """How the accuracy is measured and l2 is chosen.
