@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -222,16 +223,17 @@ def _score(
     import transformers.modeling_utils  # noqa: F401  (once, for all processes)
 
     from sightline.hardware import cores, gpu_of, jobs_here, visible_gpus
-    from sightline.side_by_side import Call, Send, side_by_side
+    from sightline.side_by_side import Send, side_by_side
     from train.evaluate.score_run import evaluate_run
 
     gpus = visible_gpus()
     jobs = min(len(runs), jobs_here(gpus, params.graph.threads))
     threads = params.graph.threads or max(1, cores() // jobs)
 
-    def score(some: Sequence[tuple[str, int]], send: Send) -> None:
+    def score(job: int, send: Send) -> None:
+        os.environ.update(gpu_of(gpus, job))
         compute_with(threads)
-        for run, seed in some:
+        for run, seed in runs[job::jobs]:
             folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
             try:
                 result, tasks = evaluate_run(folder, evaluation, out, params.train.device)
@@ -240,14 +242,7 @@ def _score(
             else:
                 send(((run, seed), _scores_of(result, tasks), ""))
 
-    calls = [
-        Call(
-            f"scoring {len(runs[job::jobs])} runs",
-            partial(score, runs[job::jobs]),
-            gpu_of(gpus, job),
-        )
-        for job in range(jobs)
-    ]
+    calls = {f"scorer {job + 1} of {jobs}": partial(score, job) for job in range(jobs)}
     return (value for _, value in side_by_side(calls))
 
 

@@ -30,26 +30,18 @@ def rank_and_count(
         rank, count: the variables in which a launcher tells them.
 
     Raises:
-        SightlineError: only one of them is set, one is not a number, or there is no such process.
+        SightlineError: they are not the number of a process and a number of processes.
     """
-    told = {name: environment.get(name, "") for name in (rank, count)}
-    if not any(told.values()):
+    told = environment.get(rank, ""), environment.get(count, "")
+    if told == ("", ""):
         return None
-    for name, other in ((rank, count), (count, rank)):
-        if not told[name]:
-            raise SightlineError(
-                f"{other} is {told[other]}, but {name} is not set; start the processes with "
-                f"torchrun, accelerate launch or srun, or unset {other}"
-            )
-        if not told[name].isdecimal():
-            raise SightlineError(
-                f"the environment variable {name} is {told[name]!r}; expected a number"
-            )
-    if int(told[rank]) >= int(told[count]):
+    if not all(map(str.isdecimal, told)) or int(told[0]) >= int(told[1]):
         raise SightlineError(
-            f"{rank} is {told[rank]}, but {count} is {told[count]}; ranks count from 0"
+            f"{rank} is {told[0] or 'not set'} and {count} is {told[1] or 'not set'}, expected two "
+            "numbers, the first one smaller; start the processes with torchrun, accelerate launch "
+            "or srun, or unset both"
         )
-    return int(told[rank]), int(told[count])
+    return int(told[0]), int(told[1])
 
 
 def is_first_process() -> bool:
@@ -106,19 +98,18 @@ def pick_device(name: str) -> torch.device:
     """
     import torch
 
-    if name == "auto" and torch.cuda.is_available():
-        return torch.device("cuda", 0)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    mps = torch.backends.mps.is_available()
     if name == "auto":
-        name = "mps" if torch.backends.mps.is_available() else "cpu"
-    if name == "mps" and not torch.backends.mps.is_available():
+        name = "cuda" if count else "mps" if mps else "cpu"
+    found = re.fullmatch(r"cpu|mps|cuda(?::(\d+))?", name, re.ASCII)
+    if found is None:
+        raise SightlineError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:1 or mps")
+    if name == "mps" and not mps:
         raise SightlineError("device 'mps' was requested but is not available; use auto")
     if name in ("cpu", "mps"):
         return torch.device(name)
-    found = re.fullmatch(r"cuda(?::(\d+))?", name, re.ASCII)
-    if found is None:
-        raise SightlineError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:1 or mps")
     index = int(found[1] or 0)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
         there = f"this machine has {count} CUDA devices" if count else "CUDA is not available"
         raise SightlineError(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,29 +15,27 @@ import pytest
 from sightline import hardware
 from sightline.errors import SightlineError
 from sightline.hardware import Memory, Processor
-from sightline.side_by_side import Call, Send, side_by_side
+from sightline.side_by_side import Send, side_by_side
 
 
-def test_values_come_as_they_are_sent_with_the_number_of_the_call():
-    def count(send: Send) -> None:
-        send(os.environ["PART"])
-        send(int(os.environ["PART"]) + 10)
+def test_values_come_as_they_are_sent_with_the_name_of_the_call():
+    def count(part: int, send: Send) -> None:
+        send(part)
+        send(part + 10)
 
-    calls = [Call("counting", count, {"PART": str(part)}) for part in range(3)]
-    found = list(side_by_side(calls))
-    assert sorted(found, key=str) == sorted(
-        [(part, value) for part in range(3) for value in (str(part), part + 10)], key=str
-    )
+    found = list(side_by_side({f"counting {part}": partial(count, part) for part in range(3)}))
+    assert sorted(found) == [
+        (f"counting {part}", part + more) for part in range(3) for more in (0, 10)
+    ]
 
 
 def test_calls_run_at_the_same_time(tmp_path):
-    def meet(send: Send) -> None:
-        me, other = os.environ["MEET"].split()
+    def meet(me: str, other: str, send: Send) -> None:
         (tmp_path / me).touch()
         while not (tmp_path / other).exists():
             time.sleep(0.01)
 
-    calls = [Call("meeting", meet, {"MEET": names}) for names in ("one other", "other one")]
+    calls = {"one": partial(meet, "one", "other"), "other": partial(meet, "other", "one")}
     assert list(side_by_side(calls)) == []
 
 
@@ -51,9 +50,8 @@ def test_errors_are_raised_together_after_the_others_have_ended(tmp_path):
         time.sleep(0.5)
         (tmp_path / "done").touch()
 
-    calls = [Call(f.__name__, f, {}) for f in (refuse, die, work)]
     with pytest.raises(SightlineError) as caught:
-        list(side_by_side(calls))
+        list(side_by_side({call.__name__: call for call in (refuse, die, work)}))
     first, second = str(caught.value).splitlines()
     assert first == "this input is missing"
     assert second.startswith("die was killed by SIGKILL, perhaps for lack of memory")
@@ -63,15 +61,16 @@ def test_errors_are_raised_together_after_the_others_have_ended(tmp_path):
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from sightline.side_by_side import Call, side_by_side
+from functools import partial
+from sightline.side_by_side import side_by_side
 from sightline.signals import stop_on_signals
 
-def work(send):
-    Path(os.environ["NAME"]).write_text(str(os.getpid()))
+def work(name, send):
+    Path(name).write_text(str(os.getpid()))
     time.sleep(600)
 
 stop_on_signals()
-list(side_by_side([Call("work", work, {"NAME": name}) for name in ("a", "b")]))
+list(side_by_side({name: partial(work, name) for name in ("a", "b")}))
 """
 
 

@@ -186,9 +186,6 @@ def pairs_of(given: list[str], option: str) -> dict[str, str]:
 
 def first_mistake(error: ValidationError) -> str:
     """The first validation error, under the name of its option."""
-    from sightline.outside import short
-
     first = error.errors()[0]
     where = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"][:1])
-    found = "" if first["type"] == "value_error" else f"; found {short(first['input'])}"
-    return where + first["msg"].removeprefix("Value error, ") + found
+    return where + first["msg"].removeprefix("Value error, ")

@@ -106,11 +106,14 @@ def test_a_worker_is_read_from_its_launcher() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"RANK": "1"}, "RANK is 1, but WORLD_SIZE is not set"),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is not set"),
-        ({"SLURM_NTASKS": "2"}, "SLURM_NTASKS is 2, but SLURM_PROCID is not set"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, but WORLD_SIZE is 2; ranks count from 0"),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "variable RANK is 'one'; expected a number"),
+        ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set and WORLD_SIZE is 2, expected two"),
+        ({"SLURM_NTASKS": "2"}, "SLURM_PROCID is not set and SLURM_NTASKS is 2"),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2"},
+            "RANK is 2 and WORLD_SIZE is 2, .* the first one smaller",
+        ),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is one and WORLD_SIZE is 2, expected"),
         ({}, "neither RANK and WORLD_SIZE nor"),
     ],
 )

@@ -304,9 +304,9 @@ def test_an_incomplete_launcher_environment_is_refused(
     spec = world.spec(tmp_path / "run")
     told = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     for name, value, message in (
-        ("RANK", "", "WORLD_SIZE is 2, but RANK is not set; start the processes with torchrun"),
-        ("RANK", "two", "the environment variable RANK is 'two'; expected a number"),
-        ("RANK", "2", "RANK is 2, but WORLD_SIZE is 2; ranks count from 0"),
+        ("RANK", "", "RANK is not set and WORLD_SIZE is 2, expected two numbers"),
+        ("RANK", "two", "RANK is two and WORLD_SIZE is 2, expected two numbers"),
+        ("RANK", "2", "RANK is 2 and WORLD_SIZE is 2, expected two numbers, the first one smaller"),
         ("MASTER_ADDR", "", "MASTER_ADDR is not set"),
     ):
         for each, given in {**told, name: value}.items():

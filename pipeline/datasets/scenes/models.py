@@ -17,7 +17,7 @@ from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.datasets.source import Progress
 from sightline.devices import compute_with
 from sightline.extras import require
-from sightline.side_by_side import Call, Send, side_by_side
+from sightline.side_by_side import Send, side_by_side
 
 THREADS = 1  # of each model that is trained; a fixed number keeps the weights' bytes
 
@@ -55,9 +55,9 @@ def write_models(
         "training the teacher": partial(_write_berts, folder, source, pairs),
     }
     total = source.resnet_steps + source.clip_steps + source.teacher_steps
-    done: dict[int, int] = {}
-    for index, step in side_by_side([Call(name, call, {}) for name, call in calls.items()]):
-        done[index] = step
+    done: dict[str, int] = {}
+    for name, step in side_by_side(calls):
+        done[name] = step
         if progress is not None:
             progress("training the encoders", sum(done.values()), total, "steps")
     for path in folder.rglob("*.safetensors"):
