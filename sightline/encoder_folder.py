@@ -104,17 +104,15 @@ def read_recipe(source: str | Path, *, bare: bool = False) -> Recipe:
 
 def _read_pooling(folder: Pretrained, file: str) -> Pooling:
     config = folder.json(file) or {}
-    found = config.get("pooling_mode")
-    if found is None:  # folders of earlier versions of sentence-transformers have a key for each
+    modes = config.get("pooling_mode")
+    if modes is None:  # folders of earlier versions of sentence-transformers have a key for each
         keys = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
-        found = [re.sub("pooling_mode_|_tokens?$", "", key) for key in keys] or ["mean"]
-    modes = [found] if isinstance(found, str) else list(found)
-    if modes == ["cls"]:
-        return "cls"
-    if modes == ["mean"]:
-        return "mean"
+        modes = [re.sub("pooling_mode_|_tokens?$", "", key) for key in keys] or "mean"
+    for known in ("cls", "mean"):
+        if modes in (known, [known]):
+            return known
     raise SightlineError(
-        f"{folder.name}: {file} sets {' + '.join(map(str, modes))} pooling, but Sightline supports "
+        f"{folder.name}: {file} sets {modes} pooling, but Sightline supports "
         "only cls or mean from such a folder; give a pooling to override it"
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sightline.devices import AUTOCAST, pick_device
+from sightline.devices import AUTOCAST, check_precision, pick_device
 from sightline.encoder_folder import (
     load_model,
     load_tokenizer,
@@ -57,8 +57,7 @@ class Embedder:
         Raises:
             SightlineError: unknown pooling or precision, or `pooler` without a pooler.
         """
-        if precision != "fp32" and precision not in AUTOCAST:
-            raise SightlineError(f"unknown precision {precision!r}; use fp32, bf16 or fp16")
+        check_precision(precision)
         self.pooling: Pooling = check_pooling(pooling)
         if self.pooling == "pooler" and getattr(model, "pooler", None) is None:
             raise SightlineError(
