@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 FEATURES = Path("data/features")
 """Every feature set lies below."""
-PRECISIONS = Path("data/precision/probes.json")
-"""What `train.precision: auto` measured on this machine, for all runs."""
 
 
 def dataset_folder(dataset: str) -> Path:
@@ -222,7 +220,6 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
         },
         dev=params.evaluation.dev,
         out=run_folder(run, seed),
-        precision_file=PRECISIONS,
     )
 
 

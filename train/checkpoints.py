@@ -40,7 +40,6 @@ class Progress:
         processes: how many trained it; several numbers if it was resumed with a different number
             of them.
         optimizer: `train.optimizer` of the run; empty in a checkpoint older than this field.
-        precision_probe: of `train.precision: auto`, as JSON; empty for any other precision.
     """
 
     digest: str
@@ -51,7 +50,6 @@ class Progress:
     peak_memory: dict[str, int] = field(default_factory=dict)
     processes: list[int] = field(default_factory=lambda: [1])
     optimizer: str = ""
-    precision_probe: str = ""
 
 
 class Checkpoints:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,9 @@ from train.evaluate.sts import load_dev_set
 from train.export import check_exportable
 from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
-from train.probe_record import PrecisionProbe
 from train.processes import Processes
 from train.run_folder import RunFolder
-from train.run_spec import AUTO, Precision, RunSpec
-from train.run_summary import RunSummary
+from train.run_spec import RunSpec
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +48,6 @@ class RunInputs:
     dev: GradedPairs | None
     content: Mapping[str, Any]
     code: dict[str, str]
-    precision_probe: PrecisionProbe | None = None
 
     @property
     def digest(self) -> str:
@@ -59,15 +56,6 @@ class RunInputs:
         The paths of inputs and result, and how often something is logged, do not change it.
         """
         return spec_digest(self.spec, self.objective, self.content)
-
-    def of_precision(self, precision: Precision, probe: PrecisionProbe | None = None) -> RunInputs:
-        """The same with a precision, which a probe may have chosen.
-
-        The digest is that of asking for it.
-        """
-        train = self.spec.train.model_copy(update={"precision": precision})
-        spec = self.spec.model_copy(update={"train": train})
-        return replace(self, spec=spec, precision_probe=probe)
 
     @classmethod
     def open(cls, spec: RunSpec, processes: Processes) -> RunInputs:
@@ -97,48 +85,6 @@ class RunInputs:
         return found
 
 
-def with_precision(
-    inputs: RunInputs, folder: RunFolder, processes: Processes, tell: Say
-) -> RunInputs:
-    """``inputs`` with the precision of the finished or begun run that they are of, or a new one."""
-
-    def chosen() -> str:
-        probe = earlier_probe(inputs, folder)
-        if probe is None:
-            from train.precision_probe import probed
-
-            rows = rows_at_once(inputs.spec, processes)
-            probe = probed(inputs.spec, inputs.data, inputs.device, rows)
-        return probe.model_dump_json()
-
-    probe = PrecisionProbe.model_validate_json(processes.from_main(chosen))
-    tell(f"{inputs.spec.run}: precision auto: {probe}")
-    return inputs.of_precision(probe.choice, probe)
-
-
-def earlier_probe(inputs: RunInputs, folder: RunFolder) -> PrecisionProbe | None:
-    """What chose the precision of the finished or begun run in ``folder``, if it is of these."""
-    for probe in _probes_of(folder):
-        begun = folder.checkpoints.newest()
-        same = inputs.of_precision(probe.choice).digest
-        finished = RunSummary.load(folder.path)
-        if (finished is not None and finished.spec_digest == same) or (
-            begun is not None and folder.checkpoints.read(begun).digest == same
-        ):
-            return probe
-    return None
-
-
-def _probes_of(folder: RunFolder) -> Iterator[PrecisionProbe]:
-    """What the runs in ``folder`` measured."""
-    finished = RunSummary.load(folder.path)
-    if finished is not None and finished.precision_probe is not None:
-        yield finished.precision_probe
-    newest = folder.checkpoints.newest()
-    if newest is not None and (text := folder.checkpoints.read(newest).precision_probe):
-        yield PrecisionProbe.model_validate_json(text)
-
-
 def rows_at_once(spec: RunSpec, processes: Processes) -> int:
     """Rows that the encoder gets in a call, in every full batch."""
     from train.gradient_cache import chunks_of
@@ -158,7 +104,6 @@ def build_model(
     from train.model import GroundedModel, check_tokenizer, load_student
 
     student, train, data = inputs.spec.student, inputs.spec.train, inputs.data
-    assert train.precision != AUTO
     encoder, tokenizer = load_student(student)
     check_tokenizer(tokenizer, encoder, data.samples, student.max_length, data.vocabulary_size)
     model = GroundedModel(
@@ -176,7 +121,7 @@ def spec_digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any])
     """As `RunInputs.digest`, with the ``content`` of the inputs."""
     body: dict[str, Any] = spec.model_dump(
         mode="json",
-        exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "precision_file"},
+        exclude={"out", "pairs", "text", "features", "dev", "parameters", "run"},
     )
     body["parameters"] = objective.describe()
     for name in ("logging_steps", "save_steps", "device_cache"):

@@ -15,7 +15,6 @@ from sightline.pooling import Pooling
 from sightline.settings import Settings
 
 Precision = Literal["fp32", "bf16", "fp16"]
-AUTO = "auto"
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
@@ -48,8 +47,7 @@ class TrainConfig(Settings):
         learning_rate: AdamW's peak; it decays linearly to 0.
         epochs: passes; one has as many steps as both streams have batches. Or give `max_steps`.
         max_steps: optimiser steps. Exactly one of the two must be given.
-        precision: arithmetic of the encoder; heads and losses are always at least float32. `auto`
-            times fp32 and bf16 and takes the faster one (see `train.precision_probe`).
+        precision: arithmetic of the encoder; heads and losses are always at least float32.
         gradient_accumulation: micro-batches of one optimiser step.
         optimizer: ``released`` is AdamW as in the published runs, ``torch`` is PyTorch's; see
             `train.optimizer`.
@@ -76,7 +74,7 @@ class TrainConfig(Settings):
     learning_rate: float = Field(default=3e-5, gt=0, allow_inf_nan=False)
     epochs: int | None = Field(default=None, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
-    precision: Precision | Literal["auto"] = "fp32"
+    precision: Precision = "fp32"
     gradient_accumulation: int = Field(default=1, ge=1)
     optimizer: Literal["released", "torch"] = "released"
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -142,8 +140,6 @@ class RunSpec(Settings):
         features: slot of the objective → folder of the feature set.
         dev: SentEval's STSBenchmark folder or a similarity TSV; None trains without selection.
         out: folder of the run; see `train_run`.
-        precision_file: where the runs of a study keep what `train.precision: auto` measured, so
-            that all take the same; None measures for this run alone.
     """
 
     run: str = Field(min_length=1)
@@ -157,7 +153,6 @@ class RunSpec(Settings):
     features: dict[str, Path] = {}
     dev: Path | None = None
     out: Path
-    precision_file: Path | None = None
 
     @model_validator(mode="after")
     def _some_stream(self) -> RunSpec:

@@ -12,7 +12,6 @@ from sightline.digest import digest
 from sightline.errors import SightlineError
 from train.feature_use import FeatureUse
 from train.log_names import DEV
-from train.probe_record import PrecisionProbe
 
 FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"
@@ -46,11 +45,11 @@ class RunSummary(BaseModel):
             different number of them.
         device, precision: used for training.
         processor: model of the CPU, where it was the device.
-        precision_probe: why, if `train.precision` was `auto`.
         files: what the run left beside this file, by name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    # a field that is no longer written does not make a finished run unreadable
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
 
     schema_: Literal["sightline.run/1"] = Field(default=SCHEMA, alias="schema")
 
@@ -81,7 +80,6 @@ class RunSummary(BaseModel):
     device: str = ""
     processor: str = ""
     precision: str = ""
-    precision_probe: PrecisionProbe | None = None
     spec_digest: str
     code: dict[str, str]
     accepted_code: tuple[str, ...] = ()
@@ -126,8 +124,6 @@ class RunSummary(BaseModel):
         if self.best_step is not None:
             best = dict(self.dev_history)[self.best_step]
             parts.append(f"best dev score {best:.2f} at step {self.best_step:,}")
-        if self.precision_probe is not None:
-            parts.append(f"precision auto: {self.precision_probe}")
         if any(used.untrained for used in self.features.values()):
             parts.append("features from untrained weights")
         doubts = dict.fromkeys(used.doubt for used in self.features.values() if used.doubt)

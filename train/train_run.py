@@ -31,9 +31,8 @@ from train.run_inputs import (
     build_model,
     checkpoint_to_resume,
     paths_of,
-    with_precision,
 )
-from train.run_spec import AUTO, RunSpec
+from train.run_spec import RunSpec
 from train.run_summary import RunSummary
 
 if TYPE_CHECKING:
@@ -76,8 +75,6 @@ def train_run(
         _require_one_run(processes, digest([inputs.digest, inputs.code]))
         folder = RunFolder(spec.out, paths_of(spec), 0.0 if processes.main else _PATIENCE)
         tell = (say or to_stderr) if processes.main else _nobody
-        if spec.train.precision == AUTO:
-            inputs = with_precision(inputs, folder, processes, tell)
         # a finished run needs no device, and not the seconds in which PyTorch is imported
         if processes.count > 1 or not folder.finished(inputs.digest, inputs.code):
             processes.together(lambda: inputs.device)
@@ -312,14 +309,8 @@ def _progress(
     """The checkpoint that process 0 found, and the run's progress; a new run without one."""
     optimizer = inputs.spec.train.optimizer
     if not checkpoint:
-        probe = inputs.precision_probe
-        return None, Progress(
-            inputs.digest,
-            digest(inputs.code),
-            processes=[],
-            optimizer=optimizer,
-            precision_probe="" if probe is None else probe.model_dump_json(),
-        )
+        code = digest(inputs.code)
+        return None, Progress(inputs.digest, code, processes=[], optimizer=optimizer)
     path = folder.checkpoints.folder / checkpoint
     if not path.is_dir():
         raise SightlineError(
@@ -384,7 +375,6 @@ def _summarise(
         device=device_name(inputs.device),
         processor=processor().model if inputs.device.type == "cpu" else "",
         precision=spec.train.precision,
-        precision_probe=inputs.precision_probe,
         spec_digest=inputs.digest,
         code=inputs.code,
     )

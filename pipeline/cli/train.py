@@ -46,7 +46,7 @@ def train(
     ] = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Maximum optimiser steps.")] = None,
     precision: Annotated[
-        str, typer.Option(help="fp32, bf16, fp16, or auto: the faster of the first two.")
+        str, typer.Option(help="fp32, bf16 or fp16; `sightline doctor` names the faster one.")
     ] = "fp32",
     eval_steps: Annotated[int, typer.Option(min=1, help="Steps between dev evaluations.")] = 125,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",

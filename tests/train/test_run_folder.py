@@ -219,6 +219,17 @@ def test_weights_that_are_not_finite_are_not_kept(world: World, tmp_path: Path) 
     assert json.loads((tmp_path / "failure.json").read_text())["keys"]
 
 
+def test_a_finished_run_with_a_field_that_is_no_longer_written_is_read(
+    world: World, tmp_path: Path
+) -> None:
+    spec = world.spec(tmp_path, train={"max_steps": 1})
+    finished = train_run(spec, say=silent)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "precision_probe": None}))
+    assert RunSummary.read(tmp_path) == finished
+    assert train_run(spec, say=silent) == finished
+
+
 def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> None:
     features = Features(world, tmp_path)
     features.add("clip", "image", dim=7)

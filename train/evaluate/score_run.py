@@ -223,7 +223,6 @@ def _training(summary: RunSummary) -> TrainingSummary:
         device=summary.device,
         processor=summary.processor,
         precision=summary.precision,
-        precision_gain=None if summary.precision_probe is None else summary.precision_probe.gain,
         dev_metric=summary.dev or "",
         best_step=summary.best_step,
         best_dev=history.get(summary.best_step) if summary.best_step is not None else None,

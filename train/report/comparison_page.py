@@ -174,16 +174,10 @@ def _training_cells(trainings: Sequence[TrainingSummary]) -> tuple[GridCell, ...
         return number_cell(sum(values) / len(values) if whole else None, form)
 
     return (
-        text_cell(" / ".join(dict.fromkeys(map(_precision, trainings)))),
+        text_cell(" / ".join(dict.fromkeys(each.precision for each in trainings))),
         mean(lambda each: each.best_step),
         mean(lambda each: each.best_dev, ".2f"),
     )
-
-
-def _precision(training: TrainingSummary) -> str:
-    if training.precision_gain is None:
-        return training.precision
-    return f"{training.precision} (auto: bf16 {training.precision_gain:.2f} × as fast as fp32)"
 
 
 def _features(uses: Sequence[tuple[FeatureUse, list[str]]]) -> Grid:

@@ -36,7 +36,6 @@ class TrainingSummary(_Strict):
         trained_parameters: of encoder and heads.
         processes: see `train.run_summary.RunSummary`.
         processor: model of the CPU, where it was the device.
-        precision_gain: how many times as fast as fp32 bf16 was, if `train.precision` was `auto`.
         log: entries of the training loop, each with its ``step`` (`train.loop`).
     """
 
@@ -50,7 +49,6 @@ class TrainingSummary(_Strict):
     device: str = ""
     processor: str = ""
     precision: str = ""
-    precision_gain: _Finite | None = None
     dev_metric: str = ""
     best_step: int | None = None
     best_dev: _Finite | None = None
