@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
 from sightline.errors import SightlineError
 from sightline.pooling import Pooling
 
@@ -20,8 +18,6 @@ EXPORTED_POOLINGS: tuple[Pooling, ...] = ("cls", "mean")
 """What the Pooling module of sentence-transformers supports."""
 
 HEADS_FILE = "heads.safetensors"
-LAST_FILE = "last.safetensors"
-"""The encoder after the last step, if the exported one is from an earlier step."""
 MODEL_FOLDER = "model"
 EXPORTED_FILES = (
     *("README.md", "config.json", "config_sentence_transformers.json", "model.safetensors"),
@@ -107,33 +103,6 @@ def export_heads(path: Path, heads: nn.ModuleDict) -> None:
     from safetensors.torch import save_file
 
     save_file(_on_the_host(heads), path)
-
-
-def export_last(path: Path, encoder: nn.Module) -> None:
-    """Write the weights of the last step, to be scored beside the best ones."""
-    from safetensors.torch import save_file
-
-    save_file(_on_the_host(encoder), path)
-
-
-def load_last(path: Path, encoder: nn.Module) -> None:
-    """Replace the exported weights with those of the last step.
-
-    Raises:
-        SightlineError: the file is damaged, or does not belong to this encoder.
-    """
-    from safetensors.torch import load_file
-
-    try:
-        missing, strange = encoder.load_state_dict(load_file(path), strict=False)
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise SightlineError(f"{path}: cannot be read ({error}); train the run again") from error
-    missing = [name for name in missing if not name.startswith("pooler.")]
-    if missing or strange:
-        names = ", ".join([*missing, *strange][:3])
-        raise SightlineError(
-            f"{path}: does not belong to the model beside it ({names}); train the run again"
-        )
 
 
 def _on_the_host(module: nn.Module) -> dict[str, Tensor]:

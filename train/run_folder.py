@@ -11,7 +11,7 @@ from sightline.errors import SightlineError
 from sightline.files import remove_leftovers
 from sightline.output import Output, json_record
 from train.checkpoints import CHECKPOINTS_FOLDER, FAILURE_FILE, Best, Checkpoints
-from train.export import EXPORTED_FILES, HEADS_FILE, LAST_FILE, MODEL_FOLDER
+from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
 from train.run_summary import FILE_NAME, SCHEMA, RunSummary
 
 _BEST_FILE = "best.safetensors"
@@ -56,7 +56,7 @@ class RunFolder:
                 there = (name for name in _WHILE_IT_RUNS if (self.path / name).is_file())
                 output.owned.update(there)
             of_a_model = (f"{MODEL_FOLDER}/{name}" for name in EXPORTED_FILES)
-            output.check([HEADS_FILE, LAST_FILE, *_WHILE_IT_RUNS, *of_a_model])
+            output.check([HEADS_FILE, *_WHILE_IT_RUNS, *of_a_model])
             self.path.mkdir(parents=True, exist_ok=True)
             with output.scratch() as made:
                 self.checkpoints.part = made / CHECKPOINTS_FOLDER
@@ -122,13 +122,7 @@ class RunFolder:
         self.output.remove_unlisted()
 
     def _require_ours(self) -> None:
-        names = (
-            MODEL_FOLDER,
-            CHECKPOINTS_FOLDER,
-            HEADS_FILE,
-            LAST_FILE,
-            *_WHILE_IT_RUNS,
-        )
+        names = (MODEL_FOLDER, CHECKPOINTS_FOLDER, HEADS_FILE, *_WHILE_IT_RUNS)
         there = [name for name in names if (self.path / name).exists()]
         ours = (self.path / FILE_NAME).exists() or self.checkpoints.begun or self.output.begun
         if there and not ours:

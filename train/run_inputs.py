@@ -130,6 +130,7 @@ def spec_digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any])
         body["train"].pop("compile")
     if spec.train.chunk is None:  # as before chunks existed
         body["train"].pop("chunk")
+    body["train"]["keep_last"] = True  # as when a run could leave its last weights out
     return digest({**body, **content})
 
 

@@ -60,7 +60,6 @@ class TrainConfig(Settings):
             stops early.
         logging_steps: optimiser steps between two lines of the log.
         eval_batch_size: sentences encoded at once for the dev score.
-        keep_last: keep the weights of the last step beside the best ones, so that both are scored.
         text_stream: false omits the stream of plain sentences: every step is a paired batch
             (the papers' "flickr" and "coco" settings).
         device: where to train; `auto` tries CUDA, then MPS, then the CPU.
@@ -86,7 +85,6 @@ class TrainConfig(Settings):
     early_stopping_patience: int | None = Field(default=None, ge=1)
     logging_steps: int = Field(default=25, ge=1)
     eval_batch_size: int = Field(default=128, ge=1)
-    keep_last: bool = True
     text_stream: bool = True
     device: Device = "auto"
     device_cache: float = Field(default=0.25, ge=0, lt=1)

@@ -15,14 +15,7 @@ from sightline.hub_datasets import hub_datasets
 from sightline.progress import Say, to_stderr
 from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.data import first_paired
-from train.export import (
-    HEADS_FILE,
-    LAST_FILE,
-    MODEL_FOLDER,
-    export_heads,
-    export_last,
-    export_model,
-)
+from train.export import HEADS_FILE, MODEL_FOLDER, export_heads, export_model
 from train.feature_use import FeatureUse
 from train.processes import ARRIVAL_LIMIT, LostProcess, Processes
 from train.run_folder import RunFolder
@@ -237,8 +230,6 @@ def _run(
         results.mkdir()
         best_step = None
         if dev is not None:
-            if spec.train.keep_last and folder.best.step != state.step:
-                export_last(results / LAST_FILE, model.encoder)
             best_step = _load_best(model, folder.best)
         trained = sum(each.numel() for each in model.parameters())
         summary = _summarise(inputs, state, progress, best_step, trained)

@@ -193,7 +193,6 @@ def test_a_result_keeps_what_was_found(world, tmp_path):
     evaluation = world.folder.task("neighbours", sample=2)
     world.model.folder = None  # pyright: ignore[reportAttributeAccessIssue]
     world.model.pooling = None  # pyright: ignore[reportAttributeAccessIssue]
-    world.model.at_last_step = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
     result = evaluate_model(world.model, evaluation)  # pyright: ignore[reportArgumentType]
     save_result(result, tmp_path / "a.json")
     assert load_result(tmp_path / "a.json") == result

@@ -144,10 +144,10 @@ def test_what_is_left_out_of_a_split_is_a_warning(tmp_path):
 
 
 def test_a_model_without_a_space_for_images_has_no_scores_but_the_references(world):
-    world.model.no_heads = "the heads of the last step are not kept"
+    world.model.no_heads = "it is not a training run of Sightline"
     found = scores(world)
     assert found.scores == dict.fromkeys(METRICS)
-    assert found.reasons == dict.fromkeys(METRICS, "the heads of the last step are not kept")
+    assert found.reasons == dict.fromkeys(METRICS, "it is not a training run of Sightline")
     assert set(found.references) == {CHANCE}
     world.model.no_heads, world.model.projected = "", {"of-words": ("words",)}
     reasons = scores(world).reasons

@@ -35,7 +35,7 @@ def test_compiled_steps_are_the_eager_ones_within_rounding(
     world: World, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     student = without_dropout(world, tmp_path / "student")
-    train = {"max_steps": 5, "eval_steps": 5, "keep_last": True, **more}
+    train = {"max_steps": 5, "eval_steps": 5, **more}
     for name in ("off", "on"):
         spec = world.spec(
             tmp_path / name, "mcse", student=student, train={**train, "compile": name}

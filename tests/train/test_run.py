@@ -129,27 +129,18 @@ def scored_on(pairs: Path) -> Evaluation:
     return Evaluation.load({"similarity": {"data": pairs}, "geometry": {"data": pairs}})
 
 
-def test_the_last_weights_are_kept_and_scored_beside_the_best(world: World, tmp_path: Path) -> None:
+def test_a_result_has_the_scores_of_the_best_weights(world: World, tmp_path: Path) -> None:
     train = {"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1}
     spec = world.spec(tmp_path / "run", train=train)
     summary = train_run(spec, say=silent)
     assert summary.best_step is not None
     assert summary.best_step < summary.steps
-    assert "last.safetensors" in summary.files
     assert spec.dev is not None
-    out, sets = tmp_path / "result.json", scored_on(spec.dev)
-    result, _ = evaluate_run(tmp_path / "run", sets, out, "cpu")
+    sets = scored_on(spec.dev)
+    result, _ = evaluate_run(tmp_path / "run", sets, tmp_path / "result.json", "cpu")
     history = dict(summary.dev_history)
     assert result.scores["similarity"] == pytest.approx(history[summary.best_step], abs=1e-9)
-    assert result.last_scores["similarity"] == pytest.approx(history[8], abs=1e-9)
-    damaged = tmp_path / "run" / "last.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    out.unlink()
-    with pytest.raises(SightlineError, match=r"last\.safetensors: cannot be read"):
-        evaluate_run(tmp_path / "run", sets, out, "cpu")
-    without = world.spec(tmp_path / "without", train={**train, "keep_last": False})
-    assert "last.safetensors" not in train_run(without, say=silent).files
-    assert evaluate_run(tmp_path / "without", sets, out, "cpu")[0].last_scores == {}
+    assert [path.name for path in (tmp_path / "run").glob("*.safetensors")] == ["heads.safetensors"]
 
 
 def test_only_what_changed_is_scored_again(world: World, tmp_path: Path) -> None:
@@ -227,17 +218,6 @@ def test_several_seeds_of_a_run_make_one_row_of_the_command(
     code, _, err = said(*words, *models, *models[2:])
     assert code == 1
     assert "two models are called 'simcse, seed 1'" in err
-
-
-def test_a_given_pooling_holds_for_the_last_step_too(world: World, tmp_path: Path) -> None:
-    train = {"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1}
-    spec = world.spec(tmp_path, train=train)
-    summary = train_run(spec, say=silent)
-    assert summary.best_step != summary.steps
-    last = EvaluatedModel.load(str(tmp_path), "mean", "cpu").at_last_step()
-    assert last is not None
-    assert last.embedder.pooling == "mean"
-    assert spec.student.pooling != "mean"
 
 
 def test_the_summary_records_the_cost_of_the_run(world: World, tmp_path: Path) -> None:

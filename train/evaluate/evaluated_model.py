@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from sightline.errors import SightlineError
 from sightline.pooling import Pooling
 from train.embed import Embedder
-from train.export import HEADS_FILE, LAST_FILE, MODEL_FOLDER, load_last
+from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import Objective, make_objective
 from train.run_summary import FILE_NAME, RunSummary
 
@@ -57,7 +57,6 @@ class EvaluatedModel:
         self.pooling: Pooling | None = pooling
         self._row_of: dict[str, int] = {}
         self._rows = np.empty((0, embedder.dim), dtype=np.float32)
-        self._has_heads = summary is not None
 
     @classmethod
     def load(
@@ -74,26 +73,6 @@ class EvaluatedModel:
         summary = RunSummary.read(folder)
         embedder = Embedder.load(folder / MODEL_FOLDER, pooling, device=device)
         return cls(summary.run, embedder, folder, summary, pooling)
-
-    def at_last_step(self) -> EvaluatedModel | None:
-        """The same run with the weights of its last step, without heads.
-
-        None if they were not kept; the model itself if the kept step is the last one.
-
-        Raises:
-            SightlineError: the file of the weights is damaged.
-        """
-        folder, summary = self.folder, self.summary
-        if folder is None or summary is None:
-            return None
-        if LAST_FILE not in summary.files:
-            return self if summary.best_step in (None, summary.steps) else None
-        device = str(self.embedder.model.device)
-        embedder = Embedder.load(folder / MODEL_FOLDER, self.pooling, device=device)
-        load_last(folder / LAST_FILE, embedder.model)
-        last = EvaluatedModel(self.name, embedder, folder, summary, self.pooling)
-        last._has_heads = False  # the exported heads belong to the kept step
-        return last
 
     def encode_once(self, sentences: Iterable[str]) -> None:
         """Embed those of ``sentences`` that are not embedded yet, in one call of the encoder."""
@@ -123,8 +102,6 @@ class EvaluatedModel:
                 "it is not a training run of Sightline, and has no heads; give the folder of a run "
                 "that learned from images, such as one of mcse, kdmcse or dalr"
             )
-        if not self._has_heads:
-            raise NoHeadsError("the heads of the last step are not kept, only those of the best")
         from safetensors.torch import load_file
 
         file = folder / HEADS_FILE

@@ -27,19 +27,19 @@ def evaluate_model(
     run: str | None = None,
     failed: dict[str, SightlineError] | None = None,
 ) -> RunResult:
-    """The result of any model: the weights it was exported with, and those of its last step.
+    """The result of any model.
 
     Args:
         run: name of the result's row; None for the model's own.
         failed: see `Evaluation.score`.
     """
-    found, last = _scores(model, evaluation, list(evaluation.tasks), failed)
+    found = evaluation.score(model, list(evaluation.tasks), failed)
     name = run or model.name
     if model.folder is None or model.summary is None:
-        scored = _scored(evaluation, found, last)
+        scored = _scored(evaluation, found)
         pooling = model.pooling or ""
         return RunResult(run=name, objective=NOT_TRAINED, seed=0, pooling=pooling, **scored)
-    result = _result_of_run(name, model.folder, model.summary, evaluation, found, last)
+    result = _result_of_run(name, model.folder, model.summary, evaluation, found)
     return result.model_copy(update={"pooling": model.pooling or ""})
 
 
@@ -68,10 +68,10 @@ def evaluate_run(
     old = _previous(out, _sha256(folder))
     kept = _current(old, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
-    found = last = Scores()
+    found = Scores()
     if missing:
         model = EvaluatedModel.load(str(folder), device=device)
-        found, last = _scores(model, evaluation, missing, failed)
+        found = evaluation.score(model, missing, failed)
     evaluation = evaluation.without(failed)
     if old is not None:
         found = Scores(
@@ -82,8 +82,7 @@ def evaluate_run(
             _of_tasks(kept, old.notes) | found.notes,
             _of_tasks(kept, old.neighbours) | found.neighbours,
         )
-        last = Scores({**old.last_scores, **last.scores})
-    result = _result_of_run(summary.run, folder, summary, evaluation, found, last)
+    result = _result_of_run(summary.run, folder, summary, evaluation, found)
     if evaluation.tasks:
         save_result(result, out)
     if failed:
@@ -106,27 +105,12 @@ def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult
     return old if same and len(_current(old, evaluation)) == len(evaluation.tasks) else None
 
 
-def _scores(
-    model: EvaluatedModel,
-    evaluation: Evaluation,
-    names: list[str],
-    failed: dict[str, SightlineError] | None = None,
-) -> tuple[Scores, Scores]:
-    """Scores of the exported weights and of the last step's (none if those were not kept)."""
-    found = evaluation.score(model, names, failed)
-    last = model.at_last_step()
-    if last is None:
-        return found, Scores()
-    return found, found if last is model else evaluation.score(last, names, failed)
-
-
-def _scored(evaluation: Evaluation, found: Scores, last: Scores) -> dict[str, Any]:
+def _scored(evaluation: Evaluation, found: Scores) -> dict[str, Any]:
     """The fields of a result that the tasks fill."""
     evaluated_on = evaluation.evaluated_on
     metrics = list(evaluated_on)
     return {
         "scores": {metric: found.scores[metric] for metric in metrics},
-        "last_scores": {metric: last.scores[metric] for metric in metrics if metric in last.scores},
         "subsets": {metric: found.subsets[metric] for metric in metrics if metric in found.subsets},
         "reasons": {
             where: why for where, why in found.reasons.items() if where.partition("/")[0] in metrics
@@ -145,7 +129,6 @@ def _result_of_run(
     summary: RunSummary,
     evaluation: Evaluation,
     found: Scores,
-    last: Scores,
 ) -> RunResult:
     return RunResult(
         run=name,
@@ -161,7 +144,7 @@ def _result_of_run(
         code_accepted=bool(summary.accepted_code),
         features=tuple(summary.features.values()),
         training=_training(summary),
-        **_scored(evaluation, found, last),
+        **_scored(evaluation, found),
     )
 
 

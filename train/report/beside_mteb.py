@@ -82,7 +82,6 @@ def _reduced(run: FoundRun, index: int, folder: MtebFolder) -> RunResult:
     return old.model_copy(
         update={
             "scores": {metric: old.scores[metric] for metric in metrics},
-            "last_scores": {m: old.last_scores[m] for m in metrics if m in old.last_scores},
             "subsets": {m: old.subsets[m] for m in metrics if m in old.subsets},
             "reasons": where,
             "evaluated_on": {metric: old.evaluated_on[metric] for metric in metrics},

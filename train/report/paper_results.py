@@ -24,7 +24,6 @@ _OF_THE_MACHINE = {
     "train.eval_batch_size",
     "train.logging_steps",
     "train.save_steps",
-    "train.keep_last",
     "student.model",  # may be a folder; the student's name is compared
 }
 """Parameters that change no score beyond rounding."""

@@ -91,7 +91,6 @@ class RunResult(_Strict):
         run: name of the system, the same for all its seeds.
         parameters: every parameter of the run, nested as in params.yaml.
         scores: metric → score, such as Spearman ×100; None = not defined.
-        last_scores: the same for the weights after the last step; empty if they were not kept.
         subsets: metric → subset → score, for metrics with several.
         reasons: metric, or "metric/subset", → why its score is not defined.
         references: name → metric → score, of what needs no run: chance, or a frozen model.
@@ -113,7 +112,6 @@ class RunResult(_Strict):
     seed: int
     parameters: dict[str, Any] = {}
     scores: dict[str, _Finite | None]
-    last_scores: dict[str, _Finite | None] = {}
     subsets: dict[str, dict[str, _Finite | None]] = {}
     reasons: dict[str, str] = {}
     references: dict[str, dict[str, _Finite]] = {}
