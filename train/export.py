@@ -7,15 +7,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.errors import SightlineError
-from sightline.pooling import Pooling
+from train.run_spec import TrainedPooling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-EXPORTED_POOLINGS: tuple[Pooling, ...] = ("cls", "mean")
-"""What the Pooling module of sentence-transformers supports."""
 
 HEADS_FILE = "heads.safetensors"
 MODEL_FOLDER = "model"
@@ -27,32 +23,19 @@ EXPORTED_FILES = (
 """What an export of BERT or RoBERTa may write into its folder."""
 
 
-def check_exportable(pooling: Pooling) -> None:
-    """Refuse, before training, a pooling that the exported folder cannot express."""
-    if pooling not in EXPORTED_POOLINGS:
-        raise SightlineError(
-            f"pooling {pooling!r} cannot be written as a sentence-transformers folder; train with "
-            f"{' or '.join(EXPORTED_POOLINGS)} (METHODS trains the raw [CLS] vector, `cls`)"
-        )
-
-
 def export_model(
     folder: Path,
     encoder: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    pooling: Pooling,
+    pooling: TrainedPooling,
     card: str,
 ) -> None:
     """Fill the new folder ``folder``: safetensors, modules Transformer + Pooling, and README.md.
 
     The maximum length is the encoder's own, never that of training (METHODS §8).
-
-    Raises:
-        SightlineError: a pooling other than `cls` and `mean`.
     """
     from sightline.encoder_folder import own_max_length
 
-    check_exportable(pooling)
     max_length = own_max_length(tokenizer, encoder.config)
     folder.mkdir(parents=True, exist_ok=True)
     encoder.save_pretrained(folder)
@@ -66,7 +49,7 @@ def export_model(
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _settings(width: int, pooling: Pooling, max_length: int) -> dict[str, Any]:
+def _settings(width: int, pooling: TrainedPooling, max_length: int) -> dict[str, Any]:
     """The JSON files of a sentence-transformers folder, in the form that every version reads.
 
     Its own writer names classes of the installed version, which earlier versions do not have.

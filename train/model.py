@@ -21,12 +21,12 @@ from sightline.encoder_folder import (
     read_recipe,
 )
 from sightline.errors import SightlineError
-from sightline.pooling import Pooling, needs_hidden_states, pool
+from sightline.pooling import pool
 from train.batch import Batch, Phrases, Sentences
 from train.length_groups import group_overhead, length_groups
 from train.objectives.objective import Objective, Views
 from train.phrase_embeddings import phrase_embeddings
-from train.run_spec import Precision, StudentConfig
+from train.run_spec import Precision, StudentConfig, TrainedPooling
 
 Embed = Callable[..., tuple[Tensor, Tensor]]
 TOTAL = "total"
@@ -54,7 +54,7 @@ class GroundedModel(nn.Module):
         self,
         encoder: PreTrainedModel,
         objective: Objective,
-        pooling: Pooling,
+        pooling: TrainedPooling,
         dims: Mapping[str, int],
         group_overhead: int | None = None,
         *,
@@ -75,7 +75,7 @@ class GroundedModel(nn.Module):
         self.width = int(encoder.config.hidden_size)
         self.heads = objective.heads(self.width, dims)
         self.objective = objective
-        self.pooling: Pooling = pooling
+        self.pooling: TrainedPooling = pooling
         self.group_overhead = group_overhead
         self.precision: Precision = precision
         self.compiled_rows = compiled_rows
@@ -166,11 +166,7 @@ class GroundedModel(nn.Module):
         Args:
             weights: of the encoder, in place of its own.
         """
-        given = {
-            "input_ids": ids,
-            "attention_mask": self._attention_mask(mask),
-            "output_hidden_states": needs_hidden_states(self.pooling),
-        }
+        given = {"input_ids": ids, "attention_mask": self._attention_mask(mask)}
         output: Any = (
             self.encoder(**given)
             if weights is None
@@ -237,11 +233,11 @@ def _group(sentences: Sentences, rows: list[int]) -> tuple[Sentences, Tensor]:
 def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The encoder to fine-tune, in float32, and its tokenizer.
 
-    The pooler is dropped unless the pooling is `pooler`: it would not be trained.
+    The pooler is dropped: it would not be trained.
 
     Raises:
-        SightlineError: no such folder or hub model, an incomplete or unsafe folder, fewer layers
-            than asked for, or `pooler` without a pooler.
+        SightlineError: no such folder or hub model, an incomplete or unsafe folder, or fewer layers
+            than asked for.
     """
     recipe = read_recipe(config.model, bare=True)
     encoder = load_model(config.model, recipe)

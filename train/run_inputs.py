@@ -18,7 +18,6 @@ from train.code_digest import code_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs
 from train.evaluate.sts import load_dev_set
-from train.export import check_exportable
 from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
 from train.processes import Processes
@@ -66,7 +65,6 @@ class RunInputs:
                 f"give a multiple of {processes.count}, or start a different number of processes"
             )
         objective = make_objective(spec.objective, spec.parameters)
-        check_exportable(spec.student.pooling)
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_dev_set(spec.dev)
         code = code_of(modules_of(spec.objective, spec.parameters))

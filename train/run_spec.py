@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from sightline.pooling import Pooling
 from sightline.settings import Settings
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+TrainedPooling = Literal["cls", "mean"]
+"""The poolings that a folder of sentence-transformers can express."""
 
 
 class StudentConfig(Settings):
@@ -32,7 +33,7 @@ class StudentConfig(Settings):
 
     name: str = Field(min_length=1)
     model: str = Field(min_length=1)
-    pooling: Pooling = "cls"
+    pooling: TrainedPooling = "cls"
     max_length: int = Field(default=32, ge=3)
     layers: int | None = Field(default=None, ge=1)
 

@@ -33,7 +33,7 @@ def train(
     seed: Annotated[
         int, typer.Option(min=0, max=MOST_SEED, help="Seed for heads, dropout and row order.")
     ] = 0,
-    pooling: Annotated[str, typer.Option(help="cls, pooler, mean or first_last_mean.")] = "cls",
+    pooling: Annotated[str, typer.Option(help="cls (raw last layer) or mean.")] = "cls",
     max_length: Annotated[int, typer.Option(min=3, help="Maximum tokens per text.")] = 32,
     layers: Annotated[int | None, typer.Option(min=1, help="Keep the first N layers.")] = None,
     batch_size: Annotated[int, typer.Option(min=2, help="Rows per batch.")] = 64,
