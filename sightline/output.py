@@ -73,9 +73,8 @@ class Output:
         record: name of the record in it.
         listed: reads the names that a record lists.
         inputs: files and folders that the command reads; missing ones are ignored.
-        worker: such as ``worker 0/2`` if it shares the output with others; else empty.
-        patience: seconds to wait for another run to end; a worker waits two, for runs that are
-            about to end.
+        worker: such as ``worker 0/2`` if it shares the output with others; else empty. A worker
+            waits two seconds for a run that is about to end.
 
     Attributes:
         folder: the output folder, absolute, links resolved.
@@ -98,7 +97,6 @@ class Output:
         listed: Listed,
         inputs: Iterable[Path] = (),
         worker: str = "",
-        patience: float = 0.0,
     ) -> None:
         self.given = folder
         self.folder = Path(os.path.realpath(folder))
@@ -110,12 +108,12 @@ class Output:
         self._listed = listed
         self._inputs = [Path(path) for path in inputs]
         self._worker = worker
-        self._patience = 2.0 if worker else patience
         self._entered = ExitStack()
         self._scratches = itertools.count()
 
     def __enter__(self) -> Output:
-        lock = WriterLock(self.run_folder, self._worker, patience=self._patience)
+        patience = 2.0 if self._worker else 0.0
+        lock = WriterLock(self.run_folder, self._worker, patience=patience)
         self._entered.enter_context(self._locked(lock))
         return self
 

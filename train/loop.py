@@ -30,7 +30,7 @@ from sightline.devices import peak_memory
 from sightline.errors import SaidElsewhere, SightlineError
 from sightline.files import write_bytes
 from train.batch import Batch
-from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress, step_of
+from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress
 from train.data import TrainingData
 from train.feed import make_feed
 from train.gradient_cache import CachedEmbeddings, chunks_of
@@ -146,7 +146,7 @@ class Loop:
 
         Raises:
             NonFiniteLoss: a loss or gradient became NaN or infinite; that step is undone.
-            LostProcess: another process ended; see `keep`.
+            LostProcess: another process ended.
         """
         state, config = self.state, self._config
         if resume is not None:
@@ -154,8 +154,6 @@ class Loop:
         self._processes.follow_main(self._model.state_dict().values())
         for callback in self._callbacks:
             callback.begin(state, self._model)
-        if state.step and self._score_is_due():  # process 0 was lost before it had scored the step
-            self._select()
         while state.step < state.steps and not self.progress.stopped_early:
             self._step()
             for callback in self._callbacks:
@@ -238,7 +236,7 @@ class Loop:
             The terms, without a graph.
         """
         processes, rank = self._processes, self._processes.rank
-        torch.manual_seed(_dropout_seed(self._seed, batch.k, rank))
+        torch.manual_seed(dropout_seed(self._seed, batch.k, rank))
         shares = processes.shares(len(batch))
         chunks = [batch.part(rows) for rows in chunks_of(shares[rank], self._config.chunk)]
         own = CachedEmbeddings(self._model.encode, chunks, self._device)
@@ -279,25 +277,6 @@ class Loop:
             self.progress.seconds += seconds
             self._started = None
 
-    def keep(self) -> int:
-        """Write the checkpoint of the last finished step, unless it exists.
-
-        For the process that holds the run's folder after another one was lost: the processes
-        exchange nothing between the optimiser's step and counting that step, so weights, optimiser
-        and `state` are consistent whenever `LostProcess` is raised.
-
-        Returns:
-            The step that is kept, 0 for none.
-        """
-        if (bad := self._watch.look()) is not None:
-            self._undo(bad)
-        newest = self._checkpoints.newest()
-        kept = 0 if newest is None else step_of(newest)
-        if kept >= self.state.step:
-            return kept
-        self._write_checkpoint()
-        return self.state.step
-
     def _log(self, entry: dict[str, float]) -> None:
         self.state.log.append({**entry, "step": self.state.step})
         for callback in self._callbacks:
@@ -311,12 +290,11 @@ class Loop:
             state.should_stop, state.signal = True, wish - 1
 
     def _score_is_due(self) -> bool:
-        """Whether the weights must be scored after this step, and have not been yet."""
+        """Whether the weights are scored after this step."""
         state = self.state
         if self._dev_score is None:
             return False
-        due = state.step == state.steps or state.step % self._config.eval_steps == 0
-        return due and not any(DEV in entry and entry["step"] == state.step for entry in state.log)
+        return state.step == state.steps or state.step % self._config.eval_steps == 0
 
     def _select(self) -> None:
         """Score the weights, keep them when they are a new best, and stop early if none came."""
@@ -444,7 +422,7 @@ def micro_batches(config: TrainConfig, data: TrainingData) -> int:
     return config.epochs * len(data)
 
 
-def _dropout_seed(seed: int, k: int, rank: int) -> int:
+def dropout_seed(seed: int, k: int, rank: int) -> int:
     """The seed of dropout in micro-batch ``k``, in process ``rank``."""
     words = f"dropout {seed} {k}" + (f" {rank}" if rank else "")
     digest = hashlib.sha256(words.encode()).digest()

@@ -344,7 +344,7 @@ class Processes:
             self._lost = True
             raise LostProcess(
                 f"another process of this run has ended ({_reason(error)}); check its output, "
-                "and rerun the same command"
+                "and rerun the same command to resume from the last checkpoint"
             ) from error
 
     def _first_to_say_so(self) -> bool:

@@ -27,12 +27,11 @@ class RunFolder:
 
     Args:
         inputs: files and folders that the run reads.
-        patience: seconds to wait for another process to let go of the folder.
     """
 
-    def __init__(self, path: Path, inputs: Iterable[Path] = (), patience: float = 0.0) -> None:
+    def __init__(self, path: Path, inputs: Iterable[Path] = ()) -> None:
         self.path = path
-        self.output = Output(path, FILE_NAME, json_record(SCHEMA), inputs, patience=patience)
+        self.output = Output(path, FILE_NAME, json_record(SCHEMA), inputs)
         self.checkpoints = Checkpoints(self.output)
         self.best = Best(path / _BEST_FILE)
 

@@ -35,7 +35,6 @@ class StopAtStep(Callback):
         self.asked: int | None = None
         self._asked_at = 0.0
         self._before: dict[int, Any] = {}
-        self._held = False
 
     def __enter__(self) -> StopAtStep:
         if threading.current_thread() is threading.main_thread():
@@ -52,8 +51,7 @@ class StopAtStep(Callback):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self._held:
-            self.restore()
+        self.restore()
         if self.asked is not None and error is None:
             signal.raise_signal(self.asked)
 
@@ -64,14 +62,6 @@ class StopAtStep(Callback):
     def end(self, state: LoopState) -> None:
         if state.signal:  # another process may have received it
             self.asked = state.signal
-
-    def hold(self) -> None:
-        """Keep recording signals after the block as inside it, until `restore`.
-
-        When one process ends, a launcher sends SIGTERM to the others, which are about to end with
-        the same message anyway.
-        """
-        self._held = True
 
     def restore(self) -> None:
         """Restore the previous signal handlers."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sightline.devices import device_name
 from sightline.digest import digest
-from sightline.errors import BusyError, SaidElsewhere, SightlineError
+from sightline.errors import SightlineError
 from sightline.hardware import cpu_warning, processor
 from sightline.hub_datasets import hub_datasets
 from sightline.progress import Say, to_stderr
@@ -17,7 +17,7 @@ from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.data import first_paired
 from train.export import HEADS_FILE, MODEL_FOLDER, export_heads, export_model
 from train.feature_use import FeatureUse
-from train.processes import ARRIVAL_LIMIT, LostProcess, Processes
+from train.processes import ARRIVAL_LIMIT, Processes
 from train.run_folder import RunFolder
 from train.run_inputs import (
     RunInputs,
@@ -29,9 +29,8 @@ from train.run_spec import RunSpec
 from train.run_summary import RunSummary
 
 if TYPE_CHECKING:
-    from train.loop import Callback, Loop, LoopState
+    from train.loop import Callback, LoopState
     from train.model import GroundedModel
-    from train.stop import StopAtStep
 
 
 def train_run(
@@ -60,13 +59,13 @@ def train_run(
             the folder is not a run's, or its checkpoint is damaged or from another optimiser.
         BusyError: another run writes to the same folder.
         NonFiniteLoss: a loss or gradient became NaN or infinite.
-        LostProcess: another process of the run ended; the last step is kept.
+        LostProcess: another process of the run ended; the last checkpoint is resumed from.
         SaidElsewhere: in the other processes, whatever one of them raises.
     """
-    with ExitStack() as last, Processes.joined(spec.train.device, ARRIVAL_LIMIT) as processes:
+    with Processes.joined(spec.train.device, ARRIVAL_LIMIT) as processes:
         inputs = processes.together(lambda: RunInputs.open(spec, processes))
         _require_one_run(processes, digest([inputs.digest, inputs.code]))
-        folder = RunFolder(spec.out, paths_of(spec), 0.0 if processes.main else _PATIENCE)
+        folder = RunFolder(spec.out, paths_of(spec))
         tell = (say or to_stderr) if processes.main else _nobody
         # a finished run needs no device, and not the seconds in which PyTorch is imported
         if processes.count > 1 or not folder.finished(inputs.digest, inputs.code):
@@ -75,11 +74,7 @@ def train_run(
             made = processes.together(lambda: _claimed(stack, folder, processes))
             text = processes.from_main(lambda: _finished(folder, inputs, tell))
             if not text:
-                from train.stop import StopAtStep
-
-                stop = StopAtStep()
-                last.callback(stop.restore)
-                text = _run(inputs, folder, made, processes, stop, say, callbacks or [])
+                text = _run(inputs, folder, made, processes, say, callbacks or [])
             return RunSummary.model_validate_json(text)
 
 
@@ -120,10 +115,6 @@ def steps_to_do(spec: RunSpec) -> StepsToDo:
     return StepsToDo(spec.out.as_posix(), done, steps - done)
 
 
-_PATIENCE = 2.0
-"""Seconds for the system to release the lock of a process 0 that was killed."""
-
-
 def _nobody(line: str) -> None:
     """Discards progress lines, in every process but 0."""
 
@@ -162,7 +153,6 @@ def _run(
     folder: RunFolder,
     made: Path | None,
     processes: Processes,
-    stop: StopAtStep,
     say: Say | None,
     callbacks: list[Callback],
 ) -> str:
@@ -170,7 +160,6 @@ def _run(
 
     Args:
         made: process 0's folder for work in progress.
-        stop: holds signals back from code that they would interrupt.
     """
     import torch
 
@@ -180,6 +169,7 @@ def _run(
     from train.embed import Embedder
     from train.loop import Loop
     from train.selection import dev_score
+    from train.stop import StopAtStep
 
     tell = (say or to_stderr) if processes.main else _nobody
     spec, data, dev = inputs.spec, inputs.data, inputs.dev
@@ -195,6 +185,7 @@ def _run(
     processes.from_main(lambda: _begin(inputs, folder, resume, tell))
     size = spec.train.eval_batch_size
     shown = [ProgressReport(spec.run, say)] if processes.main else []
+    stop = StopAtStep()
     loop = Loop(
         model,
         data,
@@ -210,12 +201,7 @@ def _run(
     )
     try:
         with stop:
-            try:
-                state = loop.run(resume)
-            except LostProcess as error:
-                stop.hold()
-                processes.leave()
-                raise _lost(spec, folder, loop, processes, error) from error
+            state = loop.run(resume)
     except BaseException as error:
         if stop.asked is not None and not isinstance(error, Exception):
             error.add_note(_kept(spec.run, folder.checkpoints, loop.state.steps))
@@ -228,9 +214,7 @@ def _run(
         assert made is not None
         results = made / "results"
         results.mkdir()
-        best_step = None
-        if dev is not None:
-            best_step = _load_best(model, folder.best)
+        best_step = None if dev is None else _load_best(model, folder.best)
         trained = sum(each.numel() for each in model.parameters())
         summary = _summarise(inputs, state, progress, best_step, trained)
         card = model_card(summary, inputs.objective.source, spec.student.pooling)
@@ -266,27 +250,6 @@ def _begin(inputs: RunInputs, folder: RunFolder, resume: Path | None, tell: Say)
             why = folder.outdated(before, inputs.digest, inputs.code)
         tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
     return ""
-
-
-def _lost(
-    spec: RunSpec, folder: RunFolder, loop: Loop, processes: Processes, error: LostProcess
-) -> SightlineError:
-    """The error to raise after another process was lost, with the last step saved.
-
-    Process 0 holds the folder's lock as long as it lives, so it saves the step and reports it;
-    otherwise the first other process to get the lock does, which still names the killed one.
-    """
-    with ExitStack() as stack:
-        if not processes.main:
-            try:
-                stack.enter_context(folder.claimed())
-            except BusyError:
-                return SaidElsewhere(str(error))
-            if not folder.output.abandoned:
-                return SaidElsewhere(str(error))
-        step = loop.keep()
-    kept = f"step {step:,} of {loop.state.steps:,} is kept" if step else "no step was finished"
-    return LostProcess(f"{spec.run}: {error}. {kept[0].upper()}{kept[1:]}")
 
 
 def _manifests(spec: RunSpec) -> list[Path]:
