@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +27,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from sightline import devices
 from sightline.devices import peak_memory
-from sightline.errors import SaidElsewhere, SightlineError
+from sightline.errors import SightlineError
 from sightline.files import write_bytes
 from train.batch import Batch
 from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress
@@ -41,7 +41,7 @@ from train.objectives.objective import Views
 from train.optimizer import learning_rate, make_optimizer
 from train.processes import Processes
 from train.run_spec import TrainConfig
-from train.watch import TakenStep, Watch, groups_of
+from train.watch import BadStep, Watch
 
 _MODEL_FILE, _OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"
 
@@ -128,7 +128,7 @@ class Loop:
         self._optimizer = make_optimizer(model, config)
         self._scaler = GradScaler(device.type) if model.precision == "fp16" else None
         # under fp16 the loss scaler skips a step whose gradient overflows, and halves the scale
-        self._watch = Watch(device, norm_counts=self._scaler is None)
+        self._watch = Watch(norm_counts=self._scaler is None)
         self._waits = not devices.runs_ahead(device) or self._scaler is not None
         self._started: float | None = None
         self._micro_batches = micro_batches(config, data)
@@ -145,7 +145,7 @@ class Loop:
             resume: checkpoint to resume from.
 
         Raises:
-            NonFiniteLoss: a loss or gradient became NaN or infinite; that step is undone.
+            NonFiniteLoss: a loss or gradient became NaN or infinite; nothing is saved after it.
             LostProcess: another process ended.
         """
         state, config = self.state, self._config
@@ -181,7 +181,8 @@ class Loop:
     def _step(self) -> None:
         """Draw, forward, backward, clip, step: the micro-batches of one optimiser step.
 
-        On a GPU nothing here waits for the device: `_look` does, once in `logging_steps`.
+        On a GPU nothing here waits for the device: `_look` does, once in `logging_steps` and before
+        anything is saved.
         """
         state, config = self.state, self._config
         if self._started is None:
@@ -190,12 +191,11 @@ class Loop:
         numbers = range(first, min(first + config.gradient_accumulation, self._micro_batches))
         self._model.train()
         self._optimizer.zero_grad()
-        batches, terms = list[Batch](), list[dict[str, Tensor]]()
+        terms, sentences = dict[int, dict[str, Tensor]](), 0
         for k in numbers:
             batch = self._batch(k)
-            terms.append(self._micro_batch(batch, len(numbers)))
-            # without the features: some steps may pass before somebody looks
-            batches.append(replace(batch, features={}, phrases=None))
+            terms[k] = self._micro_batch(batch, len(numbers))
+            sentences += len(batch)
         self._processes.add_gradients(self._model.encoder)
         # every process has the whole gradient of the heads
         of_heads = (weight.grad for weight in self._model.heads.parameters())
@@ -203,29 +203,24 @@ class Loop:
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)
-        groups = groups_of(self._optimizer)
-        done = state.step, self.progress.sentences
-        self._watch.add(TakenStep(*done, batches, terms, norm, groups))
+        self._watch.add(state.step + 1, terms, norm)
         if self._waits:
             self._look()
         self._update(learning_rate(config, state.step, state.steps))
         state.step += 1
-        self.progress.sentences += sum(map(len, batches))
-        self._window.step(norm, sum(map(len, batches)))
+        self.progress.sentences += sentences
+        self._window.step(norm, sentences)
         if self._waits:
             self._pause()
 
     def _update(self, rate: float) -> None:
-        """The optimiser's step; nothing if a step was bad that nobody has looked at."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        if self._scaler is not None:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
+        if self._scaler is None:
+            self._optimizer.step()
             return
-        if not self._waits:
-            self._optimizer.found_inf = self._watch.found_inf  # pyright: ignore[reportAttributeAccessIssue]
-        self._optimizer.step()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
 
     def _micro_batch(self, batch: Batch, parts: int) -> dict[str, Tensor]:
         """Gradients of one of ``parts`` micro-batches: embed, gather, terms, and back.
@@ -257,17 +252,16 @@ class Loop:
     def _look(self) -> None:
         """Wait for the device; stop if a step since the last look was not finite.
 
-        All processes have the same gradients, so they find the same step.
+        All processes have the same terms and gradients, so they find the same step.
         """
-        bad = self._watch.look()
-        if bad is not None:
-            self._undo(bad)
-            self._stop_non_finite(*bad.culprit)
+        bad = self._watch.first_bad()
+        if bad is None:
+            return
 
-    def _undo(self, bad: TakenStep) -> None:
-        """Go back to before a step since which the optimiser has changed nothing."""
-        self.state.step, self.progress.sentences = bad.step, bad.sentences
-        self._optimizer.param_groups = bad.groups
+        def stop() -> NoReturn:
+            raise self._non_finite(bad)
+
+        self._processes.together(stop)
 
     def _pause(self) -> None:
         """Count the time since the first step after the last pause."""
@@ -360,53 +354,29 @@ class Loop:
         state = read_state(checkpoint)
         self.state.step, self.state.log, self.state.best = state.step, state.log, state.best
 
-    def _stop_non_finite(self, batch: Batch, values: dict[str, float]) -> None:
-        """Save the state before this step as a checkpoint, record the batch, and stop."""
-
-        def stop() -> NoReturn:
-            raise self._non_finite(batch, values) if self._processes.main else SaidElsewhere()
-
-        self._processes.together(stop)
-
-    def _non_finite(self, batch: Batch, values: dict[str, float]) -> NonFiniteLoss:
-        step = self.state.step
-        names = [name for name, value in values.items() if not math.isfinite(value)]
-        culprits = [name for name in names if name != TOTAL] or names
-        kept = f"step {step} is the state to start from"
-        if step and not self._finite():
-            before = self._checkpoints.newest()
-            kept = f"the weights of step {step} are not finite either; " + (
-                f"the last checkpoint is {before}" if before else "there is no checkpoint before"
-            )
-        elif step:  # a run without a finished step starts over anyway
-            self._write_checkpoint()
-            kept = f"the weights of step {step} are kept in {self._checkpoints.folder}"
+    def _non_finite(self, bad: BadStep) -> NonFiniteLoss:
+        """The error that names a bad step; process 0 lists the texts of its batch in a file."""
+        batch = self._data[bad.micro_batch]
         keys = [key.tobytes().hex() for key in batch.keys]
         path = self._checkpoints.folder.parent / FAILURE_FILE
         report = {
-            "step": step + 1,
+            "step": bad.step,
             "micro_batch": batch.k,
             "stream": batch.stream,
-            "values": {name: repr(value) for name, value in values.items()},
+            "values": {name: repr(value) for name, value in bad.values.items()},
             "keys": keys,
         }
-        write_bytes(path, (json.dumps(report, indent=1) + "\n").encode())
+        if self._processes.main:
+            write_bytes(path, (json.dumps(report, indent=1) + "\n").encode())
+        kept = self._checkpoints.newest()
+        terms = ", ".join(f"{name} is {bad.values[name]}" for name in bad.culprits)
         return NonFiniteLoss(
-            f"step {step + 1} (micro-batch {batch.k}, {batch.stream}): "
-            f"{', '.join(f'{name} is {values[name]}' for name in culprits)}. {kept}, and "
-            f"{path} lists the {len(keys)} texts of the batch by key ({keys[0][:16]} …). "
-            f"{self._advice(step)}; changed parameters start over, and in the "
-            "same folder they replace what is kept"
+            f"step {bad.step} (micro-batch {batch.k}, {batch.stream}): {terms}. Nothing is saved "
+            f"after it; {f'the last checkpoint is {kept}' if kept else 'there is no checkpoint'}. "
+            f"{path} lists the {len(keys)} texts of the batch by key ({keys[0][:16]} …). Lower the "
+            "learning rate, or train in fp32: that starts over. After a first step look at the "
+            "features: `sightline cache verify`"
         )
-
-    def _advice(self, step: int) -> str:
-        if step or not self._data.feature_sets:
-            return "Lower the learning rate, or train in fp32"
-        folders = ", ".join(str(features.path) for features in self._data.feature_sets.values())
-        return f"It was the first step, so look at the features: `sightline cache verify` {folders}"
-
-    def _finite(self) -> bool:
-        return all(bool(torch.isfinite(weight).all()) for weight in self._model.parameters())
 
 
 def read_state(checkpoint: Path) -> LoopState:

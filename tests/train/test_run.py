@@ -294,12 +294,12 @@ def nan_gradient(value: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("k", "broken", "message"),
     [
-        (3, nan_loss, r"step 4 \(micro-batch 3, .* text is nan.*weights of step 3 are kept"),
-        (3, nan_gradient, r"step 4 \(.*gradient norm is nan.*weights of step 3 are kept"),
-        (0, nan_loss, r"step 1 \(.* text is nan.*step 0 is the state to start from"),
+        (3, nan_loss, r"step 4 \(micro-batch 3, .* text is nan\. .*last checkpoint is .*-2\. "),
+        (3, nan_gradient, r"step 4 \(.* gradient norm is nan\. .*last checkpoint is .*-2\. "),
+        (0, nan_loss, r"step 1 \(.* text is nan\. .*there is no checkpoint\. "),
     ],
 )
-def test_a_non_finite_value_stops_the_run_naming_its_batch_after_a_checkpoint(
+def test_a_non_finite_value_stops_the_run_naming_its_batch_and_is_not_saved(
     world: World,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -308,7 +308,7 @@ def test_a_non_finite_value_stops_the_run_naming_its_batch_after_a_checkpoint(
     message: str,
 ) -> None:
     reference = tmp_path / "reference"
-    train_run(world.spec(reference, train={"max_steps": 6, "eval_steps": 6}), say=silent)
+    train_run(world.spec(reference, train={"max_steps": 6, "eval_steps": 2}), say=silent)
     terms = SimCSE.terms
 
     def break_at_k(self: Any, batch: Any, views: Any, heads: Any) -> Any:
@@ -316,16 +316,18 @@ def test_a_non_finite_value_stops_the_run_naming_its_batch_after_a_checkpoint(
         return {name: broken(v) for name, v in found.items()} if batch.k == k else found
 
     out = tmp_path / "out"
-    spec = world.spec(out, train={"max_steps": 6, "eval_steps": 6})
+    spec = world.spec(out, train={"max_steps": 6, "eval_steps": 2})
     monkeypatch.setattr(SimCSE, "terms", break_at_k)
     with pytest.raises(NonFiniteLoss, match=message):
         train_run(spec, say=silent)
+    kept = ["checkpoint-2"] if k == 3 else []
+    assert [path.name for path in (out / "checkpoints").glob("checkpoint-*")] == kept
     report = json.loads((out / "failure.json").read_text())
     assert (report["step"], report["micro_batch"]) == (k + 1, k)
     batch = TrainingData(spec, make_objective("simcse", {}))[k]
     assert report["keys"] == [key.tobytes().hex() for key in batch.keys]
     monkeypatch.undo()
-    train_run(spec, say=silent)  # resumes from there as if nothing had happened
+    train_run(spec, say=silent)  # resumes before it as if nothing had happened
     for name, tensor in weights(reference).items():
         assert torch.equal(weights(out)[name], tensor), name
 
