@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -35,7 +35,6 @@ def _mounts() -> list[list[str]]:
     return [line.split() for line in MOUNTINFO.read_text(errors="replace").splitlines() if line]
 
 
-_tokens: dict[int, str] = {}
 _NO_RENAMES = {
     *(errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP),
     *(errno.EPERM, errno.EINVAL, errno.EEXIST),
@@ -43,9 +42,7 @@ _NO_RENAMES = {
 """Errors of file systems that cannot replace a file by renaming another one."""
 
 
-def token() -> str:
-    """Part of the name of every temporary file of this process, which identifies it later."""
-    return _tokens.setdefault(os.getpid(), secrets.token_hex(8))
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 def fsync(path: Path) -> None:
@@ -64,18 +61,19 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, via: Path | None = None) -> Iterator[Path]:
     """A path to write to; it replaces ``path`` if the block ends without an error.
 
-    The file is made beside its target, so the rename never crosses a file system.
+    Args:
+        via: folder on the same file system to make the file in, such as a run folder; a kill
+            leaves it there. None: beside ``path``.
 
     Raises:
         SightlineError: the file system cannot replace a file by renaming.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{token()}.tmp")
+    part = (via or path.parent) / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
-        part.unlink(missing_ok=True)  # a link there is not followed
         yield part
         fsync(part)
         _rename(part, path)
@@ -98,9 +96,13 @@ def _rename(part: Path, path: Path) -> None:
         ) from error
 
 
-def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:
-    """Replace ``path`` with ``pieces``, one after the other, durably and atomically."""
-    with replacing(path) as part:
+def write_bytes(path: Path, *pieces: bytes | memoryview, via: Path | None = None) -> None:
+    """Replace ``path`` with ``pieces``, one after the other, durably and atomically.
+
+    Args:
+        via: as in `replacing`.
+    """
+    with replacing(path, via) as part:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             offset = 0
@@ -113,13 +115,11 @@ def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:
             os.close(handle)
 
 
-def remove_leftovers(folder: Path, tokens: Collection[str]) -> None:
-    """Remove the temporary files of killed processes in ``folder``, identified by their tokens."""
-    if tokens and folder.is_dir():
-        pattern = re.compile(rf"\..+\.({'|'.join(map(re.escape, tokens))})\.tmp")
-        for path in folder.iterdir():
-            if pattern.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left of `replacing` in a folder that only this one uses."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink()
 
 
 def check_apart(out: Path, inputs: Iterable[Path]) -> Path | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from sightline.errors import BusyError, SightlineError
-from sightline.files import options_of, token
+from sightline.files import options_of
 
 try:
     import fcntl
@@ -23,7 +23,6 @@ _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}
 _held: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process; the kernel would let it take them again."""
 _OURS = re.compile(rb"(worker \d+/\d+, )?process ")  # how a lock of ours begins
-_TOKEN_LINE = re.compile(r"temporary files ([0-9a-f]{16})")
 _WAIT = 0.02  # seconds between polls of a lock that a worker plans or publishes under
 _GRACE = 1.0  # seconds that a worker which took the lock needs to write its line into it
 
@@ -33,8 +32,7 @@ class WriterLock:
 
     A POSIX record lock: the kernel releases it however the process dies, and decode workers that
     outlive a killed parent do not inherit it. A run whose own parent (DVC, a shell) was killed
-    continues and keeps it. The process and host in the file are for the message; the tokens tell
-    the next run which temporary files a killed run left.
+    continues and keeps it. The process and host in the file are for the message.
 
     A run locks every byte of the file. Workers, which share an output, share a lock on its first
     byte, and each locks the bytes of the blocks that it is computing. The first worker locks every
@@ -48,8 +46,6 @@ class WriterLock:
 
     Attributes:
         alone: no other run or worker holds it.
-        abandoned: tokens of processes that were killed while they held this lock; empty unless
-            it was taken alone.
         found_empty: ``lock`` existed and was empty; it is left empty again.
 
     Raises:
@@ -61,7 +57,6 @@ class WriterLock:
     ) -> None:
         self.path = folder / "lock"
         self.alone = False
-        self.abandoned: tuple[str, ...] = ()
         self.found_empty = False
         self._worker, self._join = worker, join
         self._patience = patience
@@ -84,12 +79,10 @@ class WriterLock:
         self._handle = handle
         _held.add(self._identity)
         if self.alone:
-            tokens = _TOKEN_LINE.findall(found.decode(errors="replace"))
-            self.abandoned = tuple(each for each in tokens if each != token())
-            self._write(token(), *self.abandoned)
-        else:  # the others may append theirs at the same time
-            fcntl.fcntl(handle, fcntl.F_SETFL, os.O_APPEND)
-            os.write(handle, self._text(token()))
+            worker = f"{self._worker}, " if self._worker else ""
+            text = f"{worker}process {os.getpid()} on {socket.gethostname()}\n".encode()
+            os.pwrite(handle, text, 0)
+            os.truncate(handle, len(text))
         return self
 
     def __exit__(
@@ -100,11 +93,8 @@ class WriterLock:
     ) -> None:
         if self._handle is None:
             return
-        if self.alone and (kind is None or issubclass(kind, Exception)):
-            if self.found_empty:
-                os.truncate(self._handle, 0)
-            else:
-                self._write()  # no temporary file is left
+        if self.alone and self.found_empty:
+            os.truncate(self._handle, 0)
         _held.discard(self._identity)
         os.close(self._handle)  # which releases it
         self._handle = None
@@ -176,18 +166,6 @@ class WriterLock:
             if self._in_place():
                 return handle
             os.close(handle)  # removed with its folder while we waited for it
-
-    def _text(self, *tokens: str) -> bytes:
-        worker = f"{self._worker}, " if self._worker else ""
-        lines = [f"{worker}process {os.getpid()} on {socket.gethostname()}"]
-        lines += [f"temporary files {each}" for each in tokens]
-        return "".join(f"{line}\n" for line in lines).encode()
-
-    def _write(self, *tokens: str) -> None:
-        assert self._handle is not None
-        text = self._text(*tokens)
-        os.pwrite(self._handle, text, 0)  # first, so that a kill in between loses no token
-        os.truncate(self._handle, len(text))
 
     def _in_place(self) -> bool:
         try:

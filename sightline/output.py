@@ -13,10 +13,10 @@ An output that is a single file is replaced only if its first bytes show that we
 from __future__ import annotations
 
 import filecmp
-import itertools
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -29,9 +29,8 @@ from sightline.files import (
     check_apart,
     fsync,
     is_mount_point,
-    remove_leftovers,
+    remove_unfinished,
     replacing,
-    token,
     write_bytes,
 )
 from sightline.lock import WriterLock
@@ -49,6 +48,7 @@ RECORDS = {
 _OURS = re.compile(rb'"schema": ?"sightline\.')
 _RUN_FILES = ("plan.json", "failures.jsonl", "parts")
 """What runs keep in a run folder, besides its lock."""
+_SCRATCH = "scratch-"
 _HEAD_BYTES = 4096
 _MOST_SYNCED = 100  # files of a folder; more are cheaper to rewrite than to sync
 
@@ -81,8 +81,6 @@ class Output:
         run_folder: where a run keeps its working files: ``<folder>.run`` beside it, or ``.run``
             inside a mount point, because files cannot be renamed into one from outside.
         owned: names of our files, relative to the folder, with ``/`` between parts.
-        abandoned: tokens in the names of temporary files that killed runs left; those in the two
-            folders themselves have been removed.
 
     Raises:
         BusyError: another run is writing there.
@@ -102,14 +100,12 @@ class Output:
         self.folder = Path(os.path.realpath(folder))
         self.run_folder = run_folder_of(self.folder)
         self.record = record
-        self.abandoned: tuple[str, ...] = ()
         self.owned: set[str] = set()
         self._next: set[str] = set()
         self._listed = listed
         self._inputs = [Path(path) for path in inputs]
         self._worker = worker
         self._entered = ExitStack()
-        self._scratches = itertools.count()
 
     def __enter__(self) -> Output:
         patience = 2.0 if self._worker else 0.0
@@ -137,7 +133,8 @@ class Output:
         self.check_place()
         with lock:
             try:
-                self._clean_up(lock.abandoned)
+                if lock.alone:
+                    self._clean_up()
                 self._next = next_names(self.folder, self.record)
                 self.owned = self._recorded() | self._next
                 yield lock
@@ -178,7 +175,7 @@ class Output:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A new folder of this run on the output's file system, removed at the end."""
-        folder = self._scratch_of(f"{token()}-{next(self._scratches)}")
+        folder = self.run_folder / f"{_SCRATCH}{secrets.token_hex(8)}"
         folder.mkdir()
         try:
             yield folder
@@ -215,7 +212,7 @@ class Output:
         if not self._is_plain(name) or path.read_bytes() != b"".join(pieces):
             self.check([name])
             self._list({name} - self.owned)
-        write_bytes(path, *pieces)
+        write_bytes(path, *pieces, via=self.run_folder)
         self.owned.add(name)
         return path
 
@@ -273,14 +270,11 @@ class Output:
         """Remove our files that the record does not list."""
         self.remove(self.owned - self._recorded())
 
-    def _clean_up(self, abandoned: tuple[str, ...]) -> None:
-        """Remove the temporary files that killed runs left in the two folders."""
-        self.abandoned = abandoned
-        for folder in (self.folder, self.run_folder):
-            remove_leftovers(folder, abandoned)
-        for each in abandoned:
-            for left in self.run_folder.glob(f"{self._scratch_of(each).name}*"):
-                shutil.rmtree(left, ignore_errors=True)
+    def _clean_up(self) -> None:
+        """Remove what killed runs left unfinished: all of it is in the run folder."""
+        remove_unfinished(self.run_folder)
+        for left in self.run_folder.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def _recorded(self) -> set[str]:
         """The names that the record lists, and its own."""
@@ -305,7 +299,8 @@ class Output:
         path = _next_of(self.folder, self.record)
         if names:
             body = {"schema": _NEXT_SCHEMA, "files": sorted(names)}
-            write_bytes(path, (json.dumps(body, indent=1) + "\n").encode())
+            text = json.dumps(body, indent=1) + "\n"
+            write_bytes(path, text.encode(), via=self.run_folder)
         else:
             path.unlink(missing_ok=True)
         self._next = names
@@ -343,9 +338,6 @@ class Output:
     def _holds(self, name: str, path: Path) -> bool:
         """Whether our folder holds a plain file ``name`` with the bytes of ``path``."""
         return self._is_plain(name) and filecmp.cmp(path, self.folder / name, shallow=False)
-
-    def _scratch_of(self, process: str) -> Path:
-        return self.run_folder / f"scratch-{process}"
 
     def _tidy(self) -> None:
         """Remove a run folder that contains only the lock."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -85,6 +86,10 @@ class Checkpoints:
             self._output.remove(self._below(other))
         return final
 
+    def report(self, failure: Mapping[str, Any]) -> None:
+        """Keep what made a step fail, beside the checkpoints."""
+        self._output.write(FAILURE_FILE, (json.dumps(failure, indent=1) + "\n").encode())
+
     def newest(self) -> Path | None:
         """The last checkpoint, or None."""
         return max(self._all(), key=_step_and_number, default=None) if self.begun else None
@@ -154,9 +159,14 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Best:
-    """The best weights so far: one file, replaced atomically."""
+    """The best weights so far: one file, replaced atomically.
+
+    Attributes:
+        via: folder in which a new file is made.
+    """
 
     path: Path
+    via: Path | None = None
 
     def keep(self, state: dict[str, Tensor], step: int, score: float) -> None:
         """Make ``state`` the best weights."""
@@ -164,7 +174,7 @@ class Best:
 
         cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         metadata = {"step": str(step), "score": repr(score)}
-        write_bytes(self.path, save(cpu, metadata))
+        write_bytes(self.path, save(cpu, metadata), via=self.via)
 
     @property
     def step(self) -> int | None:

@@ -28,7 +28,6 @@ from torch.amp.grad_scaler import GradScaler
 from sightline import devices
 from sightline.devices import peak_memory
 from sightline.errors import SightlineError
-from sightline.files import write_bytes
 from train.batch import Batch
 from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress
 from train.data import TrainingData
@@ -358,7 +357,6 @@ class Loop:
         """The error that names a bad step; process 0 lists the texts of its batch in a file."""
         batch = self._data[bad.micro_batch]
         keys = [key.tobytes().hex() for key in batch.keys]
-        path = self._checkpoints.folder.parent / FAILURE_FILE
         report = {
             "step": bad.step,
             "micro_batch": batch.k,
@@ -366,8 +364,9 @@ class Loop:
             "values": {name: repr(value) for name, value in bad.values.items()},
             "keys": keys,
         }
+        path = self._checkpoints.folder.parent / FAILURE_FILE
         if self._processes.main:
-            write_bytes(path, (json.dumps(report, indent=1) + "\n").encode())
+            self._checkpoints.report(report)
         kept = self._checkpoints.newest()
         terms = ", ".join(f"{name} is {bad.values[name]}" for name in bad.culprits)
         return NonFiniteLoss(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from sightline.digest import digest
 from sightline.errors import SightlineError
-from sightline.files import remove_leftovers
 from sightline.output import Output, json_record
 from train.checkpoints import CHECKPOINTS_FOLDER, FAILURE_FILE, Best, Checkpoints
 from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
@@ -33,7 +32,7 @@ class RunFolder:
         self.path = path
         self.output = Output(path, FILE_NAME, json_record(SCHEMA), inputs)
         self.checkpoints = Checkpoints(self.output)
-        self.best = Best(path / _BEST_FILE)
+        self.best = Best(path / _BEST_FILE, self.output.run_folder)
 
     @contextmanager
     def claimed(self) -> Iterator[Path]:
@@ -49,7 +48,6 @@ class RunFolder:
         """
         self._require_ours()
         with self.output as output:
-            remove_leftovers(self.checkpoints.folder, output.abandoned)
             output.owned |= self.checkpoints.listed()
             if self.checkpoints.begun:
                 there = (name for name in _WHILE_IT_RUNS if (self.path / name).is_file())

@@ -20,7 +20,7 @@ from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import FeatureSpec, ShardRecord, TableSpec
 from sightline.cache.shards import Computed, format_of, shard_name
 from sightline.errors import CacheError
-from sightline.files import fsync, remove_leftovers, write_bytes
+from sightline.files import fsync, remove_unfinished, write_bytes
 
 FOLDER, FAILURES = "parts", "failures.jsonl"
 _NAME = re.compile(r"part-[0-9a-f]{32}\.json")
@@ -57,7 +57,6 @@ class Parts:
     Args:
         run_folder: parent of the parts' folder.
         spec: description of the rows.
-        abandoned: tokens of killed processes, whose unfinished files are removed.
         alone: no other process writes here, so unusable files are removed: those with a different
             fingerprint, damaged and unfinished ones.
         looks: only read what there is; nothing is made or removed.
@@ -71,7 +70,6 @@ class Parts:
         self,
         run_folder: Path,
         spec: FeatureSpec | TableSpec,
-        abandoned: tuple[str, ...] = (),
         *,
         alone: bool = True,
         looks: bool = False,
@@ -83,7 +81,6 @@ class Parts:
         self._seen: set[str] = set()
         if not looks:
             self.folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self.folder, abandoned)
         if not self.folder.is_dir():
             return
         self.refresh(self.damaged)
@@ -91,6 +88,7 @@ class Parts:
             used = {part.name for part in self.parts}
             used |= {part.shard.name for part in self.parts if part.shard is not None}
             self._remove(lambda name: name not in used)
+            remove_unfinished(self.folder)
 
     def append(
         self, keys: Keys, rows: Any, failed: Mapping[bytes, Failure], computed: Mapping[str, Any]

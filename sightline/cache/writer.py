@@ -456,7 +456,6 @@ class SetWriter:
         self._finished = Parts(
             self.run_folder,
             self.spec,
-            self._output.abandoned,
             alone=alone,
             looks=self._looks,
         )

@@ -216,4 +216,3 @@ def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path):
     first.communicate()
     with WriterLock(tmp_path) as last:
         assert last.alone
-        assert len(last.abandoned) == 2  # whose temporary files are looked for

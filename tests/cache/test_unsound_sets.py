@@ -22,7 +22,6 @@ from sightline.cache import (
     verify,
     write_tokens,
 )
-from sightline.files import token
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +88,11 @@ class TestAWriterAmongLinks:
         write_set(tmp_path / "set")
         assert precious.read_text() == ""
 
-    def test_for_unfinished_files(self, tmp_path: Path, sound: Path, precious: Path) -> None:
-        folder = tmp_path / "set"
-        folder.mkdir()
-        for path in sound.iterdir():
-            (folder / f".{path.name}.{token()}.tmp").symlink_to(precious)
-        write_set(folder)
+    def test_for_unfinished_files(self, tmp_path: Path, precious: Path) -> None:
+        begin(tmp_path / "set.run", ".set.json.0123456789abcdef.tmp", precious)
+        write_set(tmp_path / "set")
         assert precious.read_text() == "precious"
-        assert {path.name for path in folder.iterdir()} == {path.name for path in sound.iterdir()}
+        assert not (tmp_path / "set.run" / ".set.json.0123456789abcdef.tmp").is_symlink()
 
     def test_for_the_record(self, tmp_path: Path, sound: Path) -> None:
         shutil.copytree(sound, tmp_path / "theirs")

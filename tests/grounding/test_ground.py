@@ -229,7 +229,7 @@ def test_a_signal_ends_it_with_one_line_that_says_what_is_kept(data, tmp_path):
 def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
     parts, killed = tmp_path / "out.run/parts", "0123456789abcdef"
     parts.mkdir(parents=True)
-    (tmp_path / "out.run/lock").write_text(f"process 1 on host\ntemporary files {killed}\n")
+    (tmp_path / "out.run/lock").write_text("process 1 on host\n")
     for name in (f".x.{killed}.tmp", f"part-{'a' * 32}.json", f"shard-{'a' * 32}.parquet"):
         (parts / name).write_bytes(b"half a fi")
     (parts / "notes").write_text("mine")
