@@ -123,10 +123,6 @@ class Processes:
             with self._waiting():
                 self._make_group()
             yield self
-        except LostProcess as error:
-            if self._first_to_say_so():
-                raise
-            raise SaidElsewhere(str(error)) from error
         finally:
             self.leave()
             self._store = None
@@ -346,14 +342,6 @@ class Processes:
                 f"another process of this run has ended ({_reason(error)}); check its output, "
                 "and rerun the same command to resume from the last checkpoint"
             ) from error
-
-    def _first_to_say_so(self) -> bool:
-        """Whether no other process has reported it; also if they can no longer be asked."""
-        assert self._store is not None
-        try:
-            return self._store.add("said", 1) == 1
-        except RuntimeError:  # the store was process 0's, which is the lost one
-            return True
 
 
 def _meet(launched: _Launched, limit: float) -> Store:

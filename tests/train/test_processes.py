@@ -175,12 +175,13 @@ def test_a_killed_process_ends_all_and_the_last_checkpoint_is_resumed_from(
     spec = world.spec(out, "mcse", train=train_config())
     broken = server.run([spec], count=2, act="kill", rank=rank, at=at, launcher=launcher)
     assert broken.codes[rank] == -9
-    assert broken.codes[1 - rank] in ((1,) if launcher is None else (1, 143)), broken.said
-    assert len(broken.errors) == 1, broken
-    (error,) = broken.errors
-    if broken.codes[1 - rank] == 1:  # else the launcher's signal came first
+    if launcher is None or broken.codes[1 - rank] == 1:
+        assert broken.codes[1 - rank] == 1, broken.said
+        (error,) = broken.errors
         assert "another process of this run has ended" in error
         assert "rerun the same command to resume from the last checkpoint" in error
+    else:  # the launcher's signal came first, and the launcher says what happened
+        assert broken.codes[1 - rank] == 143, broken.said
     if step:
         assert kept_step(out) == step
     else:
@@ -192,16 +193,15 @@ def test_a_killed_process_ends_all_and_the_last_checkpoint_is_resumed_from(
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_of_three_processes_one_survivor_says_what_happened(
+def test_of_three_processes_each_survivor_says_what_happened(
     server: ProcessServer, world: World, tmp_path: Path, rank: int
 ) -> None:
     out = tmp_path / "run"
     spec = world.spec(out, "mcse", train=train_config(batch_size=6))
     broken = server.run([spec], count=3, act="kill", rank=rank, at="terms 3")
     assert [code for code in broken.codes if code != -9] == [1, 1], broken.said
-    assert len(broken.errors) == 1, broken
-    (error,) = broken.errors
-    assert "another process of this run has ended" in error
+    assert len(broken.errors) == 2, broken
+    assert all("another process of this run has ended" in error for error in broken.errors)
     assert kept_step(out) == 2
 
 
