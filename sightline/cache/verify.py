@@ -54,22 +54,16 @@ def verify(
     if (folder / FILE_NAME).read_bytes() != to_bytes(record):
         faults.append(f"{folder / FILE_NAME}: its content is valid, but the file was rewritten")
     damaged = file_faults(folder, record.files, progress)
-    every, failed = None, dict[bytes, str]()
-    if record.index.name in damaged:
-        faults.append(damaged[record.index.name])
-    else:
-        try:
-            every, failed = read_index(folder, record, digests=True)
-        except CacheError as error:
-            faults.append(str(error))
-    live = every.by_shard() if every is not None else None
+    every, failed, fault = _index(folder, record, damaged)
+    faults += [fault] if fault else []
+    live = every.by_shard() if every is not None else []
     for number, shard in enumerate(record.shards):
-        fault = damaged.get(shard.name)
-        here = None if live is None else live[number]
-        if fault is not None:
-            faults.append(f"{fault}; {_what_changed(fault, record, number, every, here)}")
-        elif every is not None and here is not None:
-            faults += _row_faults(every, number, here, look=rows)
+        if shard.name in damaged:
+            here = None if every is None else live[number]
+            changed = _what_changed(damaged[shard.name], shard, number, every, here)
+            faults.append(f"{damaged[shard.name]}; {changed}")
+        elif every is not None:
+            faults += _row_faults(every, number, live[number], look=rows)
         progress(shard.bytes if rows else 0)
     if not faults and every is not None and every.digests is not None:
         content = Content(record.spec)
@@ -139,17 +133,12 @@ def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Soun
     for file in record.files:
         if (folder / file.name).is_symlink():
             check_file(folder, file)
-    fault = damaged.get(record.index.name, "")
-    rows, failed = None, dict[bytes, str]()
-    if not fault:
-        try:
-            rows, failed = read_index(folder, record, digests=True)
-        except CacheError as error:
-            fault = str(error)
-    damaged = dict(damaged)
-    for shard in record.shards:
-        if shard.name not in damaged and (found := _layout_fault(folder, shard, record.spec)):
-            damaged[shard.name] = found
+    rows, failed, fault = _index(folder, record, damaged)
+    damaged = damaged | {
+        shard.name: found
+        for shard in record.shards
+        if shard.name not in damaged and (found := _layout_fault(folder, shard, record.spec))
+    }
     good = np.array([shard.name not in damaged for shard in record.shards], dtype=bool)
     if rows is None:
         rows = _from_shards(folder, record, good)
@@ -212,6 +201,19 @@ def _require_readable(folder: Path, files: Sequence[FileRecord]) -> None:
             raise CacheError(f"{path}: no permission to read; nothing was repaired")
 
 
+def _index(
+    folder: Path, record: SetRecord, damaged: dict[str, str]
+) -> tuple[Rows | None, dict[bytes, str], str]:
+    """The rows that the index lists, with digests, and failed keys; or what is wrong with it."""
+    fault = damaged.get(record.index.name, "")
+    if not fault:
+        try:
+            return *read_index(folder, record, digests=True), ""
+        except CacheError as error:
+            fault = str(error)
+    return None, {}, fault
+
+
 def _from_shards(folder: Path, record: SetRecord, good: NDArray[np.bool_]) -> Rows:
     """Every row of the intact shards, by the keys they contain."""
     sound = [Shard(folder, s) for s, fine in zip(record.shards, good, strict=True) if fine]
@@ -224,10 +226,9 @@ def _from_shards(folder: Path, record: SetRecord, good: NDArray[np.bool_]) -> Ro
 
 
 def _what_changed(
-    fault: str, record: SetRecord, number: int, every: Rows | None, here: NDArray | None
+    fault: str, shard: ShardRecord, number: int, every: Rows | None, here: NDArray | None
 ) -> str:
     """Which rows of a damaged shard are not those that the index lists."""
-    shard = record.shards[number]
     in_use = "" if here is None else f" ({len(here):,} in use)"
     lost = f"its {shard.rows:,} rows{in_use} are lost"
     if every is None or here is None or UNREADABLE in fault:  # mapping it would end the process
