@@ -128,24 +128,26 @@ class _Rows(np.ndarray):
         return np.asarray(self)
 
 
-class StubEncoder:
-    """A text encoder without a model: a row is drawn from its text; some are not finite."""
+def stub_rows(texts: Sequence[str], length: int) -> Any:
+    """Rows that are drawn from their texts; some are not finite."""
+    rows = np.array([[hash_of(text) / (i + length) for i in range(DIM)] for text in texts])
+    rows[[text.endswith("13") for text in texts]] = np.nan
+    return rows.astype(np.float32).view(_Rows)
 
-    dim = DIM
-    preprocessing: dict[str, object] = {"lengths": "by thirds"}
 
-    def __init__(self) -> None:
-        from pipeline.encoders.protocols import EncoderIdentity
+def stub_encoder(encode: Any = stub_rows, weights: str = "0") -> Any:
+    """A text encoder without a model."""
+    from pipeline.encoders.encoder import TextEncoder
+    from sightline.cache import EncoderRecord
 
-        self.identity = EncoderIdentity("stub", "random:0", "", "0" * 64, untrained=True)
-
-    def lengths(self, texts: Sequence[str]) -> list[int]:
-        return [len(text) % 3 + 1 for text in texts]
-
-    def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
-        rows = np.array([[hash_of(text) / (i + length) for i in range(DIM)] for text in texts])
-        rows[[text.endswith("13") for text in texts]] = np.nan
-        return rows.astype(np.float32).view(_Rows)
+    digest = weights * 64
+    return TextEncoder(
+        EncoderRecord(name="stub", source="random:0", weights_sha256=digest, untrained=True),
+        DIM,
+        {"lengths": "by thirds"},
+        lengths=lambda texts: [len(text) % 3 + 1 for text in texts],
+        encode=encode,
+    )
 
 
 def hash_of(text: str) -> float:
@@ -203,16 +205,15 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
     plan = writer.SetWriter.plan
     writer.SetWriter.plan = functools.partialmethod(plan, shard_rows=SHARD_ROWS)
-    encoder = StubEncoder()
-    encode, calls = encoder.encode, []
+    calls: list[int] = []
 
     def counting(texts: Sequence[str], length: int) -> np.ndarray:
         calls.append(length)
         reached(f"encode {len(calls)}")
         os.write(counter, b"." * sum(text != "" for text in texts))
-        return encode(texts, length)
+        return stub_rows(texts, length)
 
-    encoder.encode = counting
+    encoder = stub_encoder(counting)
     worker = Worker.parse(request.worker) if request.worker else None
     settings = run.RunSettings(
         worker=worker, threads=request.threads, batch_size=request.batch, max_failed=0.2
@@ -232,10 +233,10 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
 
 def _watch_batches(reached: Any) -> None:
     """Make points of the batches that a real image encoder is given and that workers decode."""
-    from pipeline.encoders.frozen_model import FrozenImageEncoder
+    from pipeline.encoders.frozen_model import FrozenModel
     from pipeline.extract import batches
 
-    encode, decode = FrozenImageEncoder.encode, batches.decode_batch
+    encode, decode = FrozenModel.__call__, batches.decode_batch
     encoded: list[int] = []
 
     def encoding(self: Any, images: Any) -> Any:
@@ -250,7 +251,7 @@ def _watch_batches(reached: Any) -> None:
         reached(f"decode {len(decoded)}")
         return decode(*arguments)
 
-    FrozenImageEncoder.encode = encoding
+    FrozenModel.__call__ = encoding
     batches.decode_batch = decoding
 
 
@@ -312,7 +313,7 @@ _OPTIONS = sys.argv[1:]
 LIBRARIES = ["numpy.ma", "pyarrow.compute", "pyarrow.parquet"]
 LIBRARIES += [
     "pipeline.cli.commands",
-    "pipeline.encoders.protocols",
+    "pipeline.encoders.encoder",
     "pipeline.extract.encode_missing",
 ]
 WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.clip"]

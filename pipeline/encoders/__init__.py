@@ -1,4 +1,4 @@
-"""Frozen models behind two small protocols: images → [n, d], texts → [n, d].
+"""Frozen models as two small values: images → [n, d], texts → [n, d].
 
 Nothing heavy is imported here; import what you need from the modules.
 """

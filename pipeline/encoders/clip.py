@@ -6,7 +6,6 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,10 +13,11 @@ import torch
 from torch import Tensor
 
 from pipeline.encoders.config import OpenClipConfig
-from pipeline.encoders.frozen_model import FrozenImageEncoder, FrozenModel
+from pipeline.encoders.encoder import ImageEncoder, TextEncoder
+from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation, ResizeMode
-from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from sightline.cache.record import EncoderRecord
 from sightline.digest import digest
 from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import SightlineError
@@ -34,31 +34,13 @@ _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 _TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
 
 
-@dataclass(frozen=True)
-class ClipModel:
-    """Both towers on the CPU, and their configuration.
+def _towers(
+    config: OpenClipConfig, unused: Sequence[str]
+) -> tuple[Any, EncoderRecord, dict[str, Any]]:
+    """The model that `config` names on the CPU, its identity, and its model config.
 
-    Attributes:
-        model: open_clip's module; its image tower holds the preprocessing of model and weights.
-        architecture: the model config: ``embed_dim``, ``vision_cfg``, ``text_cfg``.
-        folder: folder of a config file; None for a library name.
-    """
-
-    model: Any
-    identity: EncoderIdentity
-    architecture: dict[str, Any]
-    folder: Path | None
-
-    def without(self, modules: Sequence[str]) -> Any:
-        """The model without the parts that the other tower needs."""
-        for name in modules:
-            if isinstance(getattr(self.model, name, None), torch.nn.Module):
-                delattr(self.model, name)
-        return self.model
-
-
-def load_clip(config: OpenClipConfig) -> ClipModel:
-    """Build what `config` names and load its weights.
+    Args:
+        unused: modules that only the other tower needs; they are dropped.
 
     Raises:
         SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
@@ -68,7 +50,7 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
     spec = config.weights_spec
     weights, source, revision = Path(spec.value), spec.value, ""
     preprocessing: dict[str, Any] = {}
-    path = Path(config.model) if config.model.endswith(".json") else None
+    path = config.file
     if path is not None:
         if spec.kind == "pretrained":
             raise SightlineError(
@@ -99,7 +81,10 @@ def load_clip(config: OpenClipConfig) -> ClipModel:
     if spec.kind != "random":
         _load(model, read_state_dict(weights), source, config.model)
     identity = identity_of(model, f"open_clip/{name}", spec, revision=revision)
-    return ClipModel(model, identity, architecture, path.parent if path else None)
+    for part in unused:
+        if isinstance(getattr(model, part, None), torch.nn.Module):
+            delattr(model, part)
+    return model, identity, architecture
 
 
 def _untrained(
@@ -183,31 +168,36 @@ def _load(model: Any, state: Mapping[str, Tensor], source: str, name: str) -> No
     load_exactly(model, tensors, source, name)
 
 
-def build_image(config: OpenClipConfig, device: torch.device, precision: str) -> FrozenImageEncoder:
+def build_image(config: OpenClipConfig, device: torch.device, precision: str) -> ImageEncoder:
     """The image tower that `config` names, on `device`: images → projected CLIP features."""
-    clip = load_clip(config)
-    preprocessing = preprocessing_of(clip)
-    model = clip.without(_TEXT_MODULES)
+    model, identity, architecture = _towers(config, _TEXT_MODULES)
 
     def forward(images: Tensor) -> Tensor:
         # CoCa's towers normalise by default, which cannot be undone.
         return model.encode_image(images, normalize=False)
 
+    preprocessing = _preprocessing(model.visual.preprocess_cfg, identity.name)
     frozen = FrozenModel(
         model,
-        clip.identity,
         device,
         precision,
         forward,
         channels_last=config.channels_last,
         compiled=config.compile,
     )
-    return FrozenImageEncoder(frozen, preprocessing, int(clip.architecture["embed_dim"]))
+    return ImageEncoder(
+        identity,
+        int(architecture["embed_dim"]),
+        preprocessing,
+        device,
+        frozen,
+        casts_weights=True,
+        options=frozen.options,
+    )
 
 
-def preprocessing_of(clip: ClipModel) -> ImagePreprocessing:
-    """open_clip's evaluation transform for this model and these weights, on uint8 tensors."""
-    cfg = clip.model.visual.preprocess_cfg
+def _preprocessing(cfg: Mapping[str, Any], name: str) -> ImagePreprocessing:
+    """open_clip's evaluation transform for a model and its weights, on uint8 tensors."""
     size = cfg["size"]
     shape = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     if cfg["interpolation"] == "random":  # open_clip's name for "any"; it evaluates with bicubic
@@ -215,7 +205,7 @@ def preprocessing_of(clip: ClipModel) -> ImagePreprocessing:
     for key, known in ("interpolation", Interpolation), ("resize_mode", ResizeMode):
         if cfg[key] not in get_args(known):
             raise SightlineError(
-                f"{clip.identity.name}: {key} {cfg[key]!r} in its preprocess_cfg; "
+                f"{name}: {key} {cfg[key]!r} in its preprocess_cfg; "
                 f"expected {' or '.join(get_args(known))}"
             )
     return ImagePreprocessing(
@@ -234,67 +224,66 @@ def _triple(value: Any) -> tuple[float, float, float]:
     return values[0], values[1], values[2]
 
 
-class ClipTextEncoder:
-    """Texts → projected CLIP features, not normalised. Build it with `build_text`."""
+def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> TextEncoder:
+    """The text tower that `config` names, on `device`: texts → projected CLIP features.
 
-    def __init__(self, clip: ClipModel, frozen: FrozenModel) -> None:
-        text = clip.architecture["text_cfg"]
-        self.identity = frozen.identity
-        self.dim = int(clip.architecture["embed_dim"])
-        self._context_length = int(text.get("context_length", DEFAULT_CONTEXT_LENGTH))
-        self._tokenizer = _tokenizer(clip, self._context_length)
-        self._frozen = frozen
-        self.preprocessing: dict[str, object] = {
-            "tokenizer": type(self._tokenizer).__name__,
-            "tokenizer_sha256": _tokenizer_sha256(self._tokenizer),
-            "tokenizer_options": dict(text.get("tokenizer_kwargs", {})),
-            "context_length": self._context_length,
-            "pooling": "the model's own: text projection",
-        }
-
-    def lengths(self, texts: Sequence[str]) -> list[int]:
-        """The context length for every text: the tower accepts only that length."""
-        return [self._context_length] * len(texts)
-
-    def encode(self, texts: Sequence[str], length: int) -> Tensor:
-        """float32 [n, dim] on the CPU. Truncates longer texts to the context length, as CLIP does.
-
-        Raises:
-            ValueError: `length` is not the context length.
-        """
-        if length != self._context_length:
-            raise ValueError(f"length is {length}; this tower takes {self._context_length} only")
-        tokens = self._tokenizer(list(texts))  # int64 [n, context length]
-        return self._frozen(tokens.to(self._frozen.device, non_blocking=True)).float().cpu()
-
-
-def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> ClipTextEncoder:
-    """The text tower that `config` names, on `device`."""
-    clip = load_clip(config)
-    model = clip.without(("visual", "text_decoder"))
+    Every text is computed at the context length, the only one that the tower accepts; longer texts
+    are truncated to it, as CLIP does.
+    """
+    model, identity, architecture = _towers(config, ("visual", "text_decoder"))
+    text = architecture["text_cfg"]
+    context_length = int(text.get("context_length", DEFAULT_CONTEXT_LENGTH))
+    tokenizer = _tokenizer(text, context_length, config.file, identity.name)
 
     def forward(tokens: Tensor) -> Tensor:
         return model.encode_text(tokens, normalize=False)
 
-    frozen = FrozenModel(model, clip.identity, device, precision, forward, compiled=config.compile)
-    return ClipTextEncoder(clip, frozen)
+    frozen = FrozenModel(model, device, precision, forward, compiled=config.compile)
+
+    def lengths(texts: Sequence[str]) -> list[int]:
+        return [context_length] * len(texts)
+
+    def encode(texts: Sequence[str], length: int) -> Tensor:
+        if length != context_length:
+            raise ValueError(f"length is {length}; this tower takes {context_length} only")
+        return frozen(tokenizer(list(texts))).cpu()  # int64 [n, context length] → [n, dim]
+
+    preprocessing: dict[str, object] = {
+        "tokenizer": type(tokenizer).__name__,
+        "tokenizer_sha256": _tokenizer_sha256(tokenizer),
+        "tokenizer_options": dict(text.get("tokenizer_kwargs", {})),
+        "context_length": context_length,
+        "pooling": "the model's own: text projection",
+    }
+    return TextEncoder(
+        identity,
+        int(architecture["embed_dim"]),
+        preprocessing,
+        lengths,
+        encode,
+        casts_weights=True,
+        options=frozen.options,
+    )
 
 
-def _tokenizer(clip: ClipModel, context_length: int) -> Any:
+def _tokenizer(text: Mapping[str, Any], context_length: int, file: Path | None, model: str) -> Any:
     """The tokenizer that the model config specifies.
+
+    Args:
+        text: `text_cfg` of the model config.
+        file: of that config; its tokenizer may be in the same folder.
+        model: named in errors.
 
     Raises:
         SightlineError: it is on an unreachable hub, or has more tokens than the tower.
     """
-    text = clip.architecture["text_cfg"]
     options = dict(text.get("tokenizer_kwargs", {}))
     name = text.get("hf_tokenizer_name")
     if name:
-        here = clip.folder is not None and (clip.folder / name).is_dir()
-        if here:
-            name = str(clip.folder / name)
-        fetching = reaching if here else from_hub
-        with fetching(clip.identity.name, f"tokenizer {name!r}"), quiet():
+        fetching = from_hub
+        if file and (file.parent / name).is_dir():
+            name, fetching = str(file.parent / name), reaching
+        with fetching(model, f"tokenizer {name!r}"), quiet():
             tokenizer = open_clip.tokenizer.HFTokenizer(
                 name,
                 context_length=context_length,
@@ -308,7 +297,7 @@ def _tokenizer(clip: ClipModel, context_length: int) -> Any:
     room = int(text.get("vocab_size", size))
     if not text.get("hf_model_name") and size > room:
         raise SightlineError(
-            f"{clip.identity.name}: its tokenizer has {size} tokens and its text tower only "
+            f"{model}: its tokenizer has {size} tokens and its text tower only "
             f"{room}; set text_cfg.vocab_size to {size}"
         )
     return tokenizer

@@ -20,7 +20,7 @@ from sightline.settings import FamilySettings, Registry, explain
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.encoders.protocols import ImageEncoder, TextEncoder
+    from pipeline.encoders.encoder import ImageEncoder, TextEncoder
 
 
 WEIGHTS_FORMS = (
@@ -184,8 +184,13 @@ class OpenClipConfig(EncoderConfig):
     compile: bool = False
     channels_last: bool = False
 
+    @property
+    def file(self) -> Path | None:
+        """The JSON of a model config; None for an open_clip name."""
+        return Path(self.model) if self.model.endswith(".json") else None
+
     def require_files(self) -> None:
-        if self.model.endswith(".json") and not Path(self.model).is_file():
+        if self.file and not self.file.is_file():
             raise SightlineError(
                 f"{self.model}: no such file; expected the JSON of an open_clip model config"
             )

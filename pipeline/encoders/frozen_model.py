@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.encoders.protocols import EncoderIdentity
 from sightline.devices import AUTOCAST, check_precision, computing
 from sightline.errors import SightlineError
 
@@ -25,7 +22,6 @@ class FrozenModel:
 
     Args:
         model: the module; it is changed in place.
-        identity: of the weights that were loaded.
         forward: what is run and compiled; default: the module itself.
         channels_last: keep images and convolutions in this memory layout.
         compiled: compile `forward` with ``torch.compile`` for each shape of a batch.
@@ -35,13 +31,12 @@ class FrozenModel:
     Attributes:
         device: where it runs.
         dtype: dtype of its weights, and of floating-point inputs.
-        identity: of the weights, with how they are run here.
+        options: of the encoder (`ImageEncoder`).
     """
 
     def __init__(
         self,
         model: nn.Module,
-        identity: EncoderIdentity,
         device: torch.device,
         precision: str,
         forward: Callable[..., Any] | None = None,
@@ -52,56 +47,42 @@ class FrozenModel:
     ) -> None:
         self.device = device
         self.dtype = getattr(torch, AUTOCAST.get(check_precision(precision), "float32"))
-        options = ("channels last",) * channels_last + ("compiled",) * compiled
-        self.identity = replace(identity, casts_weights=True, options=options)
+        self.options = ("channels last",) * channels_last + ("compiled",) * compiled
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
         self.model: Any = cast_weights(model.eval(), self.dtype, cast_buffers).to(device)
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
-        self._compiled = compiled
         self._forward = forward or self.model
+        self._compiler_errors: tuple[type[Exception], ...] = ()
         if compiled:
+            from torch._dynamo.exc import TorchDynamoException
+
+            self._compiler_errors = (TorchDynamoException,)
             self._forward = torch.compile(self._forward, dynamic=False)
 
-    def images(self, images: Tensor) -> Tensor:
-        """float32 [n, 3, h, w] anywhere → the model's input on its device."""
-        there = images.to(self.device, non_blocking=True)
+    def input(self, tensor: Tensor) -> Tensor:
+        """``tensor``, from anywhere, on the device; images in the model's dtype and layout."""
+        there = tensor.to(self.device, non_blocking=True)
+        if not there.is_floating_point():
+            return there
         return there.to(self.dtype).contiguous(memory_format=self._layout)
 
-    def __call__(self, *inputs: Any) -> Any:
-        """What `forward` makes of ``inputs``.
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """What `forward` makes of the `input` of ``tensors``, as float32 on the device.
 
         Raises:
             SightlineError: it cannot be compiled here.
         """
+        inputs = map(self.input, tensors)
         with computing(self.device, "fp32"):  # the weights' dtype decides, not autocast
-            if not self._compiled:
-                return self._forward(*inputs)
-            from torch._dynamo.exc import TorchDynamoException
-
             try:
-                return self._forward(*inputs)
-            except TorchDynamoException as error:
+                return self._forward(*inputs).float()
+            except self._compiler_errors as error:
                 reason = str(error).strip().splitlines()[0]
                 raise SightlineError(
                     f"torch.compile failed on {self.device.type} ({reason}); install what it "
                     "names, or leave out `compile`. Finished work is kept"
                 ) from error
-
-
-class FrozenImageEncoder:
-    """Images → what a `FrozenModel` makes of them, not normalised."""
-
-    def __init__(self, frozen: FrozenModel, preprocessing: ImagePreprocessing, dim: int) -> None:
-        self.identity = frozen.identity
-        self.preprocessing = preprocessing
-        self.dim = dim
-        self.device = frozen.device
-        self._frozen = frozen
-
-    def encode(self, images: Tensor) -> Tensor:
-        """float32 [n, 3, h, w] → float32 [n, dim] on `device`."""
-        return self._frozen(self._frozen.images(images)).float()
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype, buffers: bool = True) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from pipeline.encoders.config import TransformersConfig
+from pipeline.encoders.encoder import TextEncoder
 from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.encoder_folder import (
@@ -32,59 +33,16 @@ MASKED_ATTENTION = "sightline_masked_sdpa"
 _SENTENCE_CONFIG = "sentence_bert_config.json"
 
 
-class TeacherEncoder:
-    """Texts → pooled vectors of a BERT-like encoder, not normalised. Build it with `build_text`."""
-
-    def __init__(
-        self, frozen: FrozenModel, tokenizer: Any, pooling: Pooling, max_length: int
-    ) -> None:
-        self.identity = frozen.identity
-        self.dim = int(frozen.model.config.hidden_size)
-        self._frozen = frozen
-        self._tokenizer = tokenizer
-        self._max_length = max_length
-        self.preprocessing: dict[str, object] = {
-            "tokenizer": type(tokenizer).__name__,
-            "tokenizer_sha256": tokenizer_sha256(tokenizer),
-            "max_length": max_length,
-            "buckets": f"{FIRST_BUCKET} doubled, at most max_length",
-            "pooling": pooling,
-        }
-
-    def lengths(self, texts: Sequence[str]) -> list[int]:
-        """Each text's own padded length: its tokens, rounded up to a bucket."""
-        ids = token_ids(self._tokenizer, texts, self._max_length)
-        return [bucket(len(row), self._max_length) for row in ids]
-
-    def encode(self, texts: Sequence[str], length: int) -> Tensor:
-        """float32 [n, dim] on the CPU, every text padded to `length` tokens.
-
-        Texts are truncated to the maximum length, never to `length`.
-
-        Raises:
-            ValueError: a text needs more tokens than `length`.
-        """
-        ids = token_ids(self._tokenizer, texts, self._max_length)
-        longest = max((len(row) for row in ids), default=0)
-        if longest > length:
-            raise ValueError(f"a text has {longest} tokens and the batch only {length}")
-        inputs = self._tokenizer.pad(
-            {"input_ids": ids}, padding="max_length", max_length=length, return_tensors="pt"
-        )
-        ids, mask = (
-            inputs[name].to(self._frozen.device, non_blocking=True)
-            for name in ("input_ids", "attention_mask")
-        )
-        return self._frozen(ids, mask).float().cpu()
-
-
 def bucket(tokens: int, max_length: int) -> int:
     """The padded length of a text of `tokens` tokens: 16, 32, 64, …, at most `max_length`."""
     return min(max(FIRST_BUCKET, 1 << (tokens - 1).bit_length()), max_length)
 
 
-def build_text(config: TransformersConfig, device: torch.device, precision: str) -> TeacherEncoder:
+def build_text(config: TransformersConfig, device: torch.device, precision: str) -> TextEncoder:
     """The teacher that `config` names, on `device`. Its pooling defaults to ``cls``.
+
+    A text is padded to its own number of tokens, rounded up to a bucket. It is truncated to the
+    maximum length, never to the length of its batch.
 
     Raises:
         SightlineError: see `Pretrained`; or not an encoder, weights that do not fit, pooling
@@ -93,28 +51,11 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     """
     spec, pooling = config.weights_spec, config.pooling or "cls"
     source = Pretrained(config.model, spec.revision)
-    settings = source.config()
-    if getattr(settings, "is_encoder_decoder", False) or not hasattr(settings, "hidden_size"):
-        raise SightlineError(
-            f"{config.model}: a {settings.model_type!r} model is not a text encoder; "
-            "use an encoder (BERT, RoBERTa, MPNet, …)"
-        )
+    settings, tokenizer = _settings_and_tokenizer(source)
     commit = str(getattr(settings, "_commit_hash", None) or "")
-    tokenizer = source.tokenizer()
-    if tokenizer.pad_token_id is None:
-        raise SightlineError(
-            f"{config.model}: its tokenizer has no padding token, so texts cannot share a batch; "
-            "use an encoder (BERT, RoBERTa, MPNet, …)"
-        )
-    tokenizer.padding_side = "right"  # [CLS] stays the first token
     model = _loaded(config, source, settings, pooling)
-    pretrained = spec.kind == "pretrained"
     identity = identity_of(
-        model,
-        f"transformers/{source.title}",
-        spec,
-        revision=commit if pretrained else "",
-        folder=source.folder if pretrained else None,
+        model, f"transformers/{source.title}", spec, revision=commit, folder=source.folder
     )
     if not source.folder:
         source = replace(source, revision=commit or spec.revision)
@@ -130,9 +71,56 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         return pool(output, mask, pooling)
 
     frozen = FrozenModel(
-        model, identity, device, precision, forward, compiled=config.compile, cast_buffers=False
+        model, device, precision, forward, compiled=config.compile, cast_buffers=False
     )
-    return TeacherEncoder(frozen, tokenizer, pooling, max_length)
+
+    def lengths(texts: Sequence[str]) -> list[int]:
+        return [bucket(len(row), max_length) for row in token_ids(tokenizer, texts, max_length)]
+
+    def encode(texts: Sequence[str], length: int) -> Tensor:
+        ids = token_ids(tokenizer, texts, max_length)
+        longest = max((len(row) for row in ids), default=0)
+        if longest > length:
+            raise ValueError(f"a text has {longest} tokens and the batch only {length}")
+        inputs = tokenizer.pad(
+            {"input_ids": ids}, padding="max_length", max_length=length, return_tensors="pt"
+        )
+        return frozen(inputs["input_ids"], inputs["attention_mask"]).cpu()
+
+    preprocessing: dict[str, object] = {
+        "tokenizer": type(tokenizer).__name__,
+        "tokenizer_sha256": tokenizer_sha256(tokenizer),
+        "max_length": max_length,
+        "buckets": f"{FIRST_BUCKET} doubled, at most max_length",
+        "pooling": pooling,
+    }
+    return TextEncoder(
+        identity,
+        int(settings.hidden_size),
+        preprocessing,
+        lengths,
+        encode,
+        casts_weights=True,
+        options=frozen.options,
+    )
+
+
+def _settings_and_tokenizer(source: Pretrained) -> tuple[Any, Any]:
+    """The configuration of an encoder, and its tokenizer, which pads on the right."""
+    settings = source.config()
+    if getattr(settings, "is_encoder_decoder", False) or not hasattr(settings, "hidden_size"):
+        raise SightlineError(
+            f"{source.name}: a {settings.model_type!r} model is not a text encoder; "
+            "use an encoder (BERT, RoBERTa, MPNet, …)"
+        )
+    tokenizer = source.tokenizer()
+    if tokenizer.pad_token_id is None:
+        raise SightlineError(
+            f"{source.name}: its tokenizer has no padding token, so texts cannot share a batch; "
+            "use an encoder (BERT, RoBERTa, MPNet, …)"
+        )
+    tokenizer.padding_side = "right"  # [CLS] stays the first token
+    return settings, tokenizer
 
 
 def _loaded(config: TransformersConfig, source: Pretrained, settings: Any, pooling: Pooling) -> Any:

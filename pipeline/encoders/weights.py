@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeline.encoders.config import WeightsSpec, require_weights
-from pipeline.encoders.protocols import EncoderIdentity
+from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
 
 _SHOWN = 3
@@ -127,30 +127,32 @@ def identity_of(
     tag: str = "",
     revision: str = "",
     folder: Path | None = None,
-) -> EncoderIdentity:
+) -> EncoderRecord:
     """The identity of a model as it was loaded.
 
     Args:
         name: family and architecture, such as ``torchvision/resnet50``.
         spec: the weights that it was loaded with.
         tag, folder: see `describe_source`.
-        revision: of the weights' source, if it has one.
+        revision: of published weights, if they have one: a commit, or a file name.
     """
-    return EncoderIdentity(
+    return EncoderRecord(
         name=name,
         source=describe_source(spec, tag, folder),
-        revision=revision,
+        revision=revision if spec.kind == "pretrained" else "",
         weights_sha256=state_dict_sha256(model.state_dict()),
         untrained=spec.kind == "random",
     )
 
 
 def describe_source(spec: WeightsSpec, tag: str = "", folder: Path | None = None) -> str:
-    """The `source` of an identity: ``random:0``, ``pretrained:TAG`` or ``file:NAME``.
+    """The `source` of an identity: ``random:0``, ``pretrained:TAG`` or ``file:NAME``, not a path.
+
+    It ends with the sentence in a ``provenance.json`` beside the weights.
 
     Args:
-        tag: the resolved tag or revision, if more specific than `spec`.
-        folder: local folder of published weights; its provenance is included.
+        tag: the resolved tag or revision of published weights, if more specific than `spec`.
+        folder: local folder of published weights.
     """
     if spec.kind == "random":
         return f"random:{spec.value}"

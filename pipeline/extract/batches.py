@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.preprocessing import MAX_PIXELS, ImagePreprocessing
-from pipeline.encoders.protocols import ImageEncoder
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.objects import ObjectReader
 from sightline.cache.parts import Failure

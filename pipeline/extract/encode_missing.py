@@ -16,12 +16,12 @@ from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSumm
 from sightline.cache import FeatureSetRecord, FeatureSpec, Place, SetWriter
 from sightline.cache.keys import Keys, KeyTable, as_keys, keys_of_texts, sort_order
 from sightline.cache.plan import Batch
-from sightline.cache.record import EncoderRecord, Kind
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.wording import counted
 
 if TYPE_CHECKING:
-    from pipeline.encoders.protocols import EncoderIdentity, ImageEncoder, TextEncoder
+    from pipeline.encoders.encoder import ImageEncoder, TextEncoder
     from pipeline.extract.batches import Reader, Result
     from pipeline.extract.cutouts import CutoutEntry, CutoutRules
     from pipeline.extract.objects import StoredCutouts
@@ -202,20 +202,17 @@ def _extract(
     unit = {"image": "images", "object": "objects"}.get(kind, "texts")
     if not len(keys):
         raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
-    identity = encoder.identity
     spec = FeatureSpec(
         kind=kind,
-        encoder=EncoderRecord(
-            **{name: getattr(identity, name) for name in EncoderRecord.model_fields}
-        ),
+        encoder=encoder.identity,
         preprocessing=preprocessing,
-        precision=precision_rule(identity, settings.precision),
+        precision=precision_rule(encoder, settings.precision),
         dim=encoder.dim,
         dtype=settings.dtype,
     )
     writer = SetWriter(out, spec, settings.inputs, settings.worker)
     calls = HalvingCalls(out.as_posix())
-    shape, options = settings.shape, ", ".join(identity.options)
+    shape, options = settings.shape, ", ".join(encoder.options)
     if options:
         shape["code"] += f", {options}"
 
@@ -246,10 +243,10 @@ def _described(record: FeatureSetRecord) -> list[str]:
     return [words, "untrained weights"] if record.spec.encoder.untrained else [words]
 
 
-def precision_rule(identity: EncoderIdentity, precision: str) -> str:
+def precision_rule(encoder: ImageEncoder | TextEncoder, precision: str) -> str:
     """How rows are computed, for the fingerprint: the precision, and how weights are lowered to it.
 
     Without a rule, reduced precision means autocast.
     """
-    cast = identity.casts_weights and precision != "fp32"
+    cast = encoder.casts_weights and precision != "fp32"
     return f"{precision}{WEIGHTS_CAST}" if cast else precision

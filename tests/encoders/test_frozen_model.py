@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_cast_weights_are_as_near_to_fp32_as_autocast(
 
 
 def test_weights_are_cast_and_batch_normalisation_is_not(resnet: str) -> None:
-    model = named_encoder("resnet18", resnet).build_image(CPU, "bf16")._frozen.model
+    model = named_encoder("resnet18", resnet).build_image(CPU, "bf16").encode.model
     assert model.conv1.weight.dtype == torch.bfloat16
     assert model.bn1.weight.dtype == model.bn1.running_var.dtype == torch.float32
     assert model.bn1.num_batches_tracked.dtype == torch.int64
@@ -126,11 +127,10 @@ def test_a_row_depends_on_itself_alone(
 
 
 def test_the_precision_of_a_record_names_its_rule(resnet: str) -> None:
-    identity = named_encoder("resnet18", resnet).build_image(CPU, "bf16").identity
-    assert precision_rule(identity, "bf16") == "bf16, weights cast"
-    assert precision_rule(identity, "fp32") == "fp32"
-    autocast = copy.copy(identity)
-    object.__setattr__(autocast, "casts_weights", False)  # an encoder from elsewhere
+    encoder = named_encoder("resnet18", resnet).build_image(CPU, "bf16")
+    assert precision_rule(encoder, "bf16") == "bf16, weights cast"
+    assert precision_rule(encoder, "fp32") == "fp32"
+    autocast = replace(encoder, casts_weights=False)  # an encoder from elsewhere
     assert precision_rule(autocast, "bf16") == "bf16"
 
 
@@ -139,8 +139,8 @@ def test_channels_last_changes_no_more_than_rounding(images: torch.Tensor, tmp_p
     path = clip_config(tmp_path, vision_cfg=tower, embed_dim=32)
     usual = named_encoder(path, "random:0").build_image(CPU, "fp32")
     other = named_encoder(path, "random:0", channels_last=True).build_image(CPU, "fp32")
-    assert (usual.identity.options, other.identity.options) == ((), ("channels last",))
-    assert other._frozen.images(images).is_contiguous(memory_format=torch.channels_last)
+    assert (usual.options, other.options) == ((), ("channels last",))
+    assert other.encode.input(images).is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(other.encode(images), usual.encode(images), rtol=1e-3, atol=1e-5)
 
 
@@ -175,7 +175,7 @@ def test_a_compiled_model_gives_the_rows_of_the_eager_one(
     for name, weights in (("resnet18", resnet), (clip, "random:0")):
         usual = named_encoder(name, weights).build_image(CPU, "fp32")
         compiled = named_encoder(name, weights, compile=True).build_image(CPU, "fp32")
-        assert "compiled" in compiled.identity.options
+        assert "compiled" in compiled.options
         rows = compiled.encode(images)
         assert torch.cosine_similarity(rows, usual.encode(images)).min() > 0.9999
         assert torch.equal(compiled.encode(images), rows)

@@ -15,15 +15,14 @@ import torch
 from image_files import chunk, photograph, png, saved, sixteen_bit_png
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
-from torch import Tensor
 
+from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.encoders.protocols import EncoderIdentity
 from pipeline.extract.decode import ImageError, decode_image
 from pipeline.extract.encode_missing import ImageEntry, extract_images
 from pipeline.extract.inputs import image_entries_of
 from pipeline.extract.runner import RunSettings
-from sightline.cache import FeatureSet, Place, key_of_file
+from sightline.cache import EncoderRecord, FeatureSet, Place, key_of_file
 
 SIDE = 8
 PREPROCESSING = ImagePreprocessing(
@@ -37,16 +36,14 @@ RGB = np.array(photograph())
 GREY = np.array(photograph().convert("L"))
 
 
-class Eye:
-    """An encoder that returns its input: its rows are pixels."""
-
-    identity = EncoderIdentity("eye", "random:0", "", "0" * 64, untrained=True)
-    dim = 3 * SIDE * SIDE
-    preprocessing = PREPROCESSING
-    device = torch.device("cpu")
-
-    def encode(self, images: Tensor) -> Tensor:
-        return images.reshape(len(images), -1)
+EYE = ImageEncoder(
+    EncoderRecord(name="eye", source="random:0", weights_sha256="0" * 64, untrained=True),
+    3 * SIDE * SIDE,
+    PREPROCESSING,
+    torch.device("cpu"),
+    encode=lambda images: images.reshape(len(images), -1),
+)
+"""An encoder that returns its input: its rows are pixels."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +353,7 @@ def features(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureS
     assert len(entries) == len(FILES)
     others = (folder / "gone.png", folder, folder / "plain.png", loop(folder))
     entries += [ImageEntry(Place(path), bytes([n] * 32)) for n, path in enumerate(others, 1)]
-    extract_images(entries, Eye(), out, RunSettings(dtype="float32", max_failed=1, workers=0))
+    extract_images(entries, EYE, out, RunSettings(dtype="float32", max_failed=1, workers=0))
     return FeatureSet.open(out)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
-from stage_server import BATCH, BLOCK, StubEncoder
+from stage_server import BATCH, BLOCK, stub_encoder, stub_rows
 
 from pipeline.extract.encode_missing import extract_texts
 from pipeline.extract.engine import Engine
@@ -62,19 +62,16 @@ class StubWork:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
         settings = replace(how, batch_size=self.batch, max_failed=0.2)
         texts = [f"text {i}" for i in range(self.texts)]
-        return extract_texts(texts, _Broken(self, how), self.out, settings, "text")
+        encoder = stub_encoder(_Broken(self, how), self.weights)
+        return extract_texts(texts, encoder, self.out, settings, "text")
 
 
-class _Broken(StubEncoder):
+class _Broken:
     def __init__(self, work: StubWork, how: RunSettings) -> None:
-        from pipeline.encoders.protocols import EncoderIdentity
-
-        super().__init__()
-        self.identity = EncoderIdentity("stub", "random:0", "", work.weights * 64, untrained=True)
         self._work, self._batches = work, 0
         self._index = how.worker.index if how.worker else 0
 
-    def encode(self, texts: Sequence[str], length: int) -> Any:
+    def __call__(self, texts: Sequence[str], length: int) -> Any:
         work = self._work
         self._batches += 1
         time.sleep(work.pause)
@@ -86,7 +83,7 @@ class _Broken(StubEncoder):
                 time.sleep(0.01)
         if self._batches == 3:
             self._break(work.broken.get(self._index))
-        return super().encode(texts, length)
+        return stub_rows(texts, length)
 
     def _break(self, how: str | None) -> None:
         once = self._work.once

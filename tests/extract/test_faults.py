@@ -69,15 +69,13 @@ from pipeline import cli
 from pipeline.cli import commands
 from sightline.cache import FeatureSet, verify, writer
 from pipeline.extract import encode_missing as run
-from stage_server import StubEncoder, without_torch
+from stage_server import stub_encoder, stub_rows, without_torch
 
 writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, 256)
 without_torch()
 
-def stage(count=3000, encode=None):
-    encoder = StubEncoder()
-    if encode:
-        encoder.encode = encode
+def stage(count=3000, encode=stub_rows):
+    encoder = stub_encoder(encode)
     texts = [f"text {i}" for i in range(count)]
     settings = run.RunSettings(max_failed=0.2)
     out = Path(sys.argv[1])
@@ -96,7 +94,7 @@ def full_disk_and_then_room(disk):
                         pass
                 except OSError:
                     pass
-        return StubEncoder().encode(texts, length)
+        return stub_rows(texts, length)
     try:
         stage(3000, fill)
     except SystemExit as end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.protocols import EncoderIdentity
+from pipeline.encoders.encoder import TextEncoder
 from pipeline.extract.encode_missing import extract_texts
 from pipeline.extract.runner import RunSettings
-from sightline.cache import FeatureSet, keys_of_texts, verify
+from sightline.cache import EncoderRecord, FeatureSet, keys_of_texts, verify
 from sightline.errors import SightlineError
 
 TEXTS = [f"text {i}" for i in range(50)]
@@ -21,21 +22,22 @@ SETTINGS = RunSettings(batch_size=8, dtype="float32")
 
 
 class Limited:
-    """A text encoder on a device with room for a given number of rows."""
-
-    identity = EncoderIdentity("limited", "random:0", "", "0" * 64, untrained=True)
-    dim = 16
-    preprocessing: dict[str, object] = {}
+    """The text encoder of a device with room for a given number of rows, and the sizes of calls."""
 
     def __init__(self, room: int, dies_after: int | None = None) -> None:
         self.room = room
         self.calls: list[int] = []
         self._dies_after = dies_after
         torch.manual_seed(0)
-        self._model = nn.Linear(32, self.dim)
-
-    def lengths(self, texts: Sequence[str]) -> list[int]:
-        return [1] * len(texts)
+        self._model = nn.Linear(32, 16)
+        digest = "0" * 64
+        self.encoder = TextEncoder(
+            EncoderRecord(name="limited", source="random:0", weights_sha256=digest, untrained=True),
+            dim=16,
+            preprocessing={},
+            lengths=lambda texts: [1] * len(texts),
+            encode=self.encode,
+        )
 
     def encode(self, texts: Sequence[str], length: int) -> Tensor:
         self.calls.append(len(texts))
@@ -48,11 +50,11 @@ class Limited:
 
 
 def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path: Path, capsys) -> None:
-    extract_texts(TEXTS, Limited(room=8), tmp_path / "wide", SETTINGS, "text")
-    encoder = Limited(room=3)
-    extract_texts(TEXTS, encoder, tmp_path / "narrow", SETTINGS, "text")
-    assert encoder.calls[:4] == [8, 4, 2, 2]
-    assert set(encoder.calls[4:]) == {2}
+    extract_texts(TEXTS, Limited(room=8).encoder, tmp_path / "wide", SETTINGS, "text")
+    device = Limited(room=3)
+    extract_texts(TEXTS, device.encoder, tmp_path / "narrow", SETTINGS, "text")
+    assert device.calls[:4] == [8, 4, 2, 2]
+    assert set(device.calls[4:]) == {2}
     said = capsys.readouterr().err
     assert "out of memory with 8 rows per call; continuing with 4" in said
     assert "out of memory with 4 rows per call; continuing with 2" in said
@@ -71,13 +73,13 @@ def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path: Path, 
 def test_a_run_resumes_with_the_smaller_number(tmp_path: Path) -> None:
     dying = Limited(room=4, dies_after=6)
     with pytest.raises(SightlineError, match="power"):
-        extract_texts(TEXTS, dying, tmp_path / "set", SETTINGS, "text")
-    encoder = Limited(room=8)
-    extract_texts(TEXTS, encoder, tmp_path / "set", SETTINGS, "text")
-    assert set(encoder.calls) == {4}
+        extract_texts(TEXTS, dying.encoder, tmp_path / "set", SETTINGS, "text")
+    device = Limited(room=8)
+    extract_texts(TEXTS, device.encoder, tmp_path / "set", SETTINGS, "text")
+    assert set(device.calls) == {4}
     (shard,) = FeatureSet.open(tmp_path / "set").record.shards
     assert shard.computed["halved_to"] == 4
-    extract_texts(TEXTS, Limited(room=4), tmp_path / "whole", SETTINGS, "text")
+    extract_texts(TEXTS, Limited(room=4).encoder, tmp_path / "whole", SETTINGS, "text")
     assert (tmp_path / "set" / shard.name).read_bytes() == (
         tmp_path / "whole" / shard.name
     ).read_bytes()
@@ -85,12 +87,14 @@ def test_a_run_resumes_with_the_smaller_number(tmp_path: Path) -> None:
 
 def test_no_room_for_one_row_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     with pytest.raises(SightlineError, match=r"no room for one of its rows at a time .* cpu"):
-        extract_texts(TEXTS, Limited(room=0), tmp_path / "set", SETTINGS, "text")
+        extract_texts(TEXTS, Limited(room=0).encoder, tmp_path / "set", SETTINGS, "text")
 
 
 def test_other_device_errors_are_not_treated_as_out_of_memory(tmp_path: Path) -> None:
-    encoder = Limited(room=8)
-    encoder.encode = lambda texts, length: (_ for _ in ()).throw(RuntimeError("cuDNN error"))
+    def fails(texts: Sequence[str], length: int) -> Tensor:
+        raise RuntimeError("cuDNN error")
+
+    encoder = replace(Limited(room=8).encoder, encode=fails)
     with pytest.raises(RuntimeError, match="cuDNN"):
         extract_texts(TEXTS, encoder, tmp_path / "set", SETTINGS, "text")
 
@@ -104,6 +108,6 @@ def test_a_full_real_device(tmp_path: Path) -> None:
                 torch.empty(2 * free, dtype=torch.uint8, device="cuda")
             return super().encode(texts, length)
 
-    extract_texts(TEXTS, Greedy(room=2), tmp_path / "set", SETTINGS, "text")
+    extract_texts(TEXTS, Greedy(room=2).encoder, tmp_path / "set", SETTINGS, "text")
     (shard,) = FeatureSet.open(tmp_path / "set").record.shards
     assert shard.computed["halved_to"] == 2

@@ -1,0 +1,68 @@
+"""A frozen encoder: what it is called, what it takes, and the function that encodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sightline.cache.record import EncoderRecord
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pipeline.encoders.preprocessing import ImagePreprocessing
+
+
+@dataclass(frozen=True)
+class ImageEncoder:
+    """A frozen model that maps images to vectors.
+
+    A row depends only on its own image as long as the number of rows per call is fixed;
+    floating-point sums change with that number, so it is part of an extraction's plan.
+
+    Attributes:
+        identity: the architecture and the weights (`pipeline.encoders.weights.identity_of`).
+        dim: values per row.
+        preprocessing: turns a decoded image into the model's input. Picklable, for worker
+            processes.
+        device: where `encode` takes images and leaves rows.
+        encode: features of a batch, not normalised: float32 [n, 3, h, w] → float32 [n, dim]; a GPU
+            need not be waited for.
+        casts_weights: below fp32 the weights are cast once, instead of autocast; part of the
+            fingerprint of such rows.
+        options: how the model is run where that changes the last bits of a row, such as
+            ``compiled``; part of the plan and of the record.
+    """
+
+    identity: EncoderRecord
+    dim: int
+    preprocessing: ImagePreprocessing
+    device: torch.device
+    encode: Callable[[Tensor], Tensor]
+    casts_weights: bool = False
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A frozen model that maps texts to vectors. Rows are as independent as an `ImageEncoder`'s.
+
+    Attributes:
+        identity, dim, casts_weights, options: as in `ImageEncoder`.
+        preprocessing: what determines the model's input (tokenizer digest, lengths, pooling); JSON
+            values.
+        lengths: the padded length, in tokens, at which each text is computed. It depends only on
+            that text, so that texts of one length can share a batch.
+        encode: features of a batch, every text padded to a length, not normalised: n texts, length
+            → float32 [n, dim] on the CPU. ValueError: a text needs more tokens than that.
+    """
+
+    identity: EncoderRecord
+    dim: int
+    preprocessing: dict[str, object]
+    lengths: Callable[[Sequence[str]], list[int]]
+    encode: Callable[[Sequence[str], int], Tensor]
+    casts_weights: bool = False
+    options: tuple[str, ...] = ()
