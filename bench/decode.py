@@ -32,7 +32,7 @@ def main() -> None:
     from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
     from pipeline.extract.batches import ImageReader, decode_batch
     from pipeline.extract.decode import decode_image
-    from pipeline.extract.encode_missing import ImageEntry
+    from pipeline.extract.inputs import ImageEntry
     from sightline.cache import Place
 
     torch.set_num_threads(1)

@@ -41,8 +41,8 @@ from torch.utils.data import DataLoader, Dataset
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.weights import seeded
 from pipeline.extract.batches import ImageReader, decode_batch, decoded_batches
-from pipeline.extract.encode_missing import ImageEntry, extract_images
-from pipeline.extract.inputs import image_entries_of
+from pipeline.extract.encode_missing import encode
+from pipeline.extract.inputs import FeatureInputs, ImageEntry, image_entries_of
 from pipeline.extract.runner import RunSettings
 from sightline.devices import AUTOCAST, computing, pick_device, using_threads
 
@@ -197,7 +197,7 @@ class Sides:
             device=str(self._device),
         )
         out = scratch / "set"
-        extract_images(entries, self._encoder, out, settings)
+        encode(FeatureInputs("image", entries), self._encoder, out, settings)
         return out
 
     def check(self, scratch: Path) -> None:

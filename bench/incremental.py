@@ -2,7 +2,7 @@
 
     python bench/incremental.py
 
-Draws images into a folder, runs `extract_images` over all of them with a randomly initialised
+Draws images into a folder, encodes all of them with a randomly initialised
 ResNet-18, then in rounds: a run with nothing to do, and a run with 1 % more images. The goal:
 adding costs at most 1.5 % of the full run plus the time of a run with nothing to do. Only whole
 batches are computed, so 1 % should be several batches: use many images or small batches.
@@ -22,8 +22,8 @@ import torch
 from PIL import Image
 
 from pipeline.encoders.config import named_encoder
-from pipeline.extract.encode_missing import extract_images
-from pipeline.extract.inputs import image_entries_of
+from pipeline.extract.encode_missing import encode
+from pipeline.extract.inputs import inputs_of
 from pipeline.extract.runner import RunSettings
 
 
@@ -52,7 +52,7 @@ def main() -> None:
 
         def run() -> tuple[float, int]:
             start = time.perf_counter()
-            summary = extract_images(image_entries_of(images), encoder, out, settings)
+            summary = encode(inputs_of("image", images), encoder, out, settings)
             return time.perf_counter() - start, summary.computed
 
         run_time, computed = run()

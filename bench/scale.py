@@ -113,7 +113,8 @@ def captions(folder: Path, count: int) -> str:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.encode_missing import extract_texts
+    from pipeline.extract.encode_missing import encode
+    from pipeline.extract.inputs import FeatureInputs
     from pipeline.extract.runner import RunSettings
 
     letters = "abcdefghij"
@@ -133,7 +134,7 @@ def captions(folder: Path, count: int) -> str:
     digits = str.maketrans("0123456789", letters)
     texts = [f"a photo of {number} and of number".translate(digits) for number in range(count)]
     settings = RunSettings(dry_run=True, threads=1)
-    return str(extract_texts(texts, encoder, folder, settings, "teacher"))
+    return str(encode(FeatureInputs("teacher", texts), encoder, folder, settings))
 
 
 def peak_megabytes() -> float:

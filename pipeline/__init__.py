@@ -10,8 +10,8 @@ TYPE_CHECKING = False  # `typing` takes 7 ms, in which Ctrl-C would be a traceba
 if TYPE_CHECKING:
     from pipeline.datasets.prepared import PreparedDataset, prepare_dataset
     from pipeline.encoders.config import EncoderConfig, named_encoder
+    from pipeline.extract.encode_missing import extract_features
     from pipeline.extract.engine import Engine
-    from pipeline.extract.inputs import extract_features
     from pipeline.extract.workers import run_workers
     from pipeline.grounding.stage import ground_captions
     from pipeline.interchange.in_memory import to_dataset
@@ -48,7 +48,7 @@ __getattr__ = lazy_names(
         "FeatureSet": "sightline.cache",
         "PreparedDataset": "pipeline.datasets.prepared",
         "SightlineError": "sightline.errors",
-        "extract_features": "pipeline.extract.inputs",
+        "extract_features": "pipeline.extract.encode_missing",
         "ground_captions": "pipeline.grounding.stage",
         "key_of_file": "sightline.cache",
         "keys_of_texts": "sightline.cache",

@@ -147,30 +147,30 @@ def ground_paths(params: Params, dataset: str) -> GroundPaths:
     )
 
 
-def feature_inputs(params: Params, dataset: str, kind: Kind, encoder: str) -> FeatureInputs:
-    """The inputs of one encoder's feature set over a data set.
+def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
+    """What a feature set of this kind over a data set is made of.
 
     Objects come from the stored cut-outs where these have them, else from their images.
 
     Raises:
-        SightlineError: no such data set or encoder, or a manifest is missing.
+        SightlineError: no such data set, or a manifest is missing.
     """
-    from pipeline.extract.inputs import images_of, objects_of, texts_of
+    from pipeline.extract.inputs import inputs_of
 
     if kind in ("text", "teacher"):
-        return texts_of(params.encoder(kind, encoder), captions_manifest(dataset), kind)
-    config, images = params.encoder("image", encoder), images_manifest(dataset)
+        return inputs_of(kind, captions_manifest(dataset))
+    images, cutouts = images_manifest(dataset), cutouts_folder(dataset)
     if kind == "image":
-        return images_of(config, images, image_root(params, dataset))
-    cutouts, phrases = cutouts_folder(dataset), grounding_folder(dataset)
-    if not (cutouts / "set.json").is_file():
-        root = image_root(params, dataset)
-        return objects_of(config, phrases, images, root, params.extract.cutouts)
+        return inputs_of(kind, images, image_root(params, dataset))
+    stored = cutouts if (cutouts / "set.json").is_file() else None
     try:
         root = image_root(params, dataset)
-    except SightlineError:  # the images are not here, and may not be needed
-        root = None
-    return objects_of(config, phrases, images, root, params.extract.cutouts, cutouts)
+    except SightlineError:
+        if stored is None:
+            raise
+        root = None  # the images are not here, and may not be needed
+    phrases, rules = grounding_folder(dataset), params.extract.cutouts
+    return inputs_of(kind, images, root, phrases=phrases, rules=rules, cutouts=stored)
 
 
 def training_texts(params: Params) -> list[Path]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -17,7 +17,7 @@ from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.engine import Engine
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline import outside
-from sightline.cache.record import DTypeName
+from sightline.cache.record import DTypeName, Kind
 from sightline.errors import SightlineError
 from sightline.settings import Settings, explain, unknown
 from train.evaluate.task_registry import TASKS
@@ -324,15 +324,16 @@ class Params(Settings):
             for name, run in given.runs.items()
         }
 
-    def encoder(self, kind: Literal["image", "text", "teacher"], name: str) -> EncoderConfig:
-        """Configuration of an encoder.
+    def encoder(self, kind: Kind, name: str) -> EncoderConfig:
+        """The encoder of a kind of features; objects are encoded as images.
 
         Raises:
             ParamsError: there is no encoder with that name and kind.
         """
-        known: dict[str, EncoderConfig] = getattr(self.encoders, kind)
+        section = "image" if kind == "object" else kind
+        known: dict[str, EncoderConfig] = getattr(self.encoders, section)
         if name not in known:
-            raise ParamsError(f"{FILE_NAME}: encoders.{kind}: {unknown(name, known, 'encoder')}")
+            raise ParamsError(f"{FILE_NAME}: encoders.{section}: {unknown(name, known, 'encoder')}")
         return known[name]
 
     def run(self, name: str) -> ConfiguredRun:

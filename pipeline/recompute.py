@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import graph
-from pipeline.extract.encode_missing import WEIGHTS_CAST
-from pipeline.extract.inputs import FeatureInputs, images_of, objects_of, texts_of
+from pipeline.extract.encode_missing import WEIGHTS_CAST, extract
+from pipeline.extract.inputs import FeatureInputs, inputs_of
 from pipeline.extract.runner import RunSettings
 from pipeline.interchange.unit_rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
@@ -113,12 +113,13 @@ def recompute(folder: Path, count: int, seed: int, named: NamedInputs, device: s
             available.
     """
     features = FeatureSet.open(folder)
-    made_of = _inputs(folder, features, named)
-    by_key = made_of.by_key()
+    inputs, config = _inputs(folder, features, named)
+    keys = [key.tobytes() for key in inputs.keys]
+    by_key = dict(zip(keys, inputs.entries, strict=True))
     rows = _drawn(folder, features, by_key, count, seed)
     with tempfile.TemporaryDirectory() as scratch:
-        drawn = replace(made_of, entries=[by_key[key] for key in rows])
-        again = _encode(features, drawn, device, Path(scratch))
+        drawn = replace(inputs, entries=[by_key[key] for key in rows])
+        again = _encode(features, drawn, config, device, Path(scratch))
         _require_the_same_encoder(folder, features, again)
         _require_every_row(folder, again, by_key)
         old, new = features.take(rows), again.take(rows)
@@ -169,7 +170,9 @@ def _drawn(
     return [known[i].tobytes() for i in sorted(picked)]
 
 
-def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Path) -> FeatureSet:
+def _encode(
+    features: FeatureSet, drawn: FeatureInputs, config: EncoderConfig, device: str, scratch: Path
+) -> FeatureSet:
     """Encode the same inputs with the batch shape and threads of the record."""
     spec = features.record.spec
     foreign = spec.is_foreign
@@ -184,7 +187,7 @@ def _encode(features: FeatureSet, drawn: FeatureInputs, device: str, scratch: Pa
     )
     out = scratch / "set"
     try:
-        drawn.encode(out, settings)
+        extract(drawn, config, out, settings)
     except SightlineError:
         if not (out / FILE_NAME).exists():  # else it is about failed rows, reported below
             raise
@@ -232,13 +235,15 @@ def _name(entry: Any) -> str:
     return repr(entry) if isinstance(entry, str) else str(entry.place)
 
 
-def _inputs(folder: Path, features: FeatureSet, named: NamedInputs) -> FeatureInputs:
-    """Encoder and inputs of the set in ``folder``, from params.yaml or the user's options."""
+def _inputs(
+    folder: Path, features: FeatureSet, named: NamedInputs
+) -> tuple[FeatureInputs, EncoderConfig]:
+    """Inputs and encoder of the set in ``folder``, from params.yaml or the user's options."""
     kind = features.record.spec.kind
     if named.inputs is None and named.phrases is None:
         return _inputs_of_graph(folder, kind, named.params)
     config = _encoder_of_record(folder, features, named)
-    return _named_inputs(folder, config, features, named)
+    return _named_inputs(folder, features, named), config
 
 
 def _options(kind: Kind) -> str:
@@ -248,31 +253,34 @@ def _options(kind: Kind) -> str:
     )
 
 
-def _inputs_of_graph(folder: Path, kind: Kind, params_file: Path) -> FeatureInputs:
+def _inputs_of_graph(
+    folder: Path, kind: Kind, params_file: Path
+) -> tuple[FeatureInputs, EncoderConfig]:
     from pipeline.params import load_params
 
     match graph.below_features(folder):
         case (dataset, _, name):
-            return graph.feature_inputs(load_params(params_file), dataset, kind, name)
+            params = load_params(params_file)
+            config = params.encoder(kind, name)
+            return graph.feature_inputs(params, dataset, kind), config
     raise CacheError(
         f"{folder}: not in {graph.FEATURES}/<dataset>/<kind>/<encoder>, so its inputs are "
         f"unknown; give them with {_options(kind)}"
     )
 
 
-def _named_inputs(
-    folder: Path, config: EncoderConfig, features: FeatureSet, named: NamedInputs
-) -> FeatureInputs:
+def _named_inputs(folder: Path, features: FeatureSet, named: NamedInputs) -> FeatureInputs:
     """The images, objects or texts given by the user."""
     kind = features.record.spec.kind
     phrases, inputs, root = named.phrases, named.inputs, named.root
     if kind == "object":
         if phrases is None or inputs is None or root is None:
             raise CacheError(f"{folder}: its rows are objects; give all of {_options(kind)}")
-        return objects_of(config, phrases, inputs, root, _rules_of_record(folder, features))
+        rules = _rules_of_record(folder, features)
+        return inputs_of(kind, inputs, root, phrases=phrases, rules=rules)
     if phrases is not None or inputs is None:
         raise CacheError(f"{folder}: its rows are of kind {kind}; give --inputs without --phrases")
-    return images_of(config, inputs, root) if kind == "image" else texts_of(config, inputs, kind)
+    return inputs_of(kind, inputs, root)
 
 
 def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -> EncoderConfig:

@@ -53,9 +53,12 @@ def features(
     how: RunSettings = ONCE,
 ) -> SetSummary:
     """Encode the images, objects or captions of ``dataset`` with one encoder."""
-    inputs = graph.feature_inputs(params, dataset, kind, encoder)
-    settings = settings_of(params, how, [inputs.root] if inputs.root else [])
-    return inputs.encode(graph.features_folder(dataset, kind, encoder), settings)
+    from pipeline.extract.encode_missing import extract
+
+    config = params.encoder(kind, encoder)
+    inputs = graph.feature_inputs(params, dataset, kind)
+    out = graph.features_folder(dataset, kind, encoder)
+    return extract(inputs, config, out, settings_of(params, how))
 
 
 def ground(params: Params, dataset: str, how: RunSettings = ONCE) -> SetSummary:
@@ -311,11 +314,9 @@ def _photographs(
     return photographs(data / "images.parquet", root, image_ids, keys)
 
 
-def settings_of(
-    params: Params, how: RunSettings = ONCE, inputs: Sequence[Path] = ()
-) -> RunSettings:
+def settings_of(params: Params, how: RunSettings = ONCE) -> RunSettings:
     """``how`` to run, with the settings of params.yaml; an own device stays."""
     configured = params.extract.model_dump(exclude={"cutouts"})
     if how.device is not None:
         configured["device"] = how.device
-    return replace(how, **configured, copy_from=graph.FEATURES, inputs=tuple(inputs))
+    return replace(how, **configured, copy_from=graph.FEATURES)

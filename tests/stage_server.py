@@ -198,6 +198,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline import cli
     from pipeline.cli import commands
     from pipeline.extract import encode_missing as run
+    from pipeline.extract.inputs import FeatureInputs
     from sightline.cache import writer
     from sightline.cache.plan import Worker
 
@@ -218,10 +219,10 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     settings = run.RunSettings(
         worker=worker, threads=request.threads, batch_size=request.batch, max_failed=0.2
     )
-    texts = [f"text {i}" for i in range(request.texts)]
+    texts = FeatureInputs("text", [f"text {i}" for i in range(request.texts)])
 
     def stage() -> None:
-        print(run.extract_texts(texts, encoder, Path(request.out), settings, "text"))
+        print(run.encode(texts, encoder, Path(request.out), settings))
 
     commands.app = stage
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -111,15 +111,13 @@ def image(
     --out features/resnet50
     """
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.inputs import images_of
+    from pipeline.extract.inputs import inputs_of
 
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
     settings = _settings(
-        [images, root],
-        config,
         retry,
         worker,
-        precision,
+        precision=precision,
         threads=threads,
         device=device,
         dry_run=dry_run,
@@ -129,8 +127,8 @@ def image(
         workers=workers,
         max_failed=max_failed,
     )
-    inputs = partial(images_of, config, images, root)
-    _run(inputs, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
+    inputs = partial(inputs_of, "image", images, root)
+    _run(inputs, config, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 @app.command("object")
@@ -180,16 +178,13 @@ def objects(
     """
     from pipeline.encoders.config import named_encoder
     from pipeline.extract.cutouts import CutoutRules
-    from pipeline.extract.inputs import objects_of
+    from pipeline.extract.inputs import inputs_of
 
-    rules = CutoutRules(margin=margin, background=background)
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
     settings = _settings(
-        [phrases, images_manifest, root, cutouts],
-        config,
         retry,
         worker,
-        precision,
+        precision=precision,
         threads=threads,
         device=device,
         dry_run=dry_run,
@@ -199,8 +194,16 @@ def objects(
         workers=workers,
         max_failed=max_failed,
     )
-    inputs = partial(objects_of, config, phrases, images_manifest, root, rules, cutouts)
-    _run(inputs, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
+    inputs = partial(
+        inputs_of,
+        "object",
+        images_manifest,
+        root,
+        phrases=phrases,
+        rules=CutoutRules(margin=margin, background=background),
+        cutouts=cutouts,
+    )
+    _run(inputs, config, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 @app.command()
@@ -233,15 +236,13 @@ def text(
     --out features/clip-text
     """
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.inputs import texts_of
+    from pipeline.extract.inputs import inputs_of
 
     config = named_encoder(encoder, weights, "text", compile=compile)
     settings = _settings(
-        [texts],
-        config,
         retry,
         worker,
-        precision,
+        precision=precision,
         threads=threads,
         device=device,
         dry_run=dry_run,
@@ -249,8 +250,8 @@ def text(
         batch_size=batch_size,
         copy_from=copy_from,
     )
-    inputs = partial(texts_of, config, texts, "text")
-    _run(inputs, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
+    inputs = partial(inputs_of, "text", texts)
+    _run(inputs, config, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
 
 
 @app.command()
@@ -294,17 +295,15 @@ def teacher(
     --out features/simcse
     """
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.inputs import texts_of
+    from pipeline.extract.inputs import inputs_of
 
     config = named_encoder(
         encoder, weights, "teacher", pooling=pooling, max_length=max_length, compile=compile
     )
     settings = _settings(
-        [texts],
-        config,
         retry,
         worker,
-        precision,
+        precision=precision,
         threads=threads,
         device=device,
         dry_run=dry_run,
@@ -312,47 +311,32 @@ def teacher(
         batch_size=batch_size,
         copy_from=copy_from,
     )
-    inputs = partial(texts_of, config, texts, "teacher")
-    _run(inputs, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
+    inputs = partial(inputs_of, "teacher", texts)
+    _run(inputs, config, out, settings, engine_of(devices, engine, ray_address, actors), as_json)
 
 
-def _settings(
-    paths: Sequence[Path | None],
-    config: EncoderConfig,
-    retry: Retry | None,
-    worker: str | None,
-    precision: str,
-    **given: Any,
-) -> RunSettings:
-    """How a command runs.
-
-    Args:
-        paths: of its inputs; the encoder and its weights may name more.
-        given: further fields, as they are.
-    """
+def _settings(retry: Retry | None, worker: str | None, **given: Any) -> RunSettings:
+    """How a command runs; ``given`` are further fields, as they are."""
     from pipeline.extract.runner import RunSettings
-    from sightline.devices import check_precision
 
-    named = [Path(config.model), Path(config.weights.removeprefix("file:"))]
-    return RunSettings(
-        retry_failed=retry is not None,
-        worker=worker_of(worker),
-        inputs=(*named, *filter(None, paths)),
-        precision=check_precision(precision),
-        **given,
-    )
+    return RunSettings(retry_failed=retry is not None, worker=worker_of(worker), **given)
 
 
 def _run(
     inputs: Callable[[], FeatureInputs],
+    config: EncoderConfig,
     out: Path,
     settings: RunSettings,
     engine: Engine,
     as_json: bool,
 ) -> None:
+    from pipeline.extract.encode_missing import extract
+    from sightline.devices import check_precision
+
+    check_precision(settings.precision)
     here = computing_here(settings, engine, [out])
     if here is not None:
-        _print(inputs().encode(out, here), out, as_json)
+        _print(extract(inputs(), config, out, here), out, as_json)
 
 
 def _print(summary: SetSummary, out: Path, as_json: bool) -> None:

@@ -28,7 +28,7 @@ from sightline.cache.parts import Failure
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
-    from pipeline.extract.encode_missing import ImageEntry
+    from pipeline.extract.inputs import ImageEntry
 
 _SIGNAL_GRACE = 0.5  # seconds
 

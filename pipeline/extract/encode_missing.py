@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.extract.memory import HalvingCalls
-from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
-from sightline.cache import FeatureSetRecord, FeatureSpec, Place, SetWriter
-from sightline.cache.keys import Keys, KeyTable, as_keys, keys_of_texts, sort_order
+from pipeline.extract.cutouts import CutoutRules
+from pipeline.extract.inputs import FeatureInputs, inputs_of
+from pipeline.extract.runner import (
+    Advance,
+    Computed,
+    HalvingCalls,
+    Job,
+    RunSettings,
+    SetSummary,
+    run,
+)
+from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec, SetWriter
+from sightline.cache.keys import KeyTable, as_keys, unique_sorted
 from sightline.cache.plan import Batch
-from sightline.cache.record import Kind
+from sightline.cache.record import Kind, refuse_other_kinds, set_output
+from sightline.devices import check_precision, pick_device
 from sightline.errors import SightlineError
 from sightline.wording import counted
 
 if TYPE_CHECKING:
+    from pipeline.datasets.prepared import PreparedDataset
+    from pipeline.encoders.config import EncoderConfig
     from pipeline.encoders.encoder import ImageEncoder, TextEncoder
     from pipeline.extract.batches import Reader, Result
-    from pipeline.extract.cutouts import CutoutEntry, CutoutRules
-    from pipeline.extract.objects import StoredCutouts
     from sightline.cache.parts import Failure
 
 _TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
@@ -32,146 +43,208 @@ WEIGHTS_CAST = ", weights cast"
 """Follows the precision in a record where weights were cast once, instead of autocast."""
 
 
-class ImageEntry(NamedTuple):
-    """Where one image is, and the SHA-256 of its bytes."""
+def extract_features(
+    data: PreparedDataset | Path | str,
+    encoder: EncoderConfig,
+    out: Path | str,
+    kind: Kind = "image",
+    *,
+    phrases: Path | None = None,
+    cutouts: Path | None = None,
+    rules: CutoutRules | None = None,
+    device: str = "auto",
+    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
+) -> FeatureSet:
+    """Make ``out`` hold one row for every image, object or caption of ``data``, and open it.
 
-    place: Place
-    key: bytes
-
-
-def extract_images(
-    entries: Sequence[ImageEntry],
-    encoder: ImageEncoder,
-    out: Path,
-    settings: RunSettings,
-) -> SetSummary:
-    """Encode image files into the feature set ``out``.
-
-    Worker processes decode images; they are encoded in batches of fixed shape and written by a
-    separate thread. One unreadable image costs one row.
-
-    Raises:
-        SightlineError: no images, more failures than ``settings.max_failed`` (good rows are
-            published first), or no disk space.
-    """
-    from pipeline.extract.batches import ImageReader
-
-    read = ImageReader(encoder.preprocessing, settings.max_pixels)
-    by_key = {entry.key: entry for entry in entries}
-    return _extract_pictures("image", by_key, read, encoder, out, settings)
-
-
-def extract_objects(
-    entries: Sequence[CutoutEntry],
-    encoder: ImageEncoder,
-    rules: CutoutRules,
-    out: Path,
-    settings: RunSettings,
-    stored: StoredCutouts | None = None,
-) -> SetSummary:
-    """Encode objects, stored or cut out of their images, into the feature set ``out``.
-
-    An object that several captions name counts once, and an image with several is decoded once
-    (twice where a batch ends between them).
+    Rows that are there already are kept; after a kill, the same call resumes.
 
     Args:
-        stored: cut-outs; objects that it lacks are cut out of their images.
+        data: a prepared data set; or a folder of images; or for texts a file, one a line.
+        kind: ``image``; ``object`` (cut-outs); ``text`` or ``teacher`` (captions).
+        phrases: for objects: the records of a grounding, or a phrases manifest.
+        cutouts: for objects: stored cut-outs, which stand in for the photographs.
+        rules: how objects become inputs; None: the defaults.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        settings: batch size, precision, storage type and so on; its device is set here.
 
     Raises:
-        SightlineError: as `extract_images`.
+        SightlineError: the images are missing, or as `extract`.
     """
+    from pipeline.datasets.prepared import PreparedDataset
+
+    root = None
+    if not isinstance(data, PreparedDataset):
+        path = Path(data)
+        if kind == "object":
+            raise SightlineError(f"{path}: features of objects need a prepared data set")
+    elif kind in ("text", "teacher"):
+        path = data.captions_manifest
+    else:
+        path = data.images_manifest
+        root = data.require_images() if cutouts is None else data.image_root
+    inputs = inputs_of(kind, path, root, phrases=phrases, rules=rules, cutouts=cutouts)
+    folder = data.folder if isinstance(data, PreparedDataset) else path
+    how = replace(settings, device=device, inputs=(*settings.inputs, folder))
+    extract(inputs, encoder, Path(out), how)
+    return FeatureSet.open(out)
+
+
+def extract(
+    inputs: FeatureInputs, config: EncoderConfig, out: Path, settings: RunSettings
+) -> SetSummary:
+    """Build the encoder on ``settings.device``, and compute what the feature set ``out`` lacks.
+
+    Raises:
+        SightlineError: the device is not available, the encoder cannot be built; or as `encode`.
+    """
+    named = [Path(config.model), Path(config.weights.removeprefix("file:"))]
+    settings = replace(
+        settings,
+        precision=check_precision(settings.precision),
+        inputs=(*settings.inputs, *named, *inputs.paths),
+    )
+    refuse_other_kinds(out, inputs.kind)
+    set_output(out, settings.inputs, str(settings.worker or "")).check_place()
+    config.require_files()
+    device = pick_device(settings.device or "cpu")
+    build = config.build_text if inputs.are_texts else config.build_image
+    encoder = build(device, settings.precision)
+    return encode(inputs, encoder, out, replace(settings, device=str(device)))
+
+
+def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings) -> SetSummary:
+    """Encode what the feature set ``out`` lacks of ``inputs``.
+
+    Worker processes decode images, or cut objects out of them: an image with several is decoded
+    once (twice where a batch ends between them). They are encoded in batches of fixed shape, and
+    one unreadable image costs one row. A text is padded to a length that depends only on itself
+    and shares a batch only with texts of that length. So no row depends on the others.
+
+    Args:
+        encoder: a `TextEncoder` for texts, else an `ImageEncoder`.
+
+    Raises:
+        SightlineError: nothing to encode, more failures than ``settings.max_failed`` (good rows
+            are published first), or no disk space.
+    """
+    unit = {"image": "images", "object": "objects"}.get(inputs.kind, "texts")
+    if not len(inputs.entries):
+        raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
+    distinct = unique_sorted(inputs.keys)
+    table = KeyTable(inputs.keys[distinct])
+    entries = [inputs.entries[row] for row in distinct]
+    calls = HalvingCalls(out.as_posix())
+
+    def entries_of(batch: Batch) -> list[Any]:
+        found = [entries[row] for row in table.find(batch.keys)]
+        return found if inputs.stored is None else inputs.stored.filled(found)
+
+    lengths = groups = None
+    if inputs.are_texts:
+        preprocessing = encoder.preprocessing
+        rows_of = partial(_rows_of_texts, encoder, entries_of, calls)
+        lengths = _lengths(encoder, entries)
+    else:
+        read = _reader(inputs, encoder, settings.max_pixels)
+        preprocessing = read.preprocessing.describe()
+        rows_of = partial(_rows_of_pictures, encoder, read, entries_of, calls, settings.workers)
+    if inputs.kind == "object":
+        groups = as_keys([entry.image_key for entry in entries])
+    if groups is not None and inputs.stored is not None:  # what is stored is read shard by shard
+        groups = np.where(inputs.stored.holds(table.keys)[:, None], table.keys, groups)
+
+    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
+        for computed in rows_of(batches):
+            yield computed
+            advance(len(computed.batch.keys))
+
+    spec = FeatureSpec(
+        kind=inputs.kind,
+        encoder=encoder.identity,
+        preprocessing=preprocessing,
+        precision=precision_rule(encoder, settings.precision),
+        dim=encoder.dim,
+        dtype=settings.dtype,
+    )
+    job = Job(
+        SetWriter(out, spec, settings.inputs, settings.worker),
+        unit,
+        table.keys,
+        settings.batch_size,
+        compute,
+        _described,
+        groups,
+        lengths,
+        calls=[calls],
+        options=encoder.options,
+    )
+    return run(job, settings)
+
+
+def _lengths(encoder: TextEncoder, texts: list[str]) -> np.ndarray:
+    """The padded length of each text: int32 [n]."""
+    lengths = np.empty(len(texts), dtype=np.int32)
+    for start in range(0, len(texts), _TOKENISED):
+        part = texts[start : start + _TOKENISED]
+        lengths[start : start + len(part)] = encoder.lengths(part)
+    return lengths
+
+
+def _rows_of_texts(
+    encoder: TextEncoder,
+    texts_of: Callable[[Batch], list[str]],
+    calls: HalvingCalls,
+    batches: Iterator[Batch],
+) -> Iterator[Computed]:
+    """The features of each batch: float32 [n, dim]."""
+    for batch in batches:
+        texts = texts_of(batch)
+
+        def call(
+            start: int, stop: int, texts: list[str] = texts, length: int = batch.length
+        ) -> np.ndarray:
+            part = texts[start:stop]
+            return encoder.encode(part + [""] * (stop - start - len(part)), length).numpy()
+
+        rows = np.concatenate(calls.run(len(texts), call))
+        yield Computed(batch, rows[: len(texts)], {})
+
+
+def _reader(inputs: FeatureInputs, encoder: ImageEncoder, max_pixels: int) -> Reader:
+    """What turns an entry into pixels of the encoder's input."""
+    from pipeline.extract.batches import ImageReader
     from pipeline.extract.cutouts import CutoutPreprocessing
     from pipeline.extract.objects import ObjectReader
 
-    read = ObjectReader(CutoutPreprocessing(encoder.preprocessing, rules), settings.max_pixels)
-    by_key = {entry.key: entry for entry in entries}
-    groups = as_keys([entry.image_key for entry in by_key.values()])
-    if stored is None:
-        return _extract_pictures("object", by_key, read, encoder, out, settings, groups)
-    keys = as_keys(list(by_key))  # of what is stored, so that it is read shard by shard
-    groups = np.where(stored.holds(keys)[:, None], keys, groups)
-    return _extract_pictures("object", by_key, read, encoder, out, settings, groups, stored.filled)
+    if inputs.kind == "image":
+        return ImageReader(encoder.preprocessing, max_pixels)
+    return ObjectReader(CutoutPreprocessing(encoder.preprocessing, inputs.rules), max_pixels)
 
 
-def extract_texts(
-    texts: Sequence[str],
-    encoder: TextEncoder,
-    out: Path,
-    settings: RunSettings,
-    kind: Kind,
-) -> SetSummary:
-    """Encode texts into the feature set ``out``; repeated texts count once.
-
-    A text is padded to a length that depends only on itself and shares a batch only with texts of
-    that length, so its row does not depend on the other texts.
-
-    Raises:
-        SightlineError: no texts, too many failures, or no disk space.
-    """
-    distinct = list(dict.fromkeys(texts))
-    keys = keys_of_texts(distinct)
-    lengths = np.empty(len(distinct), dtype=np.int32)
-    for start in range(0, len(distinct), _TOKENISED):
-        part = distinct[start : start + _TOKENISED]
-        lengths[start : start + len(part)] = encoder.lengths(part)
-    order = sort_order(keys)
-    table = KeyTable(keys[order])
-
-    def encode(batches: Iterator[Batch], calls: HalvingCalls) -> Iterator[Computed]:
-        for batch in batches:
-            own = [distinct[i] for i in order[table.find(batch.keys)]]
-
-            def call(
-                start: int, stop: int, own: list[str] = own, length: int = batch.length
-            ) -> np.ndarray:
-                part = own[start:stop]
-                return encoder.encode(part + [""] * (stop - start - len(part)), length).numpy()
-
-            rows = np.concatenate(calls.run(len(own), call))
-            yield Computed(batch, rows[: len(own)], {})
-
-    return _extract(
-        kind, keys, encode, encoder, encoder.preprocessing, out, settings, lengths=lengths
-    )
-
-
-def _extract_pictures(
-    kind: Kind,
-    by_key: Mapping[bytes, ImageEntry | CutoutEntry],
-    read: Reader,
+def _rows_of_pictures(
     encoder: ImageEncoder,
-    out: Path,
-    settings: RunSettings,
-    groups: Keys | None = None,
-    fill: Callable[[list[Any]], list[Any]] = list,
-) -> SetSummary:
-    """Encode the inputs that ``read`` makes of the entries; those of a group stay together.
-
-    Args:
-        fill: completes the entries of a batch.
-    """
+    read: Reader,
+    entries_of: Callable[[Batch], list[Any]],
+    calls: HalvingCalls,
+    workers: int,
+    batches: Iterator[Batch],
+) -> Iterator[Computed]:
+    """The features of each batch, those that could be read: float32 [n, dim]."""
     from pipeline.extract.batches import Feed, decoded_batches
 
     feed = Feed(encoder, read)
-
-    def encode(batches: Iterator[Batch], calls: HalvingCalls) -> Iterator[Computed]:
-        batches, planned = tee(batches)
-        entries = (fill([by_key[key.tobytes()] for key in batch.keys]) for batch in planned)
-        decoded = decoded_batches(
-            entries, calls.begun_with, read, settings.workers, pinned=feed.on_gpu
-        )
-        launched: deque[tuple[Batch, list[Result], dict[bytes, Failure]]] = deque()
-        for (inputs, failed), batch in zip(decoded, batches, strict=True):
-            results = calls.run(len(batch.keys), partial(feed.launch, inputs))
-            launched.append((batch, results, failed))
-            if len(launched) > feed.on_gpu:  # there the next is launched before this one is read
-                yield _finished(*launched.popleft())
-        for last in launched:
-            yield _finished(*last)
-
-    described = read.preprocessing.describe()
-    keys = as_keys(list(by_key))
-    return _extract(kind, keys, encode, encoder, described, out, settings, groups=groups)
+    batches, planned = tee(batches)
+    entries = map(entries_of, planned)
+    decoded = decoded_batches(entries, calls.begun_with, read, workers, pinned=feed.on_gpu)
+    launched: deque[tuple[Batch, list[Result], dict[bytes, Failure]]] = deque()
+    for (inputs, failed), batch in zip(decoded, batches, strict=True):
+        results = calls.run(len(batch.keys), partial(feed.launch, inputs))
+        launched.append((batch, results, failed))
+        if len(launched) > feed.on_gpu:  # there the next is launched before this one is read
+            yield _finished(*launched.popleft())
+    for last in launched:
+        yield _finished(*last)
 
 
 def _finished(batch: Batch, results: list[Result], failed: dict[bytes, Failure]) -> Computed:
@@ -179,63 +252,6 @@ def _finished(batch: Batch, results: list[Result], failed: dict[bytes, Failure])
     features = np.concatenate([result() for result in results])[: len(batch.keys)]
     good = [key.tobytes() not in failed for key in batch.keys]
     return Computed(batch, features[good], failed)
-
-
-def _extract(
-    kind: Kind,
-    keys: Keys,
-    encode: Callable[[Iterator[Batch], HalvingCalls], Iterator[Computed]],
-    encoder: ImageEncoder | TextEncoder,
-    preprocessing: dict[str, object],
-    out: Path,
-    settings: RunSettings,
-    *,
-    lengths: np.ndarray | None = None,
-    groups: Keys | None = None,
-) -> SetSummary:
-    """Plan, encode, write and publish; shared by images, objects and texts.
-
-    Args:
-        encode: batches, calls of the model → the rows of each batch, float32 [n, dim].
-        preprocessing: what determines the model's input, as JSON values.
-    """
-    unit = {"image": "images", "object": "objects"}.get(kind, "texts")
-    if not len(keys):
-        raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
-    spec = FeatureSpec(
-        kind=kind,
-        encoder=encoder.identity,
-        preprocessing=preprocessing,
-        precision=precision_rule(encoder, settings.precision),
-        dim=encoder.dim,
-        dtype=settings.dtype,
-    )
-    writer = SetWriter(out, spec, settings.inputs, settings.worker)
-    calls = HalvingCalls(out.as_posix())
-    shape, options = settings.shape, ", ".join(encoder.options)
-    if options:
-        shape["code"] += f", {options}"
-
-    def plan() -> list[Batch]:
-        batches = writer.plan(
-            keys,
-            lengths,
-            batch_size=settings.batch_size,
-            groups=groups,
-            retry_failed=settings.retry_failed,
-            copy_from=settings.copy_from,
-            **shape,
-        )
-        calls.begin(writer.shape.batch_size, (part.computed for part in writer.parts))
-        return batches
-
-    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
-        for computed in encode(batches, calls):
-            yield computed
-            advance(len(computed.batch.keys))
-
-    about = {"options": options} if options else {}
-    return run(Job(writer, plan, compute, _described, unit, [calls], about), settings)
 
 
 def _described(record: FeatureSetRecord) -> list[str]:

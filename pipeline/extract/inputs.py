@@ -1,27 +1,20 @@
-"""What is encoded: the inputs of a feature set, as given to commands, and the way to its rows."""
+"""What is encoded: the images, objects or texts of a feature set, as commands name them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.extract.cutouts import CutoutEntry, CutoutRules
-from pipeline.extract.encode_missing import (
-    ImageEntry,
-    extract_images,
-    extract_objects,
-    extract_texts,
-)
-from pipeline.extract.runner import RunSettings, SetSummary
 from sightline.cache import (
     IMAGES,
-    FeatureSet,
     Place,
     key_column,
     keys_of_texts,
@@ -29,157 +22,91 @@ from sightline.cache import (
     read_manifest,
 )
 from sightline.cache.groundings import read_phrases
-from sightline.cache.keys import unique_sorted
+from sightline.cache.keys import Keys, as_keys, unique_sorted
 from sightline.cache.manifest import check_values, read_schema, read_table
-from sightline.cache.record import Kind, refuse_other_kinds, set_output
-from sightline.devices import check_precision, pick_device
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
 from sightline.wording import counted
 
 if TYPE_CHECKING:
-    from pipeline.datasets.prepared import PreparedDataset
-    from pipeline.encoders.config import EncoderConfig
     from pipeline.extract.objects import StoredCutouts
 
 
-def extract_features(
-    data: PreparedDataset | Path | str,
-    encoder: EncoderConfig,
-    out: Path | str,
-    kind: Kind = "image",
-    *,
-    phrases: Path | None = None,
-    cutouts: Path | None = None,
-    rules: CutoutRules | None = None,
-    device: str = "auto",
-    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
-) -> FeatureSet:
-    """Make ``out`` hold one row for every image, object or caption of ``data``, and open it.
+class ImageEntry(NamedTuple):
+    """Where one image is, and the SHA-256 of its bytes."""
 
-    Rows that are there already are kept; after a kill, the same call resumes.
-
-    Args:
-        data: a prepared data set; or a folder of images; or for texts a file, one a line.
-        kind: ``image``; ``object`` (cut-outs); ``text`` or ``teacher`` (captions).
-        phrases: for objects: the records of a grounding, or a phrases manifest.
-        cutouts: for objects: stored cut-outs, which stand in for the photographs.
-        rules: how objects become inputs; None: the defaults.
-        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
-        settings: batch size, precision, storage type and so on; its device and inputs are set here.
-
-    Raises:
-        SightlineError: the encoder cannot be built, the images are missing, too many rows failed,
-            or as `pipeline.extract.encode_missing.extract_images`.
-    """
-    from pipeline.datasets.prepared import PreparedDataset
-
-    texts = kind in ("text", "teacher")
-    if not isinstance(data, PreparedDataset):
-        path = Path(data)
-        if kind == "object":
-            raise SightlineError(f"{path}: features of objects need a prepared data set")
-        paths = [path]
-        inputs = texts_of(encoder, path, kind) if texts else images_of(encoder, path, None)
-    elif texts:
-        paths = [data.folder]
-        inputs = texts_of(encoder, data.captions_manifest, kind)
-    elif kind == "image":
-        paths = [data.folder, data.require_images()]
-        inputs = images_of(encoder, data.images_manifest, data.image_root)
-    elif phrases is None:
-        raise SightlineError("features of objects need `phrases`: the records of a grounding")
-    else:
-        root = data.require_images() if cutouts is None else data.image_root
-        paths = [data.folder, phrases, *filter(None, [root, cutouts])]
-        rules = rules or CutoutRules()
-        inputs = objects_of(encoder, phrases, data.images_manifest, root, rules, cutouts)
-    how = replace(
-        settings,
-        precision=check_precision(settings.precision),
-        device=device,
-        inputs=(*settings.inputs, *paths),
-    )
-    inputs.encode(Path(out), how)
-    return FeatureSet.open(out)
+    place: Place
+    key: bytes
 
 
 @dataclass(frozen=True)
 class FeatureInputs:
-    """An encoder and its inputs.
+    """What is encoded into one feature set; `inputs_of` reads it.
 
     Attributes:
         kind: kind of the feature set.
-        config: configuration of the encoder.
-        entries: images, objects or texts.
-        rules: preprocessing of objects; None for other kinds.
-        root: base folder of a manifest's image paths.
-        stored: of objects: cut-outs that stand in for images.
+        entries: an `ImageEntry`, a `CutoutEntry` or a text each; those with one key count once.
+        rules: how objects become inputs of an encoder.
+        stored: cut-outs that stand in for the images of their objects.
+        paths: the files and folders that it is read from.
     """
 
     kind: Kind
-    config: EncoderConfig
     entries: Sequence[Any]
-    rules: CutoutRules | None = None
-    root: Path | None = None
+    rules: CutoutRules = field(default_factory=CutoutRules)
     stored: StoredCutouts | None = None
+    paths: tuple[Path, ...] = ()
 
-    def by_key(self) -> dict[bytes, Any]:
-        """Every entry by the key of its row."""
-        if self.kind in ("image", "object"):
-            return {entry.key: entry for entry in self.entries}
-        keys = keys_of_texts(list(self.entries))
-        return {key.tobytes(): text for key, text in zip(keys, self.entries, strict=True)}
+    @property
+    def are_texts(self) -> bool:
+        """Whether a text encoder reads them."""
+        return self.kind in ("text", "teacher")
 
-    def encode(self, out: Path, settings: RunSettings) -> SetSummary:
-        """Build the encoder on ``settings.device`` and compute what the feature set ``out`` lacks.
-
-        Raises:
-            SightlineError: the device is not available, the encoder cannot be built; or as
-                `extract_images`.
-        """
-        refuse_other_kinds(out, self.kind)
-        set_output(out, settings.inputs, str(settings.worker or "")).check_place()
-        self.config.require_files()
-        device = pick_device(settings.device or "cpu")
-        settings = replace(settings, device=str(device))
-        if self.kind in ("text", "teacher"):
-            texts = self.config.build_text(device, settings.precision)
-            return extract_texts(self.entries, texts, out, settings, self.kind)
-        images = self.config.build_image(device, settings.precision)
-        if self.rules is None:
-            return extract_images(self.entries, images, out, settings)
-        return extract_objects(self.entries, images, self.rules, out, settings, self.stored)
+    @cached_property
+    def keys(self) -> Keys:
+        """The key of each entry: uint8 [n, 32]."""
+        if self.are_texts:
+            return keys_of_texts(self.entries)
+        return as_keys([entry.key for entry in self.entries])
 
 
-def images_of(config: EncoderConfig, images: Path, root: Path | None) -> FeatureInputs:
-    """The images of a folder or manifest; as `image_entries_of`."""
-    return FeatureInputs("image", config, image_entries_of(images, root), root=root)
-
-
-def objects_of(
-    config: EncoderConfig,
-    phrases: Path,
-    images: Path,
-    root: Path | None,
-    rules: CutoutRules,
+def inputs_of(
+    kind: Kind,
+    path: Path,
+    root: Path | None = None,
+    *,
+    phrases: Path | None = None,
+    rules: CutoutRules | None = None,
     cutouts: Path | None = None,
 ) -> FeatureInputs:
-    """The objects of a phrases manifest; as `objects_of_phrases`.
+    """Read what a feature set of this kind is made of.
 
     Args:
-        cutouts: folder of stored cut-outs.
+        path: of images: a folder or images manifest; of objects: the images manifest; of texts: as
+            `texts_in`.
+        root: base folder of a manifest's image paths.
+        phrases: of objects: as `objects_of_phrases`.
+        rules: of objects; None: the defaults.
+        cutouts: of objects: folder of stored cut-outs.
+
+    Raises:
+        SightlineError: as the functions named here and `image_entries_of`.
     """
-    from pipeline.extract.objects import StoredCutouts
+    stored = None
+    if kind == "image":
+        entries: Sequence[Any] = image_entries_of(path, root)
+    elif kind != "object":
+        entries = texts_in(path)
+    elif phrases is None:
+        raise SightlineError("features of objects need `phrases`: the records of a grounding")
+    else:
+        from pipeline.extract.objects import StoredCutouts
 
-    stored = None if cutouts is None else StoredCutouts(cutouts)
-    entries = objects_of_phrases(phrases, images, root, stored)
-    return FeatureInputs("object", config, entries, rules, root, stored)
-
-
-def texts_of(config: EncoderConfig, texts: Path, kind: Kind) -> FeatureInputs:
-    """The texts of a file; as `texts_in`."""
-    return FeatureInputs(kind, config, texts_in(texts))
+        stored = None if cutouts is None else StoredCutouts(cutouts)
+        entries = objects_of_phrases(phrases, path, root, stored)
+    paths = tuple(filter(None, (path, root, phrases, cutouts)))
+    return FeatureInputs(kind, entries, rules or CutoutRules(), stored, paths)
 
 
 def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]:

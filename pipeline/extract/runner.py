@@ -10,10 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from pipeline.encoders.preprocessing import MAX_PIXELS
-from pipeline.extract.memory import HalvingCalls, halved_to
+from sightline.cache.keys import Keys
 from sightline.cache.parts import FAILURES, Failure
 from sightline.cache.plan import Batch, Worker
 from sightline.cache.record import DTypeName, SetRecord
@@ -24,6 +26,8 @@ from sightline.hardware import cpu_warning
 from sightline.progress import progress, to_stderr
 from sightline.signals import Stopped
 from sightline.wording import in_bytes
+
+Result = TypeVar("Result")
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -68,7 +72,7 @@ class RunSettings:
         copy_from: folder of other feature sets; rows with the same fingerprint are copied.
         block_rows: of a grounding and its cut-outs: rows that are finished together, of which a
             kill loses at most so many; None: as many as usual.
-        shard_rows: of the same, rows per shard; None: as in `SetWriter`.
+        shard_rows: rows per shard; None: as in `SetWriter`.
     """
 
     retry_failed: bool = False
@@ -87,33 +91,131 @@ class RunSettings:
     block_rows: int | None = None
     shard_rows: int | None = None
 
+
+class HalvingCalls:
+    """The number of items per model call: a whole batch, halved as often as necessary.
+
+    An item's result may depend on this number, so a batch that ran out of memory is recomputed
+    from its start, and the number is stored in the blocks and in the record of the shards.
+
+    Args:
+        title: the model, for messages.
+        items: name of the items, in the plural.
+        part: name of the model in ``halved_to`` if a run has several; empty if it has one.
+        most: items per call; 0: as many as the batches of the plan have rows.
+
+    Attributes:
+        begun_with: items per call before memory ran out.
+    """
+
+    def __init__(self, title: str, items: str = "rows", part: str = "", most: int = 0) -> None:
+        self.count = self.begun_with = 1
+        self.part = part
+        self._title, self._items, self._most = title, items, most
+
+    def begin(self, batch_size: int, earlier: Iterable[Mapping[str, Any]]) -> None:
+        """Start with as many items per call as there may be, or as an interrupted run had reached.
+
+        Args:
+            batch_size: rows per batch of the plan.
+            earlier: how the finished blocks were computed.
+        """
+        self.count = self.begun_with = self._most or batch_size
+        for computed in earlier:
+            halved = computed.get("halved_to")
+            size = halved.get(self.part) if isinstance(halved, Mapping) else halved
+            self.count = min(self.count, size or self.count)
+
     @property
-    def shape(self) -> dict[str, Any]:
-        """Threads and code version, for the plan."""
-        return {"threads": self.threads or threads_here(), "code": code_version()}
+    def halved_to(self) -> int | None:
+        """The reduced number, after memory ran out; None if it never did."""
+        return self.count if self.count < self.begun_with else None
+
+    def run(self, items: int, call: Callable[[int, int], Result]) -> list[Result]:
+        """The results of the calls for ``items`` items, in order.
+
+        Args:
+            call: computes items ``start`` to ``stop - 1``; there may be fewer.
+
+        Raises:
+            SightlineError: the device has no room for a single item.
+        """
+        while True:
+            try:
+                return [call(start, start + self.count) for start in range(0, items, self.count)]
+            except RuntimeError as error:
+                import torch
+
+                if not isinstance(error, torch.OutOfMemoryError):
+                    raise
+                reason = str(error).split(". ")[0]
+            self._halve(reason)  # outside the handler: the error keeps the full memory alive
+
+    def _halve(self, reason: str) -> None:
+        import torch
+
+        if self.count == 1:
+            raise SightlineError(
+                f"{self._title}: the device has no room for one of its {self._items} at a time "
+                f"({reason}); stop other jobs on it, or use precision bf16, a smaller model or "
+                "--device cpu. Finished work is kept"
+            )
+        before, self.count = self.count, self.count // 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        to_stderr(
+            f"{self._title}: out of memory with {before} {self._items} per call; continuing with "
+            f"{self.count}, which is recorded"
+        )
 
 
 @dataclass(frozen=True)
 class Job:
-    """The parts of one run.
+    """What a run computes.
 
     Attributes:
         writer: writer of the set.
-        plan: returns the batches left to compute.
+        unit: name of the rows, in the plural.
+        keys, batch_size, groups, lengths: as `SetWriter.plan` takes them.
         compute: computes batches.
         describe: the content of a published set in words, then further remarks on it.
-        unit: name of the rows, in the plural.
         calls: calls of the models.
-        about: how the models are run, for the record.
+        options: how the models are run where that changes the last bits of a row; part of the plan
+            and of the record.
     """
 
     writer: SetWriter
-    plan: Callable[[], list[Batch]]
+    unit: str
+    keys: Keys
+    batch_size: int
     compute: Compute
     describe: Callable[[Any], Sequence[str]]
-    unit: str
+    groups: Keys | None = None
+    lengths: np.ndarray | None = None
     calls: Sequence[HalvingCalls] = ()
-    about: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[str] = ()
+
+    def plan(self, settings: RunSettings) -> list[Batch]:
+        """The batches left to compute."""
+        batches = self.writer.plan(
+            self.keys,
+            self.lengths,
+            groups=self.groups,
+            batch_size=self.batch_size,
+            shard_rows=settings.shard_rows,
+            retry_failed=settings.retry_failed,
+            copy_from=settings.copy_from,
+            threads=settings.threads or threads_here(),
+            code=", ".join([code_version(), *self.options]),
+        )
+        for calls in self.calls:
+            calls.begin(self.writer.shape.batch_size, (part.computed for part in self.writer.parts))
+        return batches
+
+    @property
+    def halved_to(self) -> dict[str, int]:
+        """The reduced number of each model that ran out of memory."""
+        return {call.part: call.halved_to for call in self.calls if call.halved_to is not None}
 
 
 @dataclass(frozen=True)
@@ -205,7 +307,7 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
         BusyError: another run is writing there.
     """
     if settings.dry_run:
-        return _to_do(job)
+        return _to_do(job, settings)
     start, beside = time.monotonic(), 0
     writer = job.writer
     with _saying_what_is_kept(job), ExitStack() as stack:
@@ -223,7 +325,7 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
                 holds=str(settings.worker),
                 computed=beside,
                 seconds=time.monotonic() - start,
-                halved_to=halved_to(job.calls),
+                halved_to=job.halved_to,
             )
         computed = beside + _compute(job, settings)
         record = writer.publish()
@@ -238,7 +340,7 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
         resumed=max(writer.resumed_rows - beside, 0),
         failed=record.failed,
         seconds=time.monotonic() - start,
-        halved_to=halved_to(job.calls),
+        halved_to=job.halved_to,
         remarks=tuple(remarks),
         failures=_named(writer),
     )
@@ -246,11 +348,11 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
     return summary
 
 
-def _to_do(job: Job) -> SetSummary:
+def _to_do(job: Job, settings: RunSettings) -> SetSummary:
     """What a run would compute, beside any run that is writing there; writes nothing."""
     writer = job.writer
     with writer.looked_at():
-        left = sum(len(batch.keys) for batch in job.plan())
+        left = sum(len(batch.keys) for batch in job.plan(settings))
         new_bytes = writer.bytes_of(left + writer.copied_rows)
         there = writer.wanted_rows - left - writer.copied_rows
         remarks = [f"recomputing everything because {why}" for why in writer.replaces]
@@ -271,7 +373,7 @@ def _compute(job: Job, settings: RunSettings) -> int:
     Results are written by a separate thread, at most a few batches behind.
     """
     writer, count = job.writer, 0
-    batches = job.plan()
+    batches = job.plan(settings)
     if writer.replaces:  # said before hours of work
         to_stderr(f"{writer.folder}: recomputing everything because")
     for line in [*writer.replaces, *writer.repaired]:
@@ -281,7 +383,9 @@ def _compute(job: Job, settings: RunSettings) -> int:
     device = settings.device or "cpu"
     if warning := cpu_warning(device):
         to_stderr(f"{writer.folder}: warning: {warning}")
-    about = {**described(device), "threads": writer.shape.threads, **job.about}
+    about = {**described(device), "threads": writer.shape.threads}
+    if job.options:
+        about["options"] = ", ".join(job.options)
     about["batch_size"] = job.calls[0].begun_with if job.calls else 1
     pending: deque[Future[None]] = deque()
     with (
@@ -297,7 +401,7 @@ def _compute(job: Job, settings: RunSettings) -> int:
         ThreadPoolExecutor(max_workers=1) as pool,
     ):
         for batch, rows, failed in job.compute(writer.mine(batches, advance), advance):
-            halved = halved_to(job.calls)
+            halved = job.halved_to
             computed = {**about, "halved_to": halved.get("", halved)} if halved else about
             good = [key.tobytes() not in failed for key in batch.keys]
             pending.append(

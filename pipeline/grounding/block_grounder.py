@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeline.extract.decode import ImageError, load_image
-from pipeline.extract.memory import HalvingCalls
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.runner import HalvingCalls, RunSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import select
@@ -78,8 +77,10 @@ class BlockGrounder:
         self._rules = rules
         self._settings = settings
         name = segmenter.name if segmenter else "annotations"
-        self._grounder_calls = HalvingCalls(f"grounder {grounder.name}", "captions", "grounder")
-        self._segmenter_calls = HalvingCalls(f"segmenter {name}", "images", "segmenter")
+        most = settings.batch_size
+        grounder_title, segmenter_title = f"grounder {grounder.name}", f"segmenter {name}"
+        self._grounder_calls = HalvingCalls(grounder_title, "captions", "grounder", most)
+        self._segmenter_calls = HalvingCalls(segmenter_title, "images", "segmenter", most)
         self.calls = [self._grounder_calls, self._segmenter_calls]
 
     def ground(self, units: Sequence[Unit], advance: Callable[[int], None]) -> GroundedRows:

@@ -60,17 +60,6 @@ def write_cutouts(
     phrases = phrases.take(unique_sorted(key_column(phrases["cutout_key"])))
     keys = key_column(phrases["cutout_key"])
     table = KeyTable(keys)
-    writer = SetWriter(out, SPEC, settings.inputs, settings.worker)
-
-    def plan() -> list[Batch]:
-        return writer.plan(
-            keys,
-            groups=key_column(phrases["image_key"]),
-            batch_size=settings.block_rows or _BLOCK,
-            shard_rows=settings.shard_rows,
-            retry_failed=settings.retry_failed,
-            **settings.shape,
-        )
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         with ThreadPoolExecutor(max_workers=max(settings.workers, 1)) as pool:
@@ -100,7 +89,16 @@ def write_cutouts(
                 rows.append({"width": width, "height": height, "png": to_png(cutout)})
         return rows, failed
 
-    return run(Job(writer, plan, compute, _described, "objects"), settings)
+    job = Job(
+        SetWriter(out, SPEC, settings.inputs, settings.worker),
+        "objects",
+        keys,
+        settings.block_rows or _BLOCK,
+        compute,
+        _described,
+        groups=key_column(phrases["image_key"]),
+    )
+    return run(job, settings)
 
 
 def _described(record: SetRecord) -> list[str]:

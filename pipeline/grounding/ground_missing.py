@@ -58,22 +58,8 @@ def ground(
     }
     description = json.loads(json.dumps(description))  # tuples become lists, as when read back
     spec = TableSpec(kind="grounding", description=description)
-    writer = SetWriter(out, spec, settings.inputs, settings.worker)
     by_key = {unit.unit_key: unit for unit in units}
     blocks = BlockGrounder(grounder, segmenter, rules, settings)
-
-    def plan() -> list[Batch]:
-        batches = writer.plan(
-            as_keys(list(by_key)),
-            groups=np.array([_by_size(unit) for unit in by_key.values()], dtype=np.uint8),
-            batch_size=settings.block_rows or _BLOCK,
-            shard_rows=settings.shard_rows,
-            retry_failed=settings.retry_failed,
-            **settings.shape,
-        )
-        for calls in blocks.calls:
-            calls.begin(settings.batch_size, (part.computed for part in writer.parts))
-        return batches
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         for batch in batches:
@@ -83,7 +69,17 @@ def ground(
     def described(_: object) -> list[str]:
         return _described(grounding_counts(out))
 
-    return run(Job(writer, plan, compute, described, "images", blocks.calls), settings)
+    job = Job(
+        SetWriter(out, spec, settings.inputs, settings.worker),
+        "images",
+        as_keys(list(by_key)),
+        settings.block_rows or _BLOCK,
+        compute,
+        described,
+        groups=np.array([_by_size(unit) for unit in by_key.values()], dtype=np.uint8),
+        calls=blocks.calls,
+    )
+    return run(job, settings)
 
 
 def _by_size(unit: Unit) -> list[int]:

@@ -77,7 +77,7 @@ def ground_dataset(
     where = pick_device(how.device or "auto")
     grounder = settings.grounder.build(where, how.precision)
     segmenter = settings.segmenter.build(where, how.precision)
-    how = replace(how, device=str(where), inputs=inputs)
+    how = replace(how, device=str(where), inputs=inputs, copy_from=None)
     grounding = replace(how, batch_size=settings.batch_size, block_rows=settings.block_images)
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(where, "fp32"):

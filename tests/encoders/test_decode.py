@@ -22,7 +22,7 @@ from pipeline.extract.batches import (
     decoded_batches,
 )
 from pipeline.extract.decode import MAX_PIXELS, ImageError, decode_image, load_image
-from pipeline.extract.encode_missing import ImageEntry
+from pipeline.extract.inputs import ImageEntry
 from sightline.cache import Place
 
 SMALL = ImagePreprocessing(

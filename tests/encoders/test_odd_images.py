@@ -19,8 +19,8 @@ from PIL import Image, PngImagePlugin
 from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import ImageError, decode_image
-from pipeline.extract.encode_missing import ImageEntry, extract_images
-from pipeline.extract.inputs import image_entries_of
+from pipeline.extract.encode_missing import encode
+from pipeline.extract.inputs import FeatureInputs, ImageEntry, image_entries_of
 from pipeline.extract.runner import RunSettings
 from sightline.cache import EncoderRecord, FeatureSet, Place, key_of_file
 
@@ -353,7 +353,8 @@ def features(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureS
     assert len(entries) == len(FILES)
     others = (folder / "gone.png", folder, folder / "plain.png", loop(folder))
     entries += [ImageEntry(Place(path), bytes([n] * 32)) for n, path in enumerate(others, 1)]
-    extract_images(entries, EYE, out, RunSettings(dtype="float32", max_failed=1, workers=0))
+    settings = RunSettings(dtype="float32", max_failed=1, workers=0)
+    encode(FeatureInputs("image", entries), EYE, out, settings)
     return FeatureSet.open(out)
 
 

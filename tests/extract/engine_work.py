@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from stage_server import BATCH, BLOCK, stub_encoder, stub_rows
 
-from pipeline.extract.encode_missing import extract_texts
+from pipeline.extract.encode_missing import encode
 from pipeline.extract.engine import Engine
+from pipeline.extract.inputs import FeatureInputs
 from pipeline.extract.runner import RunSettings, SetSummary
 from pipeline.extract.workers import run_workers
 from sightline.cache import writer
@@ -61,9 +62,8 @@ class StubWork:
     def __call__(self, how: RunSettings) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
         settings = replace(how, batch_size=self.batch, max_failed=0.2)
-        texts = [f"text {i}" for i in range(self.texts)]
-        encoder = stub_encoder(_Broken(self, how), self.weights)
-        return extract_texts(texts, encoder, self.out, settings, "text")
+        texts = FeatureInputs("text", [f"text {i}" for i in range(self.texts)])
+        return encode(texts, stub_encoder(_Broken(self, how), self.weights), self.out, settings)
 
 
 class _Broken:

@@ -69,6 +69,7 @@ from pipeline import cli
 from pipeline.cli import commands
 from sightline.cache import FeatureSet, verify, writer
 from pipeline.extract import encode_missing as run
+from pipeline.extract.inputs import FeatureInputs
 from stage_server import stub_encoder, stub_rows, without_torch
 
 writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, 256)
@@ -76,10 +77,10 @@ without_torch()
 
 def stage(count=3000, encode=stub_rows):
     encoder = stub_encoder(encode)
-    texts = [f"text {i}" for i in range(count)]
+    texts = FeatureInputs("text", [f"text {i}" for i in range(count)])
     settings = run.RunSettings(max_failed=0.2)
     out = Path(sys.argv[1])
-    commands.app = lambda: run.extract_texts(texts, encoder, out, settings, "text")
+    commands.app = lambda: run.encode(texts, encoder, out, settings)
     cli.main()
 
 def full_disk_and_then_room(disk):

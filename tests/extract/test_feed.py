@@ -14,7 +14,8 @@ from pipeline.encoders.config import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.batches import Feed, ImageReader, decode_batch
 from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
-from pipeline.extract.encode_missing import ImageEntry, extract_images
+from pipeline.extract.encode_missing import encode
+from pipeline.extract.inputs import FeatureInputs, ImageEntry
 from pipeline.extract.runner import RunSettings
 from sightline.cache import FeatureSet, Place
 
@@ -88,7 +89,7 @@ def test_options_are_part_of_plan_and_record(
     monkeypatch.setattr(SetWriter, "plan", plan)
     for compiled in (False, True):
         config = named_encoder("resnet18", "random:0", compile=compiled)
-        extract_images(entries, config.build_image(CPU, "fp32"), out, settings())
+        encode(FeatureInputs("image", entries), config.build_image(CPU, "fp32"), out, settings())
         options = [s.computed.get("options") for s in FeatureSet.open(out).record.shards]
         assert options == ["channels last, compiled" if compiled else "channels last"]
         out = tmp_path / "compiled"
@@ -109,10 +110,10 @@ def test_a_gpu_gives_the_rows_of_the_cpu(
     device = torch.device("cuda", 0)
     there = named_encoder("resnet18", "random:0").build_image(device, precision)
     assert Feed(there, ImageReader(there.preprocessing)).on_gpu
-    extract_images(entries, encoder, tmp_path / "host", settings())
+    encode(FeatureInputs("image", entries), encoder, tmp_path / "host", settings())
     for workers in (0, 2):
         given = settings(workers, "cuda:0")
-        extract_images(entries, there, tmp_path / str(workers), given)
+        encode(FeatureInputs("image", entries), there, tmp_path / str(workers), given)
     sets = {name: FeatureSet.open(tmp_path / name) for name in ("host", "0", "2")}
     assert sets["0"].record.content_digest == sets["2"].record.content_digest
     keys = sorted({entry.key for entry in entries})

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.encoders.encoder import TextEncoder
-from pipeline.extract.encode_missing import extract_texts
+from pipeline.extract.encode_missing import encode
+from pipeline.extract.inputs import FeatureInputs
 from pipeline.extract.runner import RunSettings
 from sightline.cache import EncoderRecord, FeatureSet, keys_of_texts, verify
 from sightline.errors import SightlineError
 
 TEXTS = [f"text {i}" for i in range(50)]
+INPUTS = FeatureInputs("text", TEXTS)
 SETTINGS = RunSettings(batch_size=8, dtype="float32")
 
 
@@ -50,9 +52,9 @@ class Limited:
 
 
 def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path: Path, capsys) -> None:
-    extract_texts(TEXTS, Limited(room=8).encoder, tmp_path / "wide", SETTINGS, "text")
+    encode(INPUTS, Limited(room=8).encoder, tmp_path / "wide", SETTINGS)
     device = Limited(room=3)
-    extract_texts(TEXTS, device.encoder, tmp_path / "narrow", SETTINGS, "text")
+    encode(INPUTS, device.encoder, tmp_path / "narrow", SETTINGS)
     assert device.calls[:4] == [8, 4, 2, 2]
     assert set(device.calls[4:]) == {2}
     said = capsys.readouterr().err
@@ -73,13 +75,13 @@ def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path: Path, 
 def test_a_run_resumes_with_the_smaller_number(tmp_path: Path) -> None:
     dying = Limited(room=4, dies_after=6)
     with pytest.raises(SightlineError, match="power"):
-        extract_texts(TEXTS, dying.encoder, tmp_path / "set", SETTINGS, "text")
+        encode(INPUTS, dying.encoder, tmp_path / "set", SETTINGS)
     device = Limited(room=8)
-    extract_texts(TEXTS, device.encoder, tmp_path / "set", SETTINGS, "text")
+    encode(INPUTS, device.encoder, tmp_path / "set", SETTINGS)
     assert set(device.calls) == {4}
     (shard,) = FeatureSet.open(tmp_path / "set").record.shards
     assert shard.computed["halved_to"] == 4
-    extract_texts(TEXTS, Limited(room=4).encoder, tmp_path / "whole", SETTINGS, "text")
+    encode(INPUTS, Limited(room=4).encoder, tmp_path / "whole", SETTINGS)
     assert (tmp_path / "set" / shard.name).read_bytes() == (
         tmp_path / "whole" / shard.name
     ).read_bytes()
@@ -87,7 +89,7 @@ def test_a_run_resumes_with_the_smaller_number(tmp_path: Path) -> None:
 
 def test_no_room_for_one_row_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     with pytest.raises(SightlineError, match=r"no room for one of its rows at a time .* cpu"):
-        extract_texts(TEXTS, Limited(room=0).encoder, tmp_path / "set", SETTINGS, "text")
+        encode(INPUTS, Limited(room=0).encoder, tmp_path / "set", SETTINGS)
 
 
 def test_other_device_errors_are_not_treated_as_out_of_memory(tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_other_device_errors_are_not_treated_as_out_of_memory(tmp_path: Path) ->
 
     encoder = replace(Limited(room=8).encoder, encode=fails)
     with pytest.raises(RuntimeError, match="cuDNN"):
-        extract_texts(TEXTS, encoder, tmp_path / "set", SETTINGS, "text")
+        encode(INPUTS, encoder, tmp_path / "set", SETTINGS)
 
 
 @pytest.mark.gpu
@@ -108,6 +110,6 @@ def test_a_full_real_device(tmp_path: Path) -> None:
                 torch.empty(2 * free, dtype=torch.uint8, device="cuda")
             return super().encode(texts, length)
 
-    extract_texts(TEXTS, Greedy(room=2).encoder, tmp_path / "set", SETTINGS, "text")
+    encode(INPUTS, Greedy(room=2).encoder, tmp_path / "set", SETTINGS)
     (shard,) = FeatureSet.open(tmp_path / "set").record.shards
     assert shard.computed["halved_to"] == 2
