@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -204,8 +203,6 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
 
     without_torch()
     writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
-    plan = writer.SetWriter.plan
-    writer.SetWriter.plan = functools.partialmethod(plan, shard_rows=SHARD_ROWS)
     calls: list[int] = []
 
     def counting(texts: Sequence[str], length: int) -> np.ndarray:
@@ -217,7 +214,11 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     encoder = stub_encoder(counting)
     worker = Worker.parse(request.worker) if request.worker else None
     settings = run.RunSettings(
-        worker=worker, threads=request.threads, batch_size=request.batch, max_failed=0.2
+        worker=worker,
+        threads=request.threads,
+        batch_size=request.batch,
+        max_failed=0.2,
+        shard_rows=SHARD_ROWS,
     )
     texts = FeatureInputs("text", [f"text {i}" for i in range(request.texts)])
 
