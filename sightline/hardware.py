@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.errors import first_lines
+from sightline.wording import counted
 
 _LIMITS = {
     "cpu": (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
@@ -119,42 +119,13 @@ def driver_gpus() -> tuple[str, list[str]]:
 
 def cpu_warning(device: str) -> str:
     """What to say where work lands on a CPU although the driver lists GPUs; else empty."""
-    if device != "cpu":
-        return ""
-    _, listed = driver_gpus()
+    listed = driver_gpus()[1] if device == "cpu" else []
     if not listed:
         return ""
-    import torch
-
-    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    why = why_unused(len(listed), usable) or (
-        f"the driver lists {len(listed)} GPUs ({listed[0]}), and device cpu was asked for; use "
-        "auto or cuda"
+    return (
+        f"this computes on the CPU, but the driver lists {counted(len(listed), 'GPU')} "
+        f"({listed[0]}); use device auto or cuda, or see `sightline doctor` if PyTorch uses none"
     )
-    return f"this computes on the CPU, but {why}"
-
-
-def why_unused(listed: int, usable: int) -> str:
-    """Why PyTorch uses fewer GPUs than the driver lists; empty if it uses all."""
-    import torch
-
-    if usable >= listed:
-        return ""
-    visible = os.environ.get(VISIBLE)
-    if torch.version.cuda is None:
-        cause = (
-            f"PyTorch {torch.__version__} is built without CUDA; install a build with it, "
-            "see https://pytorch.org/get-started/locally"
-        )
-    elif visible is not None and (usable or not visible.strip("-1 ")):
-        cause = f"CUDA_VISIBLE_DEVICES is {visible!r}; unset it to use all"
-    else:
-        cause = "PyTorch does not say why; a reinstalled driver may help"
-        try:
-            torch.cuda.init()
-        except (RuntimeError, AssertionError) as error:
-            cause = first_lines(error, 1)
-    return f"the driver lists {listed} GPUs, PyTorch can use {usable}: {cause}"
 
 
 def visible_gpus() -> list[str]:

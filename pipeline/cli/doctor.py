@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 import shutil
 import time
@@ -65,7 +66,7 @@ def _examine() -> dict[str, Any]:
         *_of_the_processor(processor, threads),
         *_of_disk(folder, disk.free),
     ]
-    if unused := hardware.why_unused(len(listed), len(gpus)):
+    if unused := why_unused(len(listed), len(gpus)):
         problems.append(unused)
     return {
         "sightline": _version("sightline") or "not installed",
@@ -148,6 +149,31 @@ def _gpus() -> list[dict[str, Any]]:
         gpu["bf16"] = torch.version.hip is not None or capability >= (8, 0)
         found.append(gpu)
     return found
+
+
+def why_unused(listed: int, usable: int) -> str:
+    """Why PyTorch uses fewer GPUs than the driver lists; empty if it uses all."""
+    import torch
+
+    from sightline.hardware import VISIBLE
+
+    if usable >= listed:
+        return ""
+    visible = os.environ.get(VISIBLE)
+    if torch.version.cuda is None:
+        cause = (
+            f"PyTorch {torch.__version__} is built without CUDA; install a build with it, "
+            "see https://pytorch.org/get-started/locally"
+        )
+    elif visible is not None and (usable or not visible.strip("-1 ")):
+        cause = f"CUDA_VISIBLE_DEVICES is {visible!r}; unset it to use all"
+    else:
+        cause = "PyTorch does not say why; a reinstalled driver may help"
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            cause = first_lines(error, 1)
+    return f"the driver lists {listed} GPUs, PyTorch can use {usable}: {cause}"
 
 
 def choose_precision(device: str, gpu: Mapping[str, Any] | None = None) -> tuple[str, str]:

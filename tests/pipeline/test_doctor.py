@@ -124,20 +124,20 @@ def test_the_probe_measures_both_precisions():
 
 def test_gpus_that_the_driver_lists_and_pytorch_does_not_use(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert hardware.why_unused(2, 2) == ""
+    assert doctor.why_unused(2, 2) == ""
     monkeypatch.setattr(torch.version, "cuda", None)
-    said = hardware.why_unused(1, 0)
+    said = doctor.why_unused(1, 0)
     assert said.startswith("the driver lists 1 GPUs, PyTorch can use 0: ")
     assert "is built without CUDA" in said
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert "CUDA_VISIBLE_DEVICES is '0'" in hardware.why_unused(2, 1)
+    assert "CUDA_VISIBLE_DEVICES is '0'" in doctor.why_unused(2, 1)
 
     def refuse() -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old (found 11040).\nUpdate it")
 
     monkeypatch.setattr(torch.cuda, "init", refuse)
-    assert hardware.why_unused(2, 0).endswith("system is too old (found 11040)")
+    assert doctor.why_unused(2, 0).endswith("system is too old (found 11040)")
 
 
 def test_the_driver_is_asked_what_it_lists(monkeypatch, tmp_path):
