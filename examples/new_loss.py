@@ -89,7 +89,7 @@ class Sigmoid(GroundedObjective[SigmoidParams]):
 
 
 def main() -> None:
-    OBJECTIVES.add("sigmoid", "new_loss:Sigmoid")  # a package uses an entry point instead
+    OBJECTIVES.places["sigmoid"] = "new_loss:Sigmoid"  # a package uses an entry point instead
     small = {"train_pairs": 60, "dev_pairs": 60, "test_pairs": 60, "student_hidden": 32}
     steps = {"resnet_steps": 5, "clip_steps": 0, "teacher_steps": 0}
     data = prepare_dataset("scenes", "loss/data", scenes=60, sentences=60, **small, **steps)

@@ -100,18 +100,6 @@ class Registry:
             owners.setdefault(point.name, package)
         return found
 
-    def add(self, name: str, place: str) -> None:
-        """Add ``module:attribute`` for this process; a package uses an entry point instead.
-
-        Raises:
-            SightlineError: the name is taken.
-        """
-        if self.places.get(name, place) != place:
-            raise SightlineError(
-                f"the {self.what} {name!r} is {self.places[name]}, so {place} needs another name"
-            )
-        self.places[name] = place
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
 
