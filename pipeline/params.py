@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
-from pipeline.extract.cutouts import CutoutRules
 from pipeline.extract.engine import Engine
+from pipeline.extract.inputs import CutoutRules
 from pipeline.grounding.grounder_config import GroundingSettings
 from sightline import outside
 from sightline.cache.record import DTypeName, Kind

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline import graph
 from pipeline.extract.encode_missing import WEIGHTS_CAST, extract
-from pipeline.extract.inputs import FeatureInputs, inputs_of
+from pipeline.extract.inputs import CutoutRules, FeatureInputs, inputs_of
 from pipeline.extract.runner import RunSettings
 from pipeline.interchange.unit_rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
@@ -35,7 +35,6 @@ from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
-    from pipeline.extract.cutouts import CutoutRules
 
 SAME = 0.9999
 """Minimum cosine between rows of different devices or batch shapes; below it, rows differ."""
@@ -313,8 +312,6 @@ def _encoder_of_record(folder: Path, features: FeatureSet, named: NamedInputs) -
 def _rules_of_record(folder: Path, features: FeatureSet) -> CutoutRules:
     """The preprocessing of objects, from the record."""
     from pydantic import ValidationError
-
-    from pipeline.extract.cutouts import CutoutRules
 
     spec = features.record.spec
     said = {name: spec.preprocessing.get(name) for name in CutoutRules.model_fields}

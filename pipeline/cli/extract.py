@@ -177,8 +177,7 @@ def objects(
     --out features/objects
     """
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.cutouts import CutoutRules
-    from pipeline.extract.inputs import inputs_of
+    from pipeline.extract.inputs import CutoutRules, inputs_of
 
     config = named_encoder(encoder, weights, "image", compile=compile, channels_last=channels_last)
     settings = _settings(

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.extract.cutouts import CutoutRules
-from pipeline.extract.inputs import FeatureInputs, inputs_of
+from pipeline.extract.inputs import CutoutRules, FeatureInputs, inputs_of
 from pipeline.extract.runner import (
     Advance,
     Computed,
@@ -214,8 +213,7 @@ def _rows_of_texts(
 def _reader(inputs: FeatureInputs, encoder: ImageEncoder, max_pixels: int) -> Reader:
     """What turns an entry into pixels of the encoder's input."""
     from pipeline.extract.batches import ImageReader
-    from pipeline.extract.cutouts import CutoutPreprocessing
-    from pipeline.extract.objects import ObjectReader
+    from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
 
     if inputs.kind == "image":
         return ImageReader(encoder.preprocessing, max_pixels)

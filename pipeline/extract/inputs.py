@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
-from pipeline.extract.cutouts import CutoutEntry, CutoutRules
 from sightline.cache import (
     IMAGES,
     Place,
@@ -27,10 +27,25 @@ from sightline.cache.manifest import check_values, read_schema, read_table
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
+from sightline.settings import Settings
 from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.extract.objects import StoredCutouts
+
+
+class CutoutRules(Settings):
+    """Options for turning a cut-out into an input.
+
+    Attributes:
+        margin: on every side, as a fraction of the longer side.
+        background: what transparent pixels are composited on: the encoder's ``mean`` colour
+            (which normalises to 0), ``white`` or ``black``. ``keep`` leaves the image's own
+            pixels in the box; only what lies outside the box is the mean colour.
+    """
+
+    margin: float = Field(default=0.1, ge=0, le=1)
+    background: Literal["mean", "white", "black", "keep"] = "mean"
 
 
 class ImageEntry(NamedTuple):
@@ -38,6 +53,26 @@ class ImageEntry(NamedTuple):
 
     place: Place
     key: bytes
+
+
+class CutoutEntry(NamedTuple):
+    """One object: its image and its mask, or its stored picture.
+
+    Attributes:
+        place: where the image is, or the set that stores the picture.
+        key: key of the cut-out, from `sightline.cache.rle.cutout_key` (32 bytes).
+        image_key: SHA-256 of the image's bytes (32 bytes).
+        size: (height, width) of the mask in pixels.
+        counts: COCO's compressed runs.
+        png: the stored picture; None: cut it out of the image.
+    """
+
+    place: Place
+    key: bytes
+    image_key: bytes
+    size: tuple[int, int]
+    counts: str
+    png: bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.extract.cutouts import CutoutEntry
 from pipeline.extract.decode import ImageError
-from pipeline.extract.inputs import cutout_entries
+from pipeline.extract.inputs import CutoutEntry, cutout_entries
 from pipeline.extract.objects import SPEC, Cutter, to_png
 from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
 from sightline.cache import Place

@@ -11,9 +11,9 @@ from torch import Tensor
 from pipeline.datasets.scenes.draw import draw
 from pipeline.datasets.scenes.scene import Placed, Scene, Thing
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
 from pipeline.extract.decode import ImageError
-from pipeline.extract.objects import cut_out
+from pipeline.extract.inputs import CutoutRules
+from pipeline.extract.objects import CutoutPreprocessing, cut_out
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 COLOURS = {"mean": MEAN, "white": (1.0,) * 3, "black": (0.0,) * 3}

@@ -13,9 +13,9 @@ from PIL import Image
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.batches import Feed, ImageReader, decode_batch
-from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
 from pipeline.extract.encode_missing import encode
-from pipeline.extract.inputs import FeatureInputs, ImageEntry
+from pipeline.extract.inputs import CutoutRules, FeatureInputs, ImageEntry
+from pipeline.extract.objects import CutoutPreprocessing
 from pipeline.extract.runner import RunSettings
 from sightline.cache import FeatureSet, Place
 

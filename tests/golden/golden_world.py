@@ -40,7 +40,7 @@ from pipeline import (
     read_phrases,
     tokenize,
 )
-from pipeline.extract.cutouts import CutoutRules
+from pipeline.extract.inputs import CutoutRules
 from pipeline.extract.runner import RunSettings
 from pipeline.tokenize_phrases import tokenize_phrases
 from sightline.cache import (

@@ -16,9 +16,8 @@ from pipeline.datasets.scenes.draw import box_of, draw, png
 from pipeline.datasets.scenes.scene import random_scene, stream
 from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
-from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
-from pipeline.extract.inputs import objects_of_phrases
-from pipeline.extract.objects import ObjectReader
+from pipeline.extract.inputs import CutoutRules, objects_of_phrases
+from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
 from pipeline.extract.runner import RunSettings
 from pipeline.grounding.grounder_config import GroundingSettings
 from pipeline.grounding.stage import GroundPaths, ground_dataset

@@ -119,8 +119,8 @@ def test_a_row_is_the_encoding_of_its_own_cut_out(photos):
     import torch
 
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
-    from pipeline.extract.inputs import objects_of_phrases
+    from pipeline.extract.inputs import CutoutRules, objects_of_phrases
+    from pipeline.extract.objects import CutoutPreprocessing
 
     assert photos.extract(dtype="float32") == 0
     config = named_encoder(str(photos.folder / "clip.json"), "random:0", "image")
@@ -351,9 +351,9 @@ def test_phrases_of_other_images_are_one_clear_error(capsys, photos):
 
 def test_a_huge_object_is_refused(photos):
     from pipeline.encoders.preprocessing import ImagePreprocessing
-    from pipeline.extract.cutouts import CutoutPreprocessing, CutoutRules
     from pipeline.extract.decode import ImageError
-    from pipeline.extract.inputs import objects_of_phrases
+    from pipeline.extract.inputs import CutoutRules, objects_of_phrases
+    from pipeline.extract.objects import CutoutPreprocessing
 
     Image.new("RGB", (400, 1)).save(photos.folder / "photos" / "strip.png")
     photos.paths.append("strip.png")
