@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.side_by_side import Send, side_by_side
 from sightline import hardware
 from sightline.errors import SightlineError
 from sightline.hardware import Memory, Processor
-from sightline.side_by_side import Send, side_by_side
 
 
 def test_values_come_as_they_are_sent_with_the_name_of_the_call():
@@ -62,7 +62,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 from functools import partial
-from sightline.side_by_side import side_by_side
+from pipeline.side_by_side import side_by_side
 from sightline.signals import stop_on_signals
 
 def work(name, send):

@@ -234,7 +234,7 @@ class Child:
         """Start its process, for the first time or again."""
         with self._output.open("wb") as out, self._errors.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sightline.ends_with_parent", *self._command],
+                [sys.executable, "-P", "-m", "pipeline.ends_with_parent", *self._command],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=err,

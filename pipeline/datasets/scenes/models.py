@@ -15,9 +15,9 @@ from pipeline.datasets.scenes.scene import Scene
 from pipeline.datasets.scenes.similarity import GradedPair
 from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.datasets.source import Progress
+from pipeline.side_by_side import Send, side_by_side
 from sightline.devices import compute_with
 from sightline.extras import require
-from sightline.side_by_side import Send, side_by_side
 
 THREADS = 1  # of each model that is trained; a fixed number keeps the weights' bytes
 

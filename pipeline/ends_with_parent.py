@@ -1,4 +1,4 @@
-"""Runs a module in a process that ends with its parent: `-m sightline.ends_with_parent MODULE …`.
+"""Runs a module in a process that ends with its parent: `-m pipeline.ends_with_parent MODULE …`.
 
 The parent holds the other end of its standard input, which the system closes however it dies.
 """
