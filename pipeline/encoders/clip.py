@@ -41,10 +41,6 @@ def _towers(
 
     Args:
         unused: modules that only the other tower needs; they are dropped.
-
-    Raises:
-        SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
-            unavailable, or a model and weights that disagree about QuickGELU.
     """
     config.require_files()
     spec = config.weights_spec
@@ -80,7 +76,7 @@ def _towers(
     model = _untrained(config.model, architecture, preprocessing, spec.seed)
     if spec.kind != "random":
         _load(model, read_state_dict(weights), source, config.model)
-    identity = identity_of(model, f"open_clip/{name}", spec, revision=revision)
+    identity = identity_of(model, f"open_clip/{name}", spec, revision)
     for part in unused:
         if isinstance(getattr(model, part, None), torch.nn.Module):
             delattr(model, part)
@@ -169,7 +165,12 @@ def _load(model: Any, state: Mapping[str, Tensor], source: str, name: str) -> No
 
 
 def build_image(config: OpenClipConfig, device: torch.device, precision: str) -> ImageEncoder:
-    """The image tower that `config` names, on `device`: images → projected CLIP features."""
+    """The image tower that `config` names, on `device`: images → projected CLIP features.
+
+    Raises:
+        SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
+            unavailable, or a model and weights that disagree about QuickGELU.
+    """
     model, identity, architecture = _towers(config, _TEXT_MODULES)
 
     def forward(images: Tensor) -> Tensor:
@@ -229,6 +230,9 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
 
     Every text is computed at the context length, the only one that the tower accepts; longer texts
     are truncated to it, as CLIP does.
+
+    Raises:
+        SightlineError: as `build_image`; or a tokenizer with more tokens than the tower.
     """
     model, identity, architecture = _towers(config, ("visual", "text_decoder"))
     text = architecture["text_cfg"]
@@ -273,9 +277,6 @@ def _tokenizer(text: Mapping[str, Any], context_length: int, file: Path | None, 
         text: `text_cfg` of the model config.
         file: of that config; its tokenizer may be in the same folder.
         model: named in errors.
-
-    Raises:
-        SightlineError: it is on an unreachable hub, or has more tokens than the tower.
     """
     options = dict(text.get("tokenizer_kwargs", {}))
     name = text.get("hf_tokenizer_name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlparse
@@ -39,13 +40,14 @@ def build_image(config: TorchvisionConfig, device: torch.device, precision: str)
         model = models.get_model(config.model, weights=None)
     dim = model.fc.in_features
     model.fc = nn.Identity()
-    tag = revision = ""
+    revision = ""
     if spec.kind == "file":
         load_exactly(model, _trunk(read_state_dict(Path(spec.value))), spec.value, config.model)
     elif spec.kind == "pretrained":
         tag, revision, state = _published(models, config.model, spec.value)
         load_exactly(model, _trunk(state), f"pretrained:{tag}", config.model)
-    identity = identity_of(model, f"torchvision/{config.model}", spec, tag=tag, revision=revision)
+        spec = replace(spec, value=tag)
+    identity = identity_of(model, f"torchvision/{config.model}", spec, revision)
     # Convolutions are 1.2 to 5 times as fast with channels last on a CPU, and rows stay
     # independent of their position in the batch.
     frozen = FrozenModel(model, device, precision, channels_last=True, compiled=config.compile)

@@ -120,48 +120,31 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, mo
 
 
 def identity_of(
-    model: nn.Module,
-    name: str,
-    spec: WeightsSpec,
-    *,
-    tag: str = "",
-    revision: str = "",
-    folder: Path | None = None,
+    model: nn.Module, name: str, spec: WeightsSpec, revision: str = "", folder: Path | None = None
 ) -> EncoderRecord:
     """The identity of a model as it was loaded.
+
+    Its source is ``random:0``, ``pretrained:TAG`` or ``file:NAME``, never a path, followed by the
+    sentence in a ``provenance.json`` beside the weights.
 
     Args:
         name: family and architecture, such as ``torchvision/resnet50``.
         spec: the weights that it was loaded with.
-        tag, folder: see `describe_source`.
         revision: of published weights, if they have one: a commit, or a file name.
+        folder: of published weights, if it is local.
     """
+    published, value = spec.kind == "pretrained", spec.value
+    beside = folder if published else None
+    if spec.kind == "file":
+        value, beside = Path(value).name, Path(value).parent
+    source = f"{spec.kind}:{value}" if value else spec.kind
     return EncoderRecord(
         name=name,
-        source=describe_source(spec, tag, folder),
-        revision=revision if spec.kind == "pretrained" else "",
+        source=source + (_provenance(beside) if beside else ""),
+        revision=revision if published else "",
         weights_sha256=state_dict_sha256(model.state_dict()),
         untrained=spec.kind == "random",
     )
-
-
-def describe_source(spec: WeightsSpec, tag: str = "", folder: Path | None = None) -> str:
-    """The `source` of an identity: ``random:0``, ``pretrained:TAG`` or ``file:NAME``, not a path.
-
-    It ends with the sentence in a ``provenance.json`` beside the weights.
-
-    Args:
-        tag: the resolved tag or revision of published weights, if more specific than `spec`.
-        folder: local folder of published weights.
-    """
-    if spec.kind == "random":
-        return f"random:{spec.value}"
-    if spec.kind == "file":
-        path = Path(spec.value)
-        return f"file:{path.name}{_provenance(path.parent)}"
-    value = tag or spec.value
-    text = f"pretrained:{value}" if value else "pretrained"
-    return text + (_provenance(folder) if folder else "")
 
 
 def _provenance(folder: Path) -> str:

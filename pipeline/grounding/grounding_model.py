@@ -9,13 +9,7 @@ from typing import Any
 import transformers
 
 from pipeline.encoders.config import WeightsSpec, parse_weights
-from pipeline.encoders.weights import (
-    describe_source,
-    load_exactly,
-    read_state_dict,
-    seeded,
-    state_dict_sha256,
-)
+from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import SightlineError
 from sightline.loading import Pretrained
@@ -85,14 +79,8 @@ def build_model(
             model = architecture(settings).eval()
     if spec.kind == "file":
         load_exactly(model, read_state_dict(Path(spec.value)), spec.value, source.name)
-    return model, {
-        "model": source.title,
-        "source": describe_source(
-            spec, folder=source.folder if spec.kind == "pretrained" else None
-        ),
-        "weights_sha256": state_dict_sha256(model.state_dict()),
-        "untrained": spec.kind == "random",
-    }
+    identity = identity_of(model, source.title, spec, folder=source.folder)
+    return model, {"model": identity.name, **identity.model_dump(exclude={"name", "revision"})}
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, object]:

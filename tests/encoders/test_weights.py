@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.encoders.config import WeightsSpec
 from pipeline.encoders.weights import (
-    describe_source,
+    identity_of,
     load_exactly,
     read_state_dict,
     seeded,
@@ -102,12 +102,13 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_the_source_never_reveals_a_path(tmp_path: Path) -> None:
-    spec = WeightsSpec("file", str(tmp_path / "clip.safetensors"))
-    assert describe_source(spec) == "file:clip.safetensors"
+    def source(*spec: str, folder: Path | None = None) -> str:
+        return identity_of(nn.Linear(1, 1), "tiny", WeightsSpec(*spec), folder=folder).source
+
+    file = str(tmp_path / "clip.safetensors")
+    assert source("file", file) == "file:clip.safetensors"
     (tmp_path / "provenance.json").write_text(json.dumps({"source": "trained on scenes"}))
-    assert describe_source(spec) == "file:clip.safetensors (trained on scenes)"
-    assert describe_source(WeightsSpec("pretrained", ""), folder=tmp_path) == (
-        "pretrained (trained on scenes)"
-    )
-    assert describe_source(WeightsSpec("random", "0")) == "random:0"
-    assert describe_source(WeightsSpec("pretrained", "DEFAULT"), "V2") == "pretrained:V2"
+    assert source("file", file) == "file:clip.safetensors (trained on scenes)"
+    assert source("pretrained", "", folder=tmp_path) == "pretrained (trained on scenes)"
+    assert source("random", "0", folder=tmp_path) == "random:0"
+    assert source("pretrained", "V2") == "pretrained:V2"

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.encoders.weights import (
-    describe_source,
-    load_exactly,
-    read_state_dict,
-    seeded,
-    state_dict_sha256,
-)
+from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
 from pipeline.grounding.segmenters.segmenter_config import Sam2Settings
 from sightline.cache.keys import key_of_file
@@ -58,12 +52,11 @@ def build(settings: Sam2Settings, device: torch.device, precision: str) -> Promp
     elif spec.kind == "pretrained":
         file = _published(settings.model, spec.value)
         load_exactly(model, read_state_dict(file), f"{settings.model}'s checkpoint", settings.model)
-    identity: dict[str, object] = {
-        "model": Path(settings.model).name,
+    record = identity_of(model, Path(settings.model).name, spec)
+    identity = {
+        "model": record.name,
         "configuration_sha256": key_of_file(path).hex(),
-        "source": describe_source(spec),
-        "weights_sha256": state_dict_sha256(model.state_dict()),
-        "untrained": spec.kind == "random",
+        **record.model_dump(exclude={"name", "revision"}),
     }
     backend = Sam2Backend(model.eval().to(device))
     return PromptedSegmenter("sam2", backend, identity, device, precision)
