@@ -74,7 +74,7 @@ def test_devices_are_named_in_full(given: object, devices: tuple[str, ...]) -> N
         (["--devices", "0,,1"], "found '', expected devices such as 0,1"),
         (["--devices", "gpu"], "found 'gpu'"),
         (["--devices", "0", "--engine", "ray"], "devices are those of one machine"),
-        (["--engine", "spark"], "--engine: Input should be 'local' or 'ray'; found 'spark'"),
+        (["--engine", "spark"], "--engine: input should be 'local' or 'ray'; found 'spark'"),
         (["--actors", "2"], "actors is given, but the engine is local"),
         (["--ray-address", "x:1"], "ray_address is given, but the engine is local"),
         (["--worker", "env"], "neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS"),
