@@ -160,9 +160,8 @@ def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]
         from pipeline.datasets.source import PrepareReport
 
         found = scan_images(images, PrepareReport("images"))
-        keys = [key.tobytes() for key in found.keys]
-        places = [Place(images / path) for path in found.paths]
-        return [ImageEntry(place, key) for place, key in zip(places, keys, strict=True)]
+        files = zip(found.paths, found.keys, strict=True)
+        return [ImageEntry(Place(images / path), key.tobytes()) for path, key in files]
     if not images.exists():
         raise SightlineError(f"{images}: no such folder or manifest")
     if root is None:

@@ -84,7 +84,7 @@ class Cutter:
 
     def __init__(self, max_pixels: int = MAX_PIXELS) -> None:
         self._max_pixels = max_pixels
-        self._last: tuple[tuple[Place, bytes], Tensor | ImageError] | None = None
+        self._last: tuple[tuple[Place, bytes], Tensor] | None = None
 
     def __call__(self, entry: CutoutEntry) -> Tensor:
         """The object as returned by `cut_out`: uint8 [4, h, w].
@@ -101,7 +101,10 @@ class Cutter:
                 "the cut-out's key does not match its image and mask under the crop rule "
                 f"{CROP_RULE}; recreate the phrases",
             )
-        image = self._image(entry.place, entry.image_key)
+        place = entry.place, entry.image_key
+        if self._last is None or self._last[0] != place:
+            self._last = place, load_image(*place, self._max_pixels)
+        image = self._last[1]
         height, width = image.shape[1:]
         if entry.size != (height, width):
             raise ImageError(
@@ -114,19 +117,6 @@ class Cutter:
         except CacheError as error:
             raise ImageError("mask_damaged", str(error).removeprefix("mask: ")) from error
         return cut_out(image, mask)
-
-    def _image(self, place: Place, key: bytes) -> Tensor:
-        """The decoded image, or its error."""
-        if self._last is None or self._last[0] != (place, key):
-            try:
-                image = load_image(place, key, self._max_pixels)
-            except ImageError as error:
-                image = error
-            self._last = (place, key), image
-        image = self._last[1]
-        if isinstance(image, ImageError):
-            raise image
-        return image
 
 
 @dataclass(frozen=True)
@@ -201,18 +191,8 @@ class CutoutPreprocessing:
         clear = (_OPAQUE - alpha).to(torch.float32).div_(_OPAQUE)
         # bicubic overshoots, by more in a bright channel than in alpha
         out.copy_(torch.minimum(colour, alpha)).div_(_OPAQUE)
-        return out.add_(clear * self._behind(mean)).sub_(mean).div_(std)
-
-    def _behind(self, mean: Tensor) -> Tensor:
-        """The colour behind the cut-out: float32 [3, 1, 1], 0–1."""
-        import torch
-
-        match self.rules.background:
-            case "white":
-                return torch.ones_like(mean)
-            case "black":
-                return torch.zeros_like(mean)
-        return mean
+        behind = {"white": 1.0, "black": 0.0}.get(self.rules.background, mean)
+        return out.add_(clear * behind).sub_(mean).div_(std)
 
     def describe(self) -> dict[str, object]:
         """Everything that determines a pixel, as JSON values: part of the fingerprint."""
