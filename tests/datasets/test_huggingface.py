@@ -429,7 +429,7 @@ def test_the_graph_reads_packed_images_where_they_are(saved, folder, tmp_path, m
     params = validate_params(given, "params.yaml")
     for name, count in (("arrow", 8), ("parquet", 3), ("tar", 4), ("two", 11), ("all", 15)):
         stages.prepare(params, name)
-        entries = graph.feature_inputs(params, name, "image", "clip").entries
+        entries = graph.feature_inputs(params, name, "image").entries
         assert len([load_image(entry.place, entry.key) for entry in entries]) == count
 
 

@@ -114,5 +114,5 @@ def test_the_graph_finds_the_images_of_a_joined_data_set(
     params = load_params(tmp_path / "params.yaml")
     for name in ("one", "two", "both"):
         stages.prepare(params, name)
-    inputs = graph.feature_inputs(params, "both", "image", "clip")
+    inputs = graph.feature_inputs(params, "both", "image")
     assert [Path(str(entry.place)).is_file() for entry in inputs.entries] == [True] * 3

@@ -190,16 +190,15 @@ def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(
 ):
     monkeypatch.chdir(tmp_path)
     params = params_of(data, settings_of(data))
-    (encoder, *_) = params.encoders.image
     stages.ground(params, "mine")
     (data.folder / "images").rename(tmp_path / "away")
-    inputs = graph.feature_inputs(params, "mine", "object", encoder)
+    inputs = graph.feature_inputs(params, "mine", "object")
     pictures = [entry.png for entry in inputs.stored.filled(inputs.entries)]
     assert len(pictures) > 0
     assert None not in pictures
     shutil.rmtree(graph.cutouts_folder("mine"))
     with pytest.raises(SightlineError, match="images: no such image folder"):
-        graph.feature_inputs(params, "mine", "object", encoder)
+        graph.feature_inputs(params, "mine", "object")
 
 
 def test_the_stage_regrounds_failed_images(data, tmp_path, monkeypatch):
