@@ -18,7 +18,7 @@ DIM = 8
 SPEC = FeatureSpec(
     kind="image",
     encoder=EncoderRecord(name="stub", source="random:0", weights_sha256="0" * 64, untrained=True),
-    preprocessing={"resize": 224},
+    preprocessing={"resize": 224, "eps": 1e-05},
     precision="fp32",
     dim=DIM,
     dtype="float16",

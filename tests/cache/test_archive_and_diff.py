@@ -8,7 +8,15 @@ import tarfile
 
 import numpy as np
 import pytest
-from stub_set import KEYS, SPEC, files, fill, flip, rows_of
+from every_kind import (
+    KINDS,
+    TEXTS,
+    every_kind,
+    make_grounding,
+    make_tokens,
+    photographs,
+)
+from stub_set import KEYS, SPEC, files, fill, rows_of
 
 from sightline.cache import CacheError, SetWriter, verify
 from sightline.cache.archive import SUMS, export_set, import_set
@@ -34,13 +42,15 @@ def pack(archive, content, kind=tarfile.USTAR_FORMAT) -> None:
             tar.addfile(info, io.BytesIO(data))
 
 
-def test_export_and_import_round_trip(archive, tmp_path):
-    record = import_set(archive, tmp_path / "other" / "set")
-    assert record.rows == len(KEYS)
-    assert files(tmp_path / "other" / "set") == files(tmp_path / "set")
-    assert verify(tmp_path / "other" / "set") == []
+@every_kind
+def test_export_and_import_round_trip(world, kind):
+    archive = world / "set.tar"
+    export_set(world / kind, archive)
+    import_set(archive, world / "other" / "set")
+    assert files(world / "other" / "set") == files(world / kind)
+    assert verify(world / "other" / "set") == []
     first = archive.read_bytes()
-    export_set(tmp_path / "other" / "set", archive)
+    export_set(world / "other" / "set", archive)
     assert archive.read_bytes() == first
 
 
@@ -55,18 +65,12 @@ def named(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int 
     return info, b"x" * size
 
 
-SHARD = f"shard-{'0' * 32}.h5"
-
-
 @pytest.mark.parametrize(
     "extra",
     [
         named("../outside", size=3),
-        named("/tmp/outside-of-everything", size=3),
         named("sub/set.json", size=3),
-        named(SHARD, size=3),
-        named(SHARD, tarfile.SYMTYPE, "/etc/passwd"),
-        named("sub", tarfile.DIRTYPE),
+        named(f"shard-{'0' * 32}.h5", tarfile.SYMTYPE, "/etc/passwd"),
     ],
 )
 def test_files_that_the_record_does_not_list_are_not_taken(archive, tmp_path, extra):
@@ -78,7 +82,7 @@ def test_files_that_the_record_does_not_list_are_not_taken(archive, tmp_path, ex
     assert {*tmp_path.iterdir()} - before == {tmp_path / "new"}
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.CHRTYPE])
 def test_a_shard_that_is_a_link_is_refused(archive, tmp_path, kind):
     content = members(archive)
     pack(archive, [*content[:2], named(content[2][0].name, kind, "/etc/passwd"), *content[3:]])
@@ -87,7 +91,7 @@ def test_a_shard_that_is_a_link_is_refused(archive, tmp_path, kind):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("number", range(2, 6))
+@pytest.mark.parametrize("number", [1, 2])  # the index and a shard
 def test_bytes_that_differ_from_the_record_are_refused(archive, tmp_path, number):
     content = members(archive)
     data = bytearray(content[number][1])
@@ -117,15 +121,6 @@ def test_an_existing_set_is_left_alone(archive, tmp_path):
     assert files(tmp_path / "set") == before
 
 
-def test_a_damaged_set_is_not_exported(archive, tmp_path):
-    before = archive.read_bytes()
-    shard = next((tmp_path / "set").glob("shard-*"))
-    flip(shard, shard.stat().st_size - 1)
-    with pytest.raises(CacheError, match="damaged"):
-        export_set(tmp_path / "set", archive)
-    assert archive.read_bytes() == before
-
-
 def test_an_archive_begins_with_its_record(archive, tmp_path):
     content = members(archive)
     assert content[0][0].name == FILE_NAME
@@ -152,10 +147,11 @@ def test_added_removed_and_changed_rows_are_counted(tmp_path):
     assert (found.added_failures, found.gone_failures, found.why) == (0, 1, ())
 
 
-def test_a_set_does_not_differ_from_itself(tmp_path):
-    fill(tmp_path / "a")
-    found = compare(tmp_path / "a", tmp_path / "a")
-    assert (found.same, found.changed, found.largest_change) == (len(KEYS), 0, 0)
+@every_kind
+def test_a_set_does_not_differ_from_itself(world, kind):
+    found = compare(world / kind, world / kind)
+    assert (found.added, found.gone, found.changed, found.largest_change) == (0, 0, 0, 0)
+    assert found.same > 0
 
 
 def test_a_different_dtype_is_reported(tmp_path):
@@ -176,3 +172,32 @@ def test_rows_of_different_lengths_are_not_compared(tmp_path):
         writer.publish()
     with pytest.raises(CacheError, match="cannot be compared"):
         compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_images_of_groundings_are_counted(world):
+    data = photographs(world)
+    del data.captions["0.png"], data.captions["1.png"]
+    data.captions["2.png"] = ["a yellow tree"]  # other captions, another key
+    data.add("new.png")
+    make_grounding(data, world / "other", block_images=3)
+    found = compare(world / "grounding", world / "other")
+    assert (found.added, found.gone, found.changed, found.same) == (2, 3, 0, 4)
+    assert found.why == ()
+
+
+def test_texts_of_token_sets_are_counted(world):
+    make_tokens(world / "other", [*TEXTS[10:], "text 41"], token=6)
+    found = compare(world / "tokens", world / "other")
+    assert (found.added, found.gone, found.changed, found.same) == (1, 10, 30, 0)
+    assert bytes.fromhex(found.changed_most)
+    make_tokens(world / "same", [*TEXTS[10:], "text 41"])
+    found = compare(world / "tokens", world / "same")
+    assert (found.added, found.gone, found.changed, found.same) == (1, 10, 0, 30)
+
+
+@every_kind
+def test_sets_of_two_kinds_are_not_compared(world, kind):
+    for other in {*KINDS} - {kind}:
+        with pytest.raises(CacheError, match=r": holds .*, expected ") as refused:
+            compare(world / kind, world / other)
+        assert "\n" not in str(refused.value)

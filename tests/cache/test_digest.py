@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 
-from forger import SPEC
 from hypothesis import given
 from hypothesis import strategies as st
+from stub_set import SPEC
 
 from sightline.cache.record import TableSpec
 from sightline.digest import digest

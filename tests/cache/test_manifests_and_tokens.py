@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -32,8 +30,6 @@ from sightline.cache import (
     write_phrase_tokens,
     write_tokens,
 )
-from sightline.cache.record import TableSpec
-from sightline.digest import digest
 
 HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
 
@@ -110,9 +106,10 @@ def test_a_manifest_of_another_kind_is_refused(tmp_path):
     write_manifest(tmp_path / "s", pa.table({"text": ["a"]}, schema=SENTENCES), SENTENCES)
     with pytest.raises(CacheError, match="not a manifest of kind captions/1"):
         read_manifest(tmp_path / "s", CAPTIONS)
-    (tmp_path / "junk").write_bytes(b"junk")
-    with pytest.raises(CacheError, match="not a readable Parquet file"):
-        read_manifest(tmp_path / "junk", CAPTIONS)
+    for junk in (b"", b"junk", b"PAR1" + b"\xff" * 60 + b"PAR1"):
+        (tmp_path / "junk").write_bytes(junk)
+        with pytest.raises(CacheError, match="not a readable Parquet file"):
+            read_manifest(tmp_path / "junk", CAPTIONS)
     with pytest.raises(CacheError, match="no such manifest"):
         read_manifest(tmp_path / "none", CAPTIONS)
 
@@ -140,16 +137,6 @@ def test_a_repeated_text_is_tokenised_once(tmp_path):
 def test_ids_outside_the_vocabulary_are_refused(tmp_path):
     write_tokens(tmp_path, HEADER, keys_of_texts(["a"]), [[100]])
     with pytest.raises(CacheError, match="outside the vocabulary of 100"):
-        TokenSet.open(tmp_path)
-
-
-def test_a_token_set_without_its_header_is_refused(tmp_path):
-    write_tokens(tmp_path, HEADER, keys_of_texts(["a"]), [[1]])
-    body = json.loads((tmp_path / "set.json").read_text())
-    del body["digest"], body["spec"]["description"]["pad_token_id"]
-    body["fingerprint"] = TableSpec.model_validate(body["spec"]).fingerprint
-    (tmp_path / "set.json").write_text(json.dumps({**body, "digest": digest(body)}))
-    with pytest.raises(CacheError, match="described by a different version"):
         TokenSet.open(tmp_path)
 
 

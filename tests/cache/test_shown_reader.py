@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from blake3 import blake3
+from every_kind import KINDS, every_kind, make, read
 from shown_reader import APART, PAGE, plain, read_as_shown, shown_code
 from stub_set import KEYS, fill
-from table_sets import TEXTS, make_all, read
 from xxhash import xxh3_128
 
-from sightline.cache import FeatureSet, TokenSet, keys_of_texts
+from sightline.cache import FeatureSet
+from sightline.cache.index import read_index
 from sightline.cache.record import SCHEMA, read_record
-from sightline.cache.sets import open_tables
 from sightline.cache.tables import SHARD_ROWS
 
 
@@ -37,34 +37,24 @@ def test_the_code_is_short_and_needs_nothing_of_ours(tmp_path):
     assert "ModuleNotFoundError" in done.stderr
 
 
-def test_the_code_reads_features_and_tokens_as_we_do(tmp_path):
+def test_the_code_reads_rows_of_several_shards_and_what_failed(tmp_path):
     broken = KEYS[70].tobytes()
-    fill(tmp_path / "features", KEYS[:50])
-    fill(tmp_path / "features", KEYS, frozenset({broken}))  # several shards, a failure
-    fill(tmp_path / "features", KEYS[5:])  # rows in shards that are not in the set
-    make_all(tmp_path)
-    shown, tokens = read_as_shown([tmp_path / "features", tmp_path / "tokens"])
-    features = FeatureSet.open(tmp_path / "features")
+    fill(tmp_path, KEYS[:50])
+    fill(tmp_path, KEYS, frozenset({broken}))  # several shards, a failure
+    fill(tmp_path, KEYS[5:])  # rows in shards that are not in the set
+    (shown,) = read_as_shown([tmp_path])
+    features = FeatureSet.open(tmp_path)
     assert shown.keys == [key.tobytes() for key in features.keys]
     assert (np.array(shown.rows, np.float16) == features.take(features.keys)).all()
     assert shown.failed == features.failed == {broken: "undecodable"}
 
-    found = TokenSet.open(tmp_path / "tokens")
-    assert set(tokens.keys) == {key.tobytes() for key in keys_of_texts(TEXTS)}
-    ids, lengths = found.gather(found.rows(tokens.keys))
-    assert [row["input_ids"] for row in tokens.rows] == [
-        part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])
-    ]
 
-
-def test_the_code_reads_tables_of_every_kind(tmp_path):
-    make_all(tmp_path)
-    for kind, shown in zip(
-        SHARD_ROWS, read_as_shown([tmp_path / k for k in SHARD_ROWS]), strict=True
-    ):
-        _, rows, _ = open_tables(tmp_path / kind, kind)
-        assert shown.keys == [key.tobytes() for key in rows.keys]
-        assert shown.rows == plain(read(tmp_path / kind, kind).to_pylist())
+def test_the_code_reads_sets_of_every_kind(world):
+    for kind, shown in zip(KINDS, read_as_shown([world / kind for kind in KINDS]), strict=True):
+        keys = read_index(world / kind, read_record(world / kind))[0].keys
+        rows = read(world / kind, kind)
+        assert shown.keys == [key.tobytes() for key in keys]
+        assert shown.rows == (rows.tolist() if kind == "image" else plain(rows.to_pylist()))
 
 
 @pytest.mark.parametrize("rows", SHARD_ROWS.values())
@@ -89,18 +79,17 @@ def digest_of(row) -> bytes:
     return xxh3_128(text.encode()).digest()
 
 
-@pytest.mark.parametrize("kind", ["features", *SHARD_ROWS])
-def test_names_and_digests_are_those_that_the_page_describes(tmp_path, kind):
-    if kind == "features":
-        fill(tmp_path / kind, KEYS[:60], frozenset({KEYS[3].tobytes(), KEYS[9].tobytes()}))
-    else:
-        make_all(tmp_path)
+@every_kind
+def test_names_and_digests_are_those_that_the_page_describes(world, kind, monkeypatch):
+    monkeypatch.setattr("sightline.cache.index._HASHED_ROWS", 16)
+    folder = world / "again"
+    make(world, kind, folder)
     read: dict[str, Any] = {}
     exec(shown_code(), read)
-    keys, rows, failed = read["read_set"](tmp_path / kind)
+    keys, rows, failed = read["read_set"](folder)
     digests = [digest_of(row) for row in rows]
-    record = json.loads((tmp_path / kind / "set.json").read_bytes())
-    index = pq.read_table(tmp_path / kind / record["index"]["name"])
+    record = json.loads((folder / "set.json").read_bytes())
+    index = pq.read_table(folder / record["index"]["name"])
     live = index.filter(pc.equal(index["status"].cast(pa.string()), "ok"))
     assert live["digest"].to_pylist() == digests
 
@@ -115,15 +104,15 @@ def test_names_and_digests_are_those_that_the_page_describes(tmp_path, kind):
         here = [i for i, other in enumerate(live["shard"].to_pylist()) if other == number]
         name = blake3(b"".join([keys[i] for i in here] + [digests[i] for i in here])).hexdigest()
         assert shard["name"].split(".")[0] == f"shard-{name[:32]}"
-        data = (tmp_path / kind / shard["name"]).read_bytes()
+        data = (folder / shard["name"]).read_bytes()
         assert (shard["blake3"], shard["bytes"]) == (blake3(data).hexdigest(), len(data))
-    data = (tmp_path / kind / record["index"]["name"]).read_bytes()
+    data = (folder / record["index"]["name"]).read_bytes()
     assert record["index"]["name"] == f"index-{blake3(data).hexdigest()[:32]}.parquet"
 
     own = record.pop("digest")
     assert own == sha256_of_json(record)
     spec = record["spec"]
-    if kind == "features":
+    if kind == "image":
         names = ["kind", "preprocessing", "precision", "dim", "dtype"]
         spec = {name: spec[name] for name in names} | {
             "schema": "sightline.feature_set/1",

@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from blake3 import blake3
+from command_line import sightline
+from every_kind import Forger, every_format, every_kind, make, read
 from stub_set import KEYS, SPEC, files, fill, flip
 
 from sightline.cache import CacheError, FeatureSet, verify
-from sightline.cache.record import FILE_NAME, read_features
-from sightline.cache.verify import bytes_to_verify, repair
-from sightline.digest import digest
+from sightline.cache.record import read_record
+from sightline.cache.verify import bytes_to_verify, repair, rows_to_compute
 from sightline.output import Output
 
 
 @pytest.fixture
 def folder(tmp_path):
+    """A feature set without failed rows."""
     fill(tmp_path / "set")
     return tmp_path / "set"
 
 
-def forge(folder, number: int, change) -> None:
-    """Change the rows of a shard and update size, digest and record, as a forger would."""
-    body = json.loads((folder / FILE_NAME).read_text())
-    del body["digest"]
-    path = folder / body["shards"][number]["name"]
-    with h5py.File(path, "r+") as file:
-        change(file)
-    body["shards"][number]["blake3"] = blake3(path.read_bytes()).hexdigest()
-    (folder / FILE_NAME).write_text(
-        json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False) + "\n"
-    )
-
-
-def test_progress_adds_up(folder):
+@every_format
+@pytest.mark.parametrize("rows", [False, True])
+def test_progress_of_verify_adds_up(world, kind, rows):
     told: list[int] = []
-    assert verify(folder, told.append) == []
-    assert sum(told) == bytes_to_verify(read_features(folder))
+    assert verify(world / kind, told.append, rows=rows) == []
+    assert sum(told) == bytes_to_verify(read_record(world / kind), rows=rows)
+
+
+# --- what is named
 
 
 def test_a_flipped_bit_of_a_row_names_the_shard_and_the_rows_at_stake(folder):
-    shard = read_features(folder).shards[2]
+    shard = read_record(folder).shards[2]
     with h5py.File(folder / shard.name) as file:
         at = file["features"].id.get_offset()
     flip(folder / shard.name, at + 5)
@@ -55,103 +47,143 @@ def test_a_flipped_bit_of_a_row_names_the_shard_and_the_rows_at_stake(folder):
     assert f"1 of its {shard.rows} rows ({shard.rows} in use) changed: row 0" in fault
 
 
-def test_a_flipped_bit_outside_the_rows_is_distinguished(folder):
-    shard = read_features(folder).shards[0]
-    path = folder / shard.name
-    with h5py.File(path) as file:
+def test_rows_of_a_table_that_cannot_be_decoded_are_counted(world):
+    shard = read_record(world / "tokens").shards[0]
+    flip(world / "tokens" / shard.name, -1)
+    (fault,) = verify(world / "tokens")
+    assert f"its {shard.rows} rows ({shard.rows} in use) are lost" in fault
+
+
+def flip_around_the_rows(shard: Path) -> None:
+    """Flip a bit that belongs to no key and no row."""
+    with h5py.File(shard) as file:
         used = [
-            (data.id.get_offset(), data.id.get_storage_size())
+            range(data.id.get_offset(), data.id.get_offset() + data.id.get_storage_size())
             for data in (file["features"], file["keys"])
         ]
-    free = max(at for at in range(600, path.stat().st_size) if not inside(at, used))
-    flip(path, free)
+    flip(
+        shard, max(at for at in range(600, shard.stat().st_size) if not any(at in u for u in used))
+    )
+
+
+def test_a_flipped_bit_outside_the_rows_is_distinguished(folder):
+    flip_around_the_rows(Forger(folder).shard())
     (fault,) = verify(folder)
     assert "its keys and rows are intact" in fault
 
 
-def inside(at: int, parts: list[tuple[int, int]]) -> bool:
-    return any(start <= at < start + size for start, size in parts)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_forged_row_that_is_not_finite_is_named(tmp_path, value, dtype):
-    spec = SPEC.model_copy(update={"dtype": dtype})
-    fill(tmp_path / "set", spec=spec)
-
+@pytest.mark.parametrize(("dtype", "value"), [("float16", np.nan), ("float32", -np.inf)])
+def test_a_row_that_is_not_finite_is_named_though_the_digests_fit(tmp_path, dtype, value):
     def spoil(file):
         file["features"][7, 3] = value
 
-    forge(tmp_path / "set", 1, spoil)
-    faults = verify(tmp_path / "set", rows=True)
-    assert any("1 rows hold NaN or infinity: row 7" in fault for fault in faults)
-    assert any("1 rows are not the index's: row 7" in fault for fault in faults)
+    fill(tmp_path / "set", spec=SPEC.model_copy(update={"dtype": dtype}))
+    Forger(tmp_path / "set").edit(spoil, number=1)
+    assert verify(tmp_path / "set") == []
+    unlike, unfit = verify(tmp_path / "set", rows=True)
+    assert "1 rows are not the index's: row 7" in unlike
+    assert "1 rows hold NaN or infinity: row 7" in unfit
 
 
-def test_a_forged_key_is_named(folder):
+def test_another_key_is_named_though_the_digests_fit(folder):
     def spoil(file):
         file["keys"][4] = file["keys"][4] ^ 1
 
-    forge(folder, 0, spoil)
+    Forger(folder).edit(spoil)
     (fault,) = verify(folder, rows=True)
     assert "1 rows are not the index's: row 4" in fault
 
 
-def test_a_shard_on_a_failing_disk_is_named_and_not_mapped(folder, monkeypatch):
-    """An I/O error in a memory map is a signal that ends the process without a line."""
-    shard = folder / read_features(folder).shards[0].name
-    opened, mapped = Path.open, np.memmap
-
-    def failing(path, *args, **kwargs):
-        if path == shard:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return opened(path, *args, **kwargs)
-
-    def refusing(path, *args, **kwargs):
-        assert path != shard
-        return mapped(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", failing)
-    monkeypatch.setattr(np, "memmap", refusing)
-    (fault,) = verify(folder)
-    assert f"{shard}: cannot be read (Input/output error)" in fault
-    with pytest.raises(CacheError, match="cannot be read"):
-        FeatureSet.open(folder)
-    assert [dropped.name for dropped in repair(folder).dropped] == [shard.name]
+def test_another_row_of_a_table_is_named_though_the_digests_fit(world):
+    rows = pq.read_table(Forger(world / "tokens").shard()).drop_columns("key")
+    Forger(world / "tokens").rows(rows.take([0, 2, 1, *range(3, len(rows))]))
+    (fault,) = verify(world / "tokens", rows=True)
+    assert "2 rows are not the index's: rows 1, 2" in fault
 
 
-def test_a_rewritten_but_equal_record_is_detected(folder):
-    path = folder / FILE_NAME
-    path.write_bytes(path.read_bytes().rstrip(b"\n"))
-    FeatureSet.open(folder)
-    (fault,) = verify(folder)
-    assert "the file was rewritten" in fault
+# --- repair
 
 
-def test_repair_removes_exactly_the_damaged_shards_and_a_run_restores_the_files(folder):
-    before = files(folder)
-    record = read_features(folder)
-    damaged = record.shards[1]
-    flip(folder / damaged.name, (folder / damaged.name).stat().st_size - 1)
-    report = repair(folder)
-    assert [(each.name, each.rows) for each in report.dropped] == [(damaged.name, damaged.rows)]
-    assert len(FeatureSet.open(folder)) == len(KEYS) - damaged.rows
-    assert verify(folder) == []
-    _, computed = fill(folder)
-    assert computed == damaged.rows
-    after = files(folder)
-    assert {name: after[name] for name in before} == before
+@pytest.mark.parametrize("repaired", [True, False], ids=["repaired", "as it is"])
+@every_kind
+def test_only_the_damaged_shard_is_computed_again(world, kind, repaired):
+    folder = world / kind
+    before, record = files(folder), read_record(folder)
+    damaged = record.shards[-1]
+    flip(folder / damaged.name, damaged.bytes - 1)
+    if repaired:
+        (dropped,) = repair(folder).dropped
+        assert (dropped.name, dropped.rows) == (damaged.name, damaged.rows)
+        assert damaged.name in dropped.reason
+        assert not (folder / damaged.name).exists()
+        assert verify(folder) == []
+        assert rows_to_compute(folder) == damaged.rows
+        assert len(read(folder, kind)) == record.rows - damaged.rows
+        assert sum(shard.rows for shard in read_record(folder).shards) == len(read(folder, kind))
+    make(world, kind)
+    assert {name: files(folder)[name] for name in before} == before
+    assert read_record(folder) == record
+    assert verify(folder, rows=True) == []
 
 
-def test_nothing_to_repair_changes_nothing(folder):
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert repair(folder).lines() == []
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+def test_a_missing_shard_costs_a_run_only_its_rows(folder):
+    record, before = read_record(folder), files(folder)
+    (folder / record.shards[0].name).unlink()
+    assert fill(folder)[1] == record.shards[0].rows
+    assert before.items() <= files(folder).items()
+
+
+def test_verify_says_how_many_rows_repair_took_out(world, capsys):
+    shard = read_record(world / "grounding").shards[0]
+    flip(world / "grounding" / shard.name, 60)
+    assert sightline("cache", "repair", world / "grounding") == 0
+    assert sightline("cache", "verify", world / "grounding") == 0
+    assert f"sound, {shard.rows} rows to compute" in capsys.readouterr().out
+
+
+@every_format
+def test_nothing_to_repair_changes_nothing(world, kind):
+    before = {path: path.stat().st_mtime_ns for path in (world / kind).iterdir()}
+    assert repair(world / kind).lines() == []
+    assert {path: path.stat().st_mtime_ns for path in (world / kind).iterdir()} == before
+
+
+@every_format
+def test_repair_fixes_a_record_with_a_wrong_content_digest(world, kind):
+    before = files(world / kind)
+    Forger(world / kind).say(lambda body: body.update(content_digest="0" * 64))
+    assert "content digest" in verify(world / kind)[0]
+    assert repair(world / kind).dropped == ()
+    assert files(world / kind) == before
+
+
+@every_format
+def test_a_damaged_index_is_rebuilt_from_the_shards(tmp_path, kind):
+    folder = tmp_path / kind
+    if kind == "image":
+        fill(folder)  # without failed rows
+    else:
+        make(tmp_path, kind)
+    index = Forger(folder).index
+    before = index.read_bytes()
+    flip(index, len(before) // 2)
+    assert index.name in repair(folder).index_fault
+    assert index.read_bytes() == before
+    assert verify(folder, rows=True) == []
+
+
+def test_failed_rows_are_lost_with_the_index_and_computed_again(world):
+    folder, before = world / "image", files(world / "image")
+    flip(Forger(folder).index, 600)
+    repair(folder)
+    assert FeatureSet.open(folder).failed == {}
+    make(world, "image")
+    assert before.items() <= files(folder).items()
 
 
 def test_a_file_without_permission_is_not_damage(folder, monkeypatch):
     """Through `os.access`, because tests may run as root, which ignores permissions."""
-    shard = next(folder.glob("shard-*"))
+    shard = Forger(folder).shard()
     before = files(folder)
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != shard and access(path, mode))
@@ -160,34 +192,8 @@ def test_a_file_without_permission_is_not_damage(folder, monkeypatch):
     assert files(folder) == before
 
 
-def test_a_damaged_index_is_rebuilt_from_the_shards(folder):
-    index = folder / read_features(folder).index.name
-    before = index.read_bytes()
-    flip(index, len(before) // 2)
-    assert any(index.name in fault for fault in verify(folder))
-    assert repair(folder).index_fault
-    assert index.read_bytes() == before
-    assert verify(folder) == []
-
-
-def test_a_missing_shard_costs_a_run_only_its_rows(folder):
-    record = read_features(folder)
-    before = files(folder)
-    (folder / record.shards[0].name).unlink()
-    _, computed = fill(folder)
-    assert computed == record.shards[0].rows
-    after = files(folder)
-    assert {name: after[name] for name in before} == before
-
-
-def test_a_damaged_commit_file_cannot_be_repaired(folder):
-    flip(folder / FILE_NAME, 300)
-    with pytest.raises(CacheError):
-        repair(folder)
-
-
 def test_a_run_does_not_treat_a_link_as_damage(folder):
-    shard = folder / read_features(folder).shards[0].name
+    shard = Forger(folder).shard()
     shard.rename(folder.parent / "elsewhere.h5")
     shard.symlink_to(folder.parent / "elsewhere.h5")
     with pytest.raises(CacheError, match="not a plain file"):
@@ -196,14 +202,14 @@ def test_a_run_does_not_treat_a_link_as_damage(folder):
 
 
 def test_a_run_deletes_nothing_that_it_cannot_read(folder):
-    shard = folder / read_features(folder).shards[0].name
+    shard = Forger(folder).shard()
     shard.write_bytes(shard.read_bytes()[:-8])
     fill(folder, KEYS[:0:-1], stop_after=0)
     assert shard.exists()
 
 
 def test_a_repair_that_is_killed_leaves_a_set_that_can_be_read(folder, monkeypatch):
-    shard = read_features(folder).shards[1]
+    shard = read_record(folder).shards[1]
     flip(folder / shard.name, shard.bytes - 1)
 
     def killed(self, names):
@@ -216,18 +222,8 @@ def test_a_repair_that_is_killed_leaves_a_set_that_can_be_read(folder, monkeypat
     assert len(FeatureSet.open(folder)) == len(KEYS) - shard.rows
 
 
-def test_a_run_over_damage_around_the_rows_leaves_the_files_of_a_clean_one(folder, tmp_path):
-    fill(tmp_path / "clean")
-    shard = folder / read_features(folder).shards[0].name
-    with h5py.File(shard) as file:
-        used = [
-            (data.id.get_offset(), data.id.get_storage_size())
-            for data in (file["features"], file["keys"])
-        ]
-    flip(shard, max(at for at in range(600, shard.stat().st_size) if not inside(at, used)))
-    _, computed = fill(folder)
-    assert computed == 30
-    names = [file.name for file in read_features(folder).files]
-    assert {name: files(folder)[name] for name in names}.items() <= files(
-        tmp_path / "clean"
-    ).items()
+def test_a_run_over_damage_around_the_rows_leaves_the_files_of_a_clean_one(folder):
+    before = files(folder)
+    flip_around_the_rows(Forger(folder).shard())
+    assert fill(folder)[1] == read_record(folder).shards[0].rows
+    assert before.items() <= files(folder).items()
