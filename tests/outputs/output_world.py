@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,245 +36,159 @@ class Command:
     """One way to write something.
 
     Attributes:
-        words: words of the command line, given the folder of the inputs and the output.
+        line: the command line. ``@`` begins a path among the inputs; ``OUT`` is the output,
+            ``PLOT`` and ``TEXTS`` are it with another suffix; `PARTS` are written out.
         names: some of the names it writes below its output; empty for a single file.
         maker: command that makes the set that this one modifies in place.
     """
 
     name: str
-    words: Callable[[Path, Path], list[object]]
+    line: str
     names: tuple[str, ...] = ()
     maker: str = ""
+
+    def words(self, made: Path, out: Path) -> list[str]:
+        """Words of the command line, given the folder of the inputs and the output."""
+        line = self.line
+        for part, words in PARTS.items():
+            line = line.replace(part, words)
+        return [
+            word.replace("@", f"{made}/")
+            .replace("OUT", str(out))
+            .replace("PLOT", str(out if out.is_dir() else out.with_suffix(".png")))
+            .replace("TEXTS", str(out.with_suffix(".txt")))
+            for word in line.split()
+        ]
+
+    def inputs(self, made: Path) -> list[Path]:
+        """The files and folders that it reads."""
+        words = self.words(made, Path("/x"))
+        return [path for path in map(Path, words) if path.is_absolute() and path.exists()]
 
     def __str__(self) -> str:
         return self.name
 
 
-def _prepare(kind: str, *options: str) -> Callable[[Path, Path], list[object]]:
-    def words(made: Path, out: Path) -> list[object]:
-        given = [made / word[1:] if word.startswith("@") else word for word in options]
-        return ["prepare", kind, *given, "--out", out]
-
-    return words
-
-
-def _extract_image(made: Path, out: Path) -> list[object]:
-    return ["extract", "image", "--images", made / "scenes/images", *_clip(made, out)]
-
-
-def _clip(made: Path, out: Path) -> list[object]:
-    model = made / "scenes/encoders/clip.json"
-    size = ["--batch-size", 8, "--workers", 0]
-    return ["--encoder", model, "--weights", "random:0", *size, "--out", out]
-
-
-def _train(made: Path, out: Path) -> list[object]:
-    scenes = made / "scenes"
-    return [
-        *("train", "--objective", "simcse", "--student", scenes / "student"),
-        *("--tokens", made / "tokens", "--sentences", scenes / "sentences.parquet"),
-        *("--dev", scenes / "similarity/dev.tsv", "--max-steps", 2, "--eval-steps", 1),
-        *("--batch-size", 4, "--out", out),
-    ]
-
-
-def _on_manifests(made: Path) -> list[object]:
-    scenes = made / "scenes"
-    return [
-        *("--images-manifest", scenes / "images.parquet"),
-        *("--captions", scenes / "captions.parquet", "--root", scenes / "images"),
-    ]
-
+PARTS = {
+    "CLIP": "--encoder @scenes/encoders/clip.json --weights random:0",
+    "IMAGES": "--images-manifest @scenes/images.parquet --root @scenes/images",
+    "CAPTIONS": "--captions @scenes/captions.parquet",
+    "STUDENT": "--student @scenes/student",
+    "MODEL": "--model @scenes/student --pooling cls",
+    "PHRASES": "--phrases @scenes/phrases.parquet",
+}
+"""What several command lines share."""
+EXTRACT_IMAGE = "extract image --images @scenes/images CLIP --batch-size 8 --workers 0 --out OUT"
+EXPORT = "cache export @features --dataset @scenes --out OUT --format"
 
 FOLDERS = [
     Command(
         "prepare pairs",
-        _prepare("pairs", "--images", "@scenes/images", "--captions", "@captions.tsv"),
+        "prepare pairs --images @scenes/images --captions @captions.tsv --out OUT",
         ("dataset.json", "images.parquet", "captions.parquet", "sentences.parquet"),
     ),
     Command(
         "prepare sentences",
-        _prepare("sentences", "--path", "@texts.txt"),
+        "prepare sentences --path @texts.txt --out OUT",
         ("dataset.json", "sentences.parquet"),
     ),
-    Command("extract image", _extract_image, ("set.json", "set.json.next")),
-    Command(
-        "extract text",
-        lambda made, out: [
-            *("extract", "text", "--texts", made / "texts.txt"),
-            *("--encoder", made / "scenes/encoders/clip.json", "--weights", "random:0"),
-            *("--out", out),
-        ],
-        ("set.json",),
-    ),
+    Command("extract image", EXTRACT_IMAGE, ("set.json", "set.json.next")),
+    Command("extract text", "extract text --texts @texts.txt CLIP --out OUT", ("set.json",)),
     Command(
         "extract object",
-        lambda made, out: [
-            *("extract", "object", "--phrases", made / "scenes/phrases.parquet"),
-            *_on_manifests(made)[:2],
-            *("--root", made / "scenes/images", *_clip(made, out)),
-        ],
+        "extract object PHRASES IMAGES CLIP --batch-size 8 --workers 0 --out OUT",
         ("set.json",),
     ),
     Command(
         "extract teacher",
-        lambda made, out: [
-            *("extract", "teacher", "--texts", made / "texts.txt"),
-            *("--encoder", made / "scenes/student", "--out", out),
-        ],
+        "extract teacher --texts @texts.txt --encoder @scenes/student --out OUT",
         ("set.json",),
     ),
     Command(
         "ground run",
-        lambda made, out: [
-            *("ground", "run", "--settings", made / "grounding.yaml", *_on_manifests(made)),
-            *("--out", out, "--cutouts", out.with_name(out.name + "-cutouts")),
-        ],
+        "ground run --settings @grounding.yaml IMAGES CAPTIONS --out OUT --cutouts OUT-cutouts",
         ("set.json", "set.json.next"),
     ),
     Command(
         "ground stats",
-        lambda made, out: ["ground", "stats", made / "scenes/phrases.parquet", "--out", out],
+        "ground stats @scenes/phrases.parquet --out OUT",
         ("ground_stats.json", "stats.json", "drops.json"),
     ),
-    Command(
-        "tokens",
-        lambda made, out: [
-            *("tokens", "--texts", made / "texts.txt", "--student", made / "scenes/student"),
-            *("--out", out),
-        ],
-        ("set.json",),
-    ),
-    Command(
-        "phrase-tokens",
-        lambda made, out: [
-            *("phrase-tokens", "--phrases", made / "scenes/phrases.parquet"),
-            *("--captions", made / "scenes/captions.parquet"),
-            *("--student", made / "scenes/student", "--out", out),
-        ],
-        ("set.json",),
-    ),
+    Command("tokens", "tokens --texts @texts.txt STUDENT --out OUT", ("set.json",)),
+    Command("phrase-tokens", "phrase-tokens PHRASES CAPTIONS STUDENT --out OUT", ("set.json",)),
     Command(
         "train",
-        _train,
+        "train --objective simcse STUDENT --tokens @tokens --sentences @scenes/sentences.parquet "
+        "--dev @scenes/similarity/dev.tsv --max-steps 2 --eval-steps 1 --batch-size 4 --out OUT",
         ("run.json", "heads.safetensors", "model/config.json", "best.safetensors"),
     ),
+    Command("cache import", "cache import @set.tar --out OUT", ("set.json",)),
     Command(
-        "cache import",
-        lambda made, out: ["cache", "import", made / "set.tar", "--out", out],
-        ("set.json",),
-    ),
-    *(
-        Command(
-            f"cache export {form}",
-            lambda made, out, form=form: [
-                *("cache", "export", made / "features", "--format", form, "--out", out),
-                *("--dataset", made / "scenes"),
-            ],
-            ("export.json", "README.md", *names),
-        )
-        for form, names in {
-            "parquet": ("data/rows-0000.parquet",),
-            "npy": ("img_emb/img_emb_0000.npy", "metadata/metadata_0000.parquet"),
-            "safetensors": ("data/rows-0000.safetensors", "metadata/metadata_0000.parquet"),
-        }.items()
+        "cache export parquet",
+        f"{EXPORT} parquet",
+        ("export.json", "README.md", "data/rows-0000.parquet"),
     ),
     Command(
-        "cache import of an export",
-        lambda made, out: ["cache", "import", made / "exported", "--out", out],
-        ("set.json",),
+        "cache export npy",
+        f"{EXPORT} npy",
+        ("export.json", "README.md", "img_emb/img_emb_0000.npy", "metadata/metadata_0000.parquet"),
     ),
+    Command(
+        "cache export safetensors",
+        f"{EXPORT} safetensors",
+        (
+            "export.json",
+            "README.md",
+            "data/rows-0000.safetensors",
+            "metadata/metadata_0000.parquet",
+        ),
+    ),
+    Command("cache import of an export", "cache import @exported --out OUT", ("set.json",)),
     Command(
         "cache import of clip-retrieval",
-        lambda made, out: [
-            *("cache", "import", made / "clip-retrieval", "--images", made / "scenes/images"),
-            *("--out", out),
-        ],
+        "cache import @clip-retrieval --images @scenes/images --out OUT",
         ("set.json",),
     ),
     Command(
         "cache import-mcse",
-        lambda made, out: [
-            *("cache", "import-mcse", made / "mcse.hdf5", "--texts", made / "mcse.txt"),
-            *("--dataset", out, "--out", out.with_name(out.name + "-features")),
-        ],
+        "cache import-mcse @mcse.hdf5 --texts @mcse.txt --dataset OUT --out OUT-features",
         ("dataset.json", "images.parquet", "captions.parquet"),
     ),
     Command(
         "cache import-kdmcse",
-        lambda made, out: [
-            *("cache", "import-kdmcse", made / "kdmcse.json", "--dataset", out),
-            *("--images", out.with_name(out.name + "-images")),
-            *("--texts", out.with_name(out.name + "-texts")),
-        ],
+        "cache import-kdmcse @kdmcse.json --dataset OUT --images OUT-images --texts OUT-texts",
         ("dataset.json", "images.parquet", "captions.parquet"),
     ),
     Command(
         "stage report",
-        lambda made, out: [
-            *("stage", "report", "--params", made / "graph/params.yaml", "--out", out)
-        ],
+        "stage report --params @graph/params.yaml --out OUT",
         ("report.json", "report.html", "report.md", "report.txt", "scores.png"),
     ),
     Command(
         "geometry",
-        lambda made, out: [
-            *("geometry", "--model", made / "scenes/student", "--pooling", "cls"),
-            *("--data", made / "scenes/similarity/dev.tsv", "--limit", 12),
-            *("--clusters", 2, "--perplexity", 3, "--out", out),
-        ],
+        "geometry MODEL --data @scenes/similarity/dev.tsv --limit 12 --clusters 2 --perplexity 3 "
+        "--out OUT",
         ("geometry.json", "geometry.html", "plane.svg", "map.png"),
     ),
 ]
 """Commands whose output is a folder."""
 
 IN_PLACE = [
-    Command(
-        f"cache {verb}", lambda made, out, verb=verb: ["cache", verb, out], maker="extract image"
-    )
+    Command(f"cache {verb}", f"cache {verb} OUT", maker="extract image")
     for verb in ("compact", "gc", "repair")
 ]
 """Commands that change a feature set in place."""
 
+COMPARE = "compare @graph/results/simcse @graph/results/mcse"
 FILES = [
-    Command(
-        "gallery",
-        lambda made, out: [
-            *("gallery", "--phrases", made / "scenes/phrases.parquet", *_on_manifests(made)),
-            *("--limit", 2, "--out", out),
-        ],
-    ),
-    Command(
-        "neighbours",
-        lambda made, out: [
-            *("neighbours", "--sample", 2, "--model", made / "scenes/student", "--pooling", "cls"),
-            *(*_on_manifests(made), "--out", out),
-        ],
-    ),
-    Command(
-        "compare --out",
-        lambda made, out: [
-            *("compare", made / "graph/results/simcse", made / "graph/results/mcse"),
-            *("--format", "markdown", "--out", out),
-        ],
-    ),
-    Command(
-        "compare --plot",
-        lambda made, out: [
-            *("compare", made / "graph/results/simcse", made / "graph/results/mcse"),
-            *("--plot", out if out.is_dir() else out.with_suffix(".png")),
-        ],
-    ),
-    Command(
-        "cache export",
-        lambda made, out: ["cache", "export", made / "features", "--out", out],
-    ),
+    Command("gallery", "gallery PHRASES IMAGES CAPTIONS --limit 2 --out OUT"),
+    Command("neighbours", "neighbours --sample 2 MODEL IMAGES CAPTIONS --out OUT"),
+    Command("compare --out", f"{COMPARE} --format markdown --out OUT"),
+    Command("compare --plot", f"{COMPARE} --plot PLOT"),
+    Command("cache export", "cache export @features --out OUT"),
     Command(
         "cache export-mcse",
-        lambda made, out: [
-            *("cache", "export-mcse", made / "features", "--dataset", made / "scenes"),
-            *("--out", out, "--texts", out.with_suffix(".txt")),
-        ],
+        "cache export-mcse @features --dataset @scenes --out OUT --texts TEXTS",
     ),
 ]
 """Commands whose output is a file."""
@@ -293,7 +206,7 @@ class OutputWorld:
 
     def run(self, command: Command, out: Path, **request: object) -> Outcome:
         """The outcome of a command that writes to ``out``."""
-        words = [str(word) for word in command.words(self.made, out)]
+        words = command.words(self.made, out)
         folder = self.made / "graph" if words[0] == "stage" else self.made
         return self.server.run(out, words=words, folder=str(folder), **request)
 
@@ -318,18 +231,15 @@ class OutputWorld:
         image = {"image_feat": [1, 2], "captions": ["a dog"], "lang_feat": [[3, 4]]}
         (made / "kdmcse.json").write_text(json.dumps({"a.jpg": image}))
         write_results(made / "graph")
-        tokens = {"--texts": made / "scenes/sentences.parquet", "--out": made / "tokens"}
-        words = [word for pair in tokens.items() for word in pair]
-        self._must("tokens", *words, "--student", made / "scenes/student")
-        self._must(*_extract_image(made, made / "features"))
-        self._must("cache", "export", made / "features", "--out", made / "set.tar")
-        words = ["--format", "npy", "--dataset", made / "scenes"]
+        self._must("tokens --texts @scenes/sentences.parquet STUDENT --out OUT", "tokens")
+        self._must(EXTRACT_IMAGE, "features")
+        self._must("cache export @features --out OUT", "set.tar")
         for name in ("exported", "clip-retrieval"):
-            self._must("cache", "export", made / "features", *words, "--out", made / name)
+            self._must(f"{EXPORT} npy", name)
         (made / "clip-retrieval/export.json").unlink()  # as another tool would have written it
 
-    def _must(self, *words: object) -> None:
-        done = self.server.run(self.made, words=[str(word) for word in words])
+    def _must(self, line: str, out: str) -> None:
+        done = self.run(Command("", line), self.made / out)
         assert done.code == 0, done.said
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,6 @@ STRANGE = [
     *("scratch-0123456789abcdef/notes", "failures.jsonl", "journal.bin", "heads.safetensors"),
 ]
 """Names that foreign files may have, including ours."""
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutputWorld]:
-    world = OutputWorld(tmp_path_factory.mktemp("world"))
-    yield world
-    world.close()
 
 
 @pytest.mark.slow
