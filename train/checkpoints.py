@@ -78,7 +78,7 @@ class Checkpoints:
         write_bytes(made / PROGRESS_FILE, json.dumps(body, indent=1).encode())
         older = self._all()
         final, again = self.folder / made.name, 1
-        while final.exists():  # the same step once more, after a resume
+        while final.exists():  # an older one that holds somebody else's file
             again += 1
             final = self.folder / f"{made.name}-{again}"
         self._output.move_whole(made, self._name(final))
