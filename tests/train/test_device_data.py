@@ -197,6 +197,25 @@ def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(
     assert RunSummary.read(run).sentences == expected.sentences
 
 
+def test_the_first_bad_step_is_named_and_an_overflow_that_is_skipped_is_none() -> None:
+    fine, bad, huge = (torch.tensor(value) for value in (1.0, float("nan"), float("inf")))
+    watch = Watch(norm_counts=True)
+    assert watch.first_bad() is None
+    watch.add(1, {0: {"text": fine, "total": fine}}, fine)
+    assert watch.first_bad() is None
+    watch.add(2, {1: {"text": fine, "total": fine}}, huge)
+    watch.add(3, {2: {"text": bad, "image": fine, "total": bad}}, bad)
+    found = watch.first_bad()
+    assert found == BadStep(2, 1, {"gradient norm": float("inf")})
+    watch.add(4, {3: {"text": bad, "image": fine, "total": bad}}, bad)
+    found = watch.first_bad()
+    assert found is not None
+    assert (found.step, found.micro_batch, found.culprits) == (4, 3, ["text"])
+    skipped = Watch(norm_counts=False)  # fp16: the loss scaler skips the step
+    skipped.add(1, {0: {"text": fine, "total": fine}}, huge)
+    assert skipped.first_bad() is None
+
+
 def test_an_infinite_share_of_memory_is_refused(world: World, tmp_path: Path) -> None:
     with pytest.raises((SightlineError, ValueError), match="device_cache"):
         world.spec(tmp_path, train={"device_cache": 1.0})
