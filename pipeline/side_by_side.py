@@ -1,4 +1,4 @@
-"""Calls that run at the same time, each in a process forked from this one."""
+"""Calls side by side, each in a process forked from this one, and how many have room."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
+from sightline import hardware
 from sightline.errors import SightlineError, message_of
 from sightline.signals import Stopped, killed_by, stop_on_signals
 
+_ROOM = 2 << 30  # bytes of memory that a process with PyTorch and a small model takes
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+JOBS = "SIGHTLINE_JOBS"
+"""Variable with the number of processes among which a stage may divide its own work."""
 _LEAVE = 30.0  # seconds that the processes have to end after a signal
 
 Send = Callable[[Any], None]
@@ -98,3 +103,31 @@ def _end(processes: Sequence[ForkProcess], number: int) -> None:
         if process.is_alive():
             process.kill()
             process.join()
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    given = os.environ.get(VISIBLE)
+    if given is not None:
+        names = [name.strip() for name in given.split(",")]
+        return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
+    return [str(index) for index in range(len(hardware.driver_gpus()[1]))]
+
+
+def jobs_here(gpus: list[str], threads: int | None = None) -> int:
+    """One for each of ``gpus``; without, as many as this machine has cores and memory for.
+
+    Args:
+        threads: CPU threads of each; None: one.
+    """
+    given = os.environ.get(JOBS)
+    if given:
+        return int(given)
+    if gpus:
+        return len(gpus)
+    return max(1, min(hardware.cores() // (threads or 1), hardware.memory().free // _ROOM))
+
+
+def gpu_of(gpus: list[str], index: int) -> dict[str, str]:
+    """The environment of job ``index``: one of ``gpus``, in turn; empty if there are none."""
+    return {VISIBLE: gpus[index % len(gpus)]} if gpus else {}

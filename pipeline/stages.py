@@ -225,8 +225,8 @@ def _score(
     """Run and seed of each of ``runs``, with its scores or else why it failed, as they end."""
     import transformers.modeling_utils  # noqa: F401  (once, for all processes)
 
-    from pipeline.side_by_side import Send, side_by_side
-    from sightline.hardware import cores, gpu_of, jobs_here, visible_gpus
+    from pipeline.side_by_side import Send, gpu_of, jobs_here, side_by_side, visible_gpus
+    from sightline.hardware import cores
     from train.evaluate.score_run import evaluate_run
 
     gpus = visible_gpus()

@@ -1,4 +1,4 @@
-"""What this machine computes with, and its room for jobs."""
+"""What this machine computes with."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ _LIMITS = {
     ),
 }
 """Controller → files of a control group, of version 2 or 1, with a limit and its period or use."""
-
-_ROOM = 2 << 30  # bytes of memory that a process with PyTorch and a small model takes
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-JOBS = "SIGHTLINE_JOBS"
-"""Variable with the number of processes among which a stage may divide its own work."""
 
 
 @dataclass(frozen=True)
@@ -128,35 +123,7 @@ def cpu_warning(device: str) -> str:
     )
 
 
-def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
-    given = os.environ.get(VISIBLE)
-    if given is not None:
-        names = [name.strip() for name in given.split(",")]
-        return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
-    return [str(index) for index in range(len(driver_gpus()[1]))]
-
-
-def jobs_here(gpus: list[str], threads: int | None = None) -> int:
-    """One for each of ``gpus``; without, as many as this machine has cores and memory for.
-
-    Args:
-        threads: CPU threads of each; None: one.
-    """
-    given = os.environ.get(JOBS)
-    if given:
-        return int(given)
-    if gpus:
-        return len(gpus)
-    return max(1, min(cores() // (threads or 1), memory().free // _ROOM))
-
-
 def cores() -> int:
     """The cores that this process may keep busy."""
     found = processor()
     return found.usable if found.quota is None else max(1, min(found.usable, round(found.quota)))
-
-
-def gpu_of(gpus: list[str], index: int) -> dict[str, str]:
-    """The environment of job ``index``: one of ``gpus``, in turn; empty if there are none."""
-    return {VISIBLE: gpus[index % len(gpus)]} if gpus else {}

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.side_by_side import Send, side_by_side
+from pipeline.side_by_side import (
+    JOBS,
+    VISIBLE,
+    Send,
+    gpu_of,
+    jobs_here,
+    side_by_side,
+    visible_gpus,
+)
 from sightline import hardware
 from sightline.errors import SightlineError
 from sightline.hardware import Memory, Processor
@@ -114,22 +122,22 @@ def wait_for(condition) -> None:
 def test_without_gpus_there_are_as_many_jobs_as_cores_and_memory(
     monkeypatch, usable, quota, free, threads, expected
 ):
-    monkeypatch.delenv(hardware.JOBS, raising=False)
+    monkeypatch.delenv(JOBS, raising=False)
     monkeypatch.setattr(hardware, "processor", lambda: Processor("", usable, quota))
     monkeypatch.setattr(hardware, "memory", lambda: Memory(free, free, None))
-    assert hardware.jobs_here([], threads) == expected
-    assert hardware.jobs_here(["0", "5"], threads) == 2
-    monkeypatch.setenv(hardware.JOBS, "7")
-    assert hardware.jobs_here([], threads) == 7
+    assert jobs_here([], threads) == expected
+    assert jobs_here(["0", "5"], threads) == 2
+    monkeypatch.setenv(JOBS, "7")
+    assert jobs_here([], threads) == 7
 
 
 def test_gpus_are_those_that_may_be_seen(monkeypatch):
-    monkeypatch.delenv(hardware.VISIBLE, raising=False)
+    monkeypatch.delenv(VISIBLE, raising=False)
     monkeypatch.setattr(hardware, "driver_gpus", lambda: ("550", ["H200", "H200"]))
-    assert hardware.visible_gpus() == ["0", "1"]
+    assert visible_gpus() == ["0", "1"]
     for given, expected in {"3, 1": ["3", "1"], "": [], "-1": [], "GPU-a": ["GPU-a"]}.items():
-        monkeypatch.setenv(hardware.VISIBLE, given)
-        assert hardware.visible_gpus() == expected
-    found = [hardware.gpu_of(["3", "1"], job)[hardware.VISIBLE] for job in range(3)]
+        monkeypatch.setenv(VISIBLE, given)
+        assert visible_gpus() == expected
+    found = [gpu_of(["3", "1"], job)[VISIBLE] for job in range(3)]
     assert found == ["3", "1", "3"]
-    assert hardware.gpu_of([], 0) == {}
+    assert gpu_of([], 0) == {}

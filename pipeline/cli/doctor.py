@@ -155,7 +155,7 @@ def why_unused(listed: int, usable: int) -> str:
     """Why PyTorch uses fewer GPUs than the driver lists; empty if it uses all."""
     import torch
 
-    from sightline.hardware import VISIBLE
+    from pipeline.side_by_side import VISIBLE
 
     if usable >= listed:
         return ""

@@ -75,17 +75,18 @@ def repro(
 def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
     """The jobs of this machine; ``threads`` and ``devices`` in params.yaml come first."""
     from pipeline.repro import Jobs
-    from sightline import hardware
+    from pipeline.side_by_side import JOBS, VISIBLE, gpu_of, jobs_here, visible_gpus
+    from sightline.hardware import cores
 
-    gpus = hardware.visible_gpus()
+    gpus = visible_gpus()
     if devices is not None:
         gpus = _chosen(devices, gpus)
     threads, engine = params.graph.threads, params.engine
-    count = given or hardware.jobs_here(gpus, threads)
-    share = threads or int(os.environ.get(OMP) or max(1, hardware.cores() // count))
-    whole = {hardware.JOBS: str(count)}
+    count = given or jobs_here(gpus, threads)
+    share = threads or int(os.environ.get(OMP) or max(1, cores() // count))
+    whole = {JOBS: str(count)}
     if gpus:
-        whole[hardware.VISIBLE] = ",".join(gpus)
+        whole[VISIBLE] = ",".join(gpus)
     dividing = {"evaluate"}
     if engine.devices or engine.name == "ray":
         dividing |= {"ground", "image-features", "object-features", "text-features", "teachers"}
@@ -94,7 +95,7 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
         words = command.split()
         return words[:2] == ["sightline", "stage"] and words[2] in dividing
 
-    slots = [{OMP: str(share), **hardware.gpu_of(gpus, index)} for index in range(count)]
+    slots = [{OMP: str(share), **gpu_of(gpus, index)} for index in range(count)]
     return Jobs(slots, whole, divides)
 
 

@@ -19,6 +19,7 @@ from demo_params import demo_params, demo_params_text
 from pipeline.cli.repro import _jobs as jobs_here
 from pipeline.params import validate_params
 from pipeline.repro import Jobs
+from pipeline.side_by_side import JOBS, VISIBLE
 from sightline import hardware
 from sightline.devices import OMP
 from sightline.hardware import Memory, Processor
@@ -411,7 +412,7 @@ def test_a_stage_runs_again_if_others_pushed_new_inputs_that_are_not_here(shared
 
 def jobs_of(monkeypatch, changes: dict, gpus: int = 0, **options) -> Jobs:
     """The jobs of a machine with eight cores, and the demo's parameters with ``changes``."""
-    for name in ("OMP_NUM_THREADS", hardware.VISIBLE, hardware.JOBS):
+    for name in ("OMP_NUM_THREADS", VISIBLE, JOBS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(hardware, "driver_gpus", lambda: ("550", ["H200"] * gpus))
     monkeypatch.setattr(hardware, "processor", lambda: Processor("", 8, None))
@@ -428,11 +429,11 @@ def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
     free = {"graph": {"threads": None}}
     assert jobs_of(monkeypatch, {}).slots == [{OMP: "1"}] * 8
     assert jobs_of(monkeypatch, free, given=3).slots == [{OMP: "2"}] * 3
-    two = [{OMP: "4", hardware.VISIBLE: "0"}, {OMP: "4", hardware.VISIBLE: "1"}]
+    two = [{OMP: "4", VISIBLE: "0"}, {OMP: "4", VISIBLE: "1"}]
     assert jobs_of(monkeypatch, free, gpus=2).slots == two
     found = jobs_of(monkeypatch, free, gpus=4, devices="3,1")
-    assert [slot[hardware.VISIBLE] for slot in found.slots] == ["3", "1"]
-    assert found.whole == {hardware.JOBS: "2", hardware.VISIBLE: "3,1"}
+    assert [slot[VISIBLE] for slot in found.slots] == ["3", "1"]
+    assert found.whole == {JOBS: "2", VISIBLE: "3,1"}
     with pytest.raises(typer.BadParameter, match="expected GPUs of this machine, which has 2"):
         jobs_of(monkeypatch, free, gpus=2, devices="0,2")
 
