@@ -80,11 +80,9 @@ def remembered_faults(
     with suppress(OSError):  # a set that cannot be written to is read by every process
         path.parent.mkdir(exist_ok=True)
         ours = known or (path.parent / "lock").exists() or not any(path.parent.iterdir())
-        if ours:
+        if ours and not path.is_symlink():
             # neither atomic nor durable: of a torn file nothing is remembered
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            with open(os.open(path, flags, 0o644), "wb") as file:  # noqa: PTH123  (a descriptor)
-                file.write(json.dumps(sound).encode())
+            path.write_bytes(json.dumps(sound).encode())
     return faults
 
 

@@ -107,16 +107,15 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
 
 def _check_ids(path: Path, ids: pa.ChunkedArray) -> None:
     """Refuse images with the same id: a caption could belong to either."""
-    if pc.count_distinct(ids).as_py() == len(ids):
-        return
-    first: dict[str, int] = {}
-    for row, name in enumerate(ids.to_pylist()):
-        if name in first:
-            raise CacheError(
-                f"{path}: row {row}: image_id: found {name!r}, as in row {first[name]}, expected "
-                "an id of its own; recreate the file"
-            )
-        first[name] = row
+    counts = ids.value_counts()
+    twice = pc.greater(counts.field("counts"), 1)
+    if pc.any(twice).as_py():
+        name = counts.field("values").filter(twice)[0].as_py()
+        one, two = [row for row, each in enumerate(ids.to_pylist()) if each == name][:2]
+        raise CacheError(
+            f"{path}: row {two}: image_id: found {name!r}, as in row {one}, expected an id of its "
+            "own; recreate the file"
+        )
 
 
 def check_values(path: Path, table: pa.Table) -> None:
@@ -278,9 +277,10 @@ def places_of(manifest: Path, images: pa.Table) -> list[Place]:
     places: list[Place] = []
     for row, (image_id, path, offset, length) in enumerate(zip(*columns, strict=True)):
         if (offset is None) != (length is None):
+            offset, length = ("null" if each is None else each for each in (offset, length))
             raise CacheError(
-                f"{manifest}: row {row}: image {image_id!r} has offset {_shown(offset)} and "
-                f"length {_shown(length)}, expected two numbers, or both null if the file is the "
+                f"{manifest}: row {row}: image {image_id!r} has offset {offset} and "
+                f"length {length}, expected two numbers, or both null if the file is the "
                 "image; recreate the file"
             )
         places.append(Place(Path(path), offset, length))
@@ -290,7 +290,3 @@ def places_of(manifest: Path, images: pa.Table) -> list[Place]:
 def whole_files(count: int) -> dict[str, pa.Array]:
     """The columns ``offset`` and ``length`` for ``count`` images in separate files."""
     return {name: pa.nulls(count, pa.int64()) for name in ("offset", "length")}
-
-
-def _shown(number: int | None) -> str:
-    return "null" if number is None else str(number)

@@ -202,19 +202,12 @@ class Worker:
             SightlineError: invalid format, or no such worker.
         """
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
-        if found is None:
+        if found is None or int(found[1]) >= int(found[2]):
             raise SightlineError(
-                f"worker {text!r}: expected i/n, such as 0/4 for the first of four"
+                f"worker {text!r}: expected i/n with i from 0 to n - 1, such as 0/4 for the first "
+                "of four"
             )
-        worker = cls(int(found[1]), int(found[2]))
-        if worker.index >= worker.count:
-            raise SightlineError(
-                f"worker {text}: does not exist; the {worker.count} workers are numbered 0/"
-                f"{worker.count} to {max(worker.count - 1, 0)}/{worker.count}"
-                if worker.count
-                else f"worker {text}: expected at least one worker, such as 0/1"
-            )
-        return worker
+        return cls(int(found[1]), int(found[2]))
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Worker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -126,6 +126,7 @@ class SetWriter:
         self.wanted_rows = 0
         self.shape = Shape(1, 1, 1)
         self.failures: dict[bytes, Failure] = {}
+        self._entered = ExitStack()
         self._shared: WriterLock | None = None
         self._finished: Parts | None = None
         self._marking = threading.Lock()
@@ -139,12 +140,10 @@ class SetWriter:
 
     def __enter__(self) -> Self:
         refuse_other_kinds(self.folder, self.spec.kind)
-        self._output.__enter__()
-        try:
-            self._begin()
-        except BaseException:
-            self._output.__exit__(None, None, None)
-            raise
+        with ExitStack() as entering:
+            entering.enter_context(self._output)
+            entering.enter_context(self._at_work())
+            self._entered = entering.pop_all()
         return self
 
     def __exit__(
@@ -153,10 +152,7 @@ class SetWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            self._end(error)
-        finally:
-            self._output.__exit__(kind, error, traceback)
+        self._entered.__exit__(kind, error, traceback)
 
     @contextmanager
     def joined(self) -> Iterator[Self]:
@@ -167,15 +163,10 @@ class SetWriter:
         """
         refuse_other_kinds(self.folder, self.spec.kind)
         with self._output.joined() as self._shared:
-            error: BaseException | None = None
             try:
-                self._begin()
-                yield self
-            except BaseException as raised:
-                error = raised
-                raise
+                with self._at_work():
+                    yield self
             finally:
-                self._end(error)
                 self._shared = None
 
     @contextmanager
@@ -465,18 +456,25 @@ class SetWriter:
         ]
         self.failures = read_failures(self.run_folder)
 
-    def _end(self, error: BaseException | None) -> None:
-        """Keep added rows, and leave no empty folder."""
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Read what there is; in the end keep added rows, and leave no empty folder."""
+        failing = True
         try:
-            self.flush()
-        except OSError:
-            if error is None:
-                raise  # else the run is already ending with an error, most likely this one
+            self._begin()
+            yield
+            failing = False
         finally:
-            alone = self._shared is None or self._shared.alone  # others may be about to write
-            if alone and self._finished is not None and not self._finished.parts:
-                self._finished.leave()
-            self._finished = None
+            try:
+                self.flush()
+            except OSError:
+                if not failing:
+                    raise  # else the run is already ending with an error, most likely this one
+            finally:
+                alone = self._shared is None or self._shared.alone  # others may be about to write
+                if alone and self._finished is not None and not self._finished.parts:
+                    self._finished.leave()
+                self._finished = None
 
     def _open_published(self) -> None:
         self._record, self._there = None, Sound(Rows(self.spec), {}, (), "")

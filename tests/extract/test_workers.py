@@ -163,10 +163,10 @@ def test_one_worker_killed_at_every_point_and_at_random(pair: Pair, tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("5/4", r"worker 5/4: does not exist; the 4 workers are numbered 0/4 to 3/4"),
-        ("2/2", r"worker 2/2: does not exist; the 2 workers are numbered 0/2 to 1/2"),
-        ("0/0", r"worker 0/0: expected at least one worker"),
-        ("a/b", r"worker 'a/b': expected i/n"),
+        ("5/4", r"worker '5/4': expected i/n with i from 0 to n - 1"),
+        ("2/2", r"worker '2/2': expected i/n with i from 0 to n - 1"),
+        ("0/0", r"worker '0/0': expected i/n with i from 0 to n - 1"),
+        ("a/b", r"worker 'a/b': expected i/n with i from 0 to n - 1"),
         ("-1/2", r"expected i/n"),
         ("1", r"expected i/n"),
         ("1/2/3", r"expected i/n"),
