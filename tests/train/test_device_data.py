@@ -11,6 +11,7 @@ import torch
 from conftest import World, silent
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import train.callbacks  # noqa: F401, so that it has the real `runs_ahead`
 from sightline import devices
 from sightline.errors import SightlineError
 from train import feed, loop
