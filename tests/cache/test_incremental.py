@@ -15,6 +15,7 @@ from stub_set import KEYS, SHARD_ROWS, SPEC, files, fill, flip, rows_of
 
 from sightline.cache import FeatureSet, SetWriter, verify, writer
 from sightline.cache.compact import collect, compact, garbage
+from sightline.cache.parts import read_failures
 from sightline.cache.plan import Worker
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
@@ -49,6 +50,21 @@ def test_rows_that_fail_again_stay_failed(tmp_path):
     assert (computed, record.content_digest) == (3, first.content_digest)
     listed = (tmp_path / "set.run" / "failures.jsonl").read_text().splitlines()
     assert {bytes.fromhex(json.loads(line)["key"]) for line in listed} == BAD
+
+
+def test_a_kill_right_after_the_commit_leaves_no_error_without_its_reason(tmp_path, monkeypatch):
+    publish = writer.publish
+
+    def killed(*words):
+        publish(*words)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer, "publish", killed)
+    key = KEYS[3].tobytes()
+    with pytest.raises(KeyboardInterrupt):
+        fill(tmp_path / "set", failing=frozenset([key]))
+    assert FeatureSet.open(tmp_path / "set").failed == {key: "undecodable"}
+    assert read_failures(tmp_path / "set.run")[key]["reason"] == "not an image"
 
 
 def test_an_interrupted_run_can_resume_and_retry_its_failures(tmp_path):

@@ -48,6 +48,18 @@ def test_a_digest_does_not_depend_on_how_arrow_holds_the_values(world, kind) -> 
     np.testing.assert_array_equal(form.digests(otherwise), form.digests(rows))
 
 
+def test_another_shard_under_the_name_of_one_is_replaced(world: Path) -> None:
+    """Only its own rows make a file the shard that its name says."""
+    folder = world / "tokens"
+    before, shard = files(folder), Forger(folder).shard()
+    table = pq.read_table(shard)
+    ids = pa.array([[7]] * len(table), table.schema.field("input_ids").type)
+    pq.write_table(table.set_column(1, table.schema.field("input_ids"), ids), shard)
+    make_tokens(folder)
+    assert {name: files(folder)[name] for name in before} == before
+    assert verify(folder, rows=True) == []
+
+
 @every_table
 def test_rows_that_another_version_of_a_library_wrote_are_kept(
     world: Path, kind: TableKind
