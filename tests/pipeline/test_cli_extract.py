@@ -264,9 +264,9 @@ def test_rows_of_another_set_are_copied_with_other_workers(capsys, photos, clip,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("5/4", "worker 5/4: does not exist; the 4 workers are numbered 0/4 to 3/4"),
-        ("2/2", "worker 2/2: does not exist"),
-        ("a/b", "worker 'a/b': expected i/n"),
+        ("5/4", "worker '5/4': expected i/n with i from 0 to n - 1"),
+        ("2/2", "worker '2/2': expected i/n with i from 0 to n - 1"),
+        ("a/b", "worker 'a/b': expected i/n with i from 0 to n - 1"),
     ],
 )
 def test_an_invalid_worker_is_misuse(capsys, photos, clip, tmp_path, given, said):
