@@ -88,7 +88,6 @@ def import_set(archive: Path, folder: Path) -> SetRecord:
         if faults := verify(part):
             raise CacheError(f"{archive}: damaged: {faults[0]}; nothing was imported")
         (part / FILE_NAME).unlink()
-        folder.mkdir(parents=True, exist_ok=True)
         output.move_in(part)
         write_record(output, record)
         return record

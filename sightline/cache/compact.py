@@ -97,6 +97,5 @@ def _rewrite(
     live = found.rows.live()
     full = [shard for shard, rows in zip(record.shards, live, strict=True) if rows == shard.rows]
     made = [write_shards(output, keys, shard_rows, found.rows, full) for keys in parts]
-    # nothing of a set without rows
-    made = made or [found.rows]
-    return publish(output, made, found.failed, record.provenance)
+    # a set without rows has no shards
+    return publish(output, made or [found.rows], found.failed, record.provenance)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,16 +85,14 @@ def cosines(first: NDArray, second: NDArray) -> NDArray[np.float64]:
 
 
 def _require_comparable(a: Path, first: SetRecord, b: Path, second: SetRecord) -> None:
-    features = isinstance(first.spec, FeatureSpec), isinstance(second.spec, FeatureSpec)
-    if not any(features) and first.spec.kind == second.spec.kind:
-        return
-    if not all(features):
-        raise CacheError(f"{b}: holds {NAMES[second.spec.kind]}, expected {NAMES[first.spec.kind]}")
-    one, two = cast(FeatureSpec, first.spec), cast(FeatureSpec, second.spec)
-    if one.dim != two.dim:
-        raise CacheError(
-            f"{a} has rows of {one.dim} numbers, {b} of {two.dim}; they cannot be compared"
-        )
+    one, two = first.spec, second.spec
+    if isinstance(one, FeatureSpec) and isinstance(two, FeatureSpec):
+        if one.dim != two.dim:
+            raise CacheError(
+                f"{a} has rows of {one.dim} numbers, {b} of {two.dim}; they cannot be compared"
+            )
+    elif one.kind != two.kind:
+        raise CacheError(f"{b}: holds {NAMES[two.kind]}, expected {NAMES[one.kind]}")
 
 
 def _change(

@@ -23,6 +23,7 @@ from sightline.cache.keys import (
     sort_order,
     unique_sorted,
 )
+from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import (
     Failure,
     Part,
@@ -387,7 +388,9 @@ class SetWriter:
         """
         self.flush()
         self.folder.mkdir(parents=True, exist_ok=True)
-        finished = self._rows_of_parts()
+        folder = self.run_folder / PARTS
+        files = [Shard(folder, part.shard) for part in self.parts if part.shard is not None]
+        finished = rows_in(self.spec, files)
         failed = self._newly_failed(finished)
         kept, kept_failed = self._kept()
         if self._unchanged(kept, kept_failed):
@@ -598,13 +601,6 @@ class SetWriter:
                 "reason": f"the encoder's row holds NaN or exceeds {self.format.dtype.name}",
             }
         return keys[finite], stored[finite]
-
-    def _rows_of_parts(self) -> Rows:
-        """The rows of the finished parts."""
-        assert self._finished is not None
-        folder = self._finished.folder
-        files = [Shard(folder, part.shard) for part in self.parts if part.shard is not None]
-        return rows_in(self.spec, files)
 
     def _newly_failed(self, finished: Rows) -> dict[bytes, Failure]:
         """Code, path and reason of the planned rows without values, by key.

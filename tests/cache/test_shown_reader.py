@@ -81,7 +81,7 @@ def digest_of(row) -> bytes:
 
 @every_kind
 def test_names_and_digests_are_those_that_the_page_describes(world, kind, monkeypatch):
-    monkeypatch.setattr("sightline.cache.index._HASHED_ROWS", 16)
+    monkeypatch.setattr("sightline.cache.index._ROWS", 16)
     folder = world / "again"
     make(world, kind, folder)
     read: dict[str, Any] = {}
