@@ -242,8 +242,8 @@ class SetWriter:
             and any(map(len, done))
         ):
             # an interrupted run resumes in its original shape, or its rows would not match
-            begun = stored.shape
-            shape = replace(shape, batch_size=begun.batch_size, threads=begun.threads)
+            kept = stored.shape
+            shape = replace(shape, batch_size=kept.batch_size, threads=kept.threads)
         self._row_is_done = np.zeros_like(missing)
         self._mark(self._row_is_done, done)
 
