@@ -23,7 +23,7 @@ from sightline.settings import unknown
 if TYPE_CHECKING:
     from pipeline.grounding.stats import GroundStats
     from sightline.html_pages import Thumbnail
-    from train.evaluate.score import Evaluation
+    from train.evaluate.evaluation import Evaluation
     from train.report.results import RunResult
 
 EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
@@ -261,7 +261,7 @@ def _scores_of(result: RunResult, scored: Sequence[str]) -> str:
 
 def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
     """Some of the tasks in params.yaml, with their data."""
-    from train.evaluate.score import Evaluation
+    from train.evaluate.evaluation import Evaluation
 
     given = {name: params.evaluation.tasks[name].settings for name in names}
     return Evaluation.load(given, "params.yaml: evaluation.tasks.")

@@ -32,7 +32,7 @@ from sightline.cache.groundings import read_phrases
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from sightline.settings import Registry
-from train.evaluate.task_registry import TASKS
+from train.evaluate.task import TASKS
 from train.objectives import OBJECTIVES, make_objective
 
 PAGE = ROOT / "docs/extending.md"

@@ -11,8 +11,8 @@ from sightline.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from train.embed import Embedder
-    from train.evaluate.evaluated_model import EvaluatedModel
-    from train.evaluate.score import Evaluation
+    from train.evaluate.evaluation import Evaluation
+    from train.evaluate.models import EvaluatedModel
     from train.evaluate.score_run import evaluate_model
     from train.new_run import train_model
     from train.objective_registry import OBJECTIVES
@@ -38,8 +38,8 @@ __getattr__ = lazy_names(
     {
         "OBJECTIVES": "train.objective_registry",
         "Embedder": "train.embed",
-        "EvaluatedModel": "train.evaluate.evaluated_model",
-        "Evaluation": "train.evaluate.score",
+        "EvaluatedModel": "train.evaluate.models",
+        "Evaluation": "train.evaluate.evaluation",
         "Objective": "train.objectives",
         "RunResult": "train.report.results",
         "RunSummary": "train.run_summary",

@@ -22,8 +22,8 @@ from sightline.cache import (
     key_of_bytes,
     write_manifest,
 )
-from train.evaluate.evaluated_model import NoHeadsError
-from train.evaluate.score import Evaluation
+from train.evaluate.evaluation import Evaluation
+from train.evaluate.models import NoHeadsError
 from train.objectives.objective import FeatureNeed
 
 DIM = 6

@@ -13,8 +13,8 @@ from huggingface_hub import ModelCard
 
 from sightline.hub_datasets import hub_datasets
 from train.card import model_card
-from train.evaluate.evaluated_model import EvaluatedModel
-from train.evaluate.score import Evaluation
+from train.evaluate.evaluation import Evaluation
+from train.evaluate.models import EvaluatedModel
 from train.evaluate.score_run import evaluate_model
 from train.evaluate.sts import load_dev_set
 from train.objectives.mcse import MCSE

@@ -22,10 +22,9 @@ from pipeline.cli import main
 from pipeline.configure import configuration
 from pipeline.params import EvaluationTask, Params, validate_params
 from sightline.errors import SightlineError
-from train.evaluate.evaluated_model import EvaluatedModel
-from train.evaluate.retrieval import evaluate_retrieval
-from train.evaluate.score import Evaluation
-from train.evaluate.tasks.retrieval import CHANCE, METRICS
+from train.evaluate.evaluation import Evaluation
+from train.evaluate.models import EvaluatedModel
+from train.evaluate.retrieval import CHANCE, METRICS, evaluate_retrieval
 from train.report.results import load_result
 from train.train_run import train_run
 

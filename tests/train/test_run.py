@@ -22,8 +22,8 @@ from transformers import AutoModel, AutoTokenizer
 from sightline.errors import SightlineError
 from train.data import TrainingData
 from train.embed import Embedder
-from train.evaluate.evaluated_model import EvaluatedModel
-from train.evaluate.score import Evaluation
+from train.evaluate.evaluation import Evaluation
+from train.evaluate.models import EvaluatedModel
 from train.evaluate.score_run import evaluate_run
 from train.loop import NonFiniteLoss
 from train.objectives import make_objective

@@ -15,8 +15,13 @@ from conftest import World, make_world, silent
 
 from sightline.cache import FeatureSet
 from sightline.errors import SightlineError
-from train.evaluate.evaluated_model import EvaluatedModel, project
-from train.evaluate.image_space import image_space, open_features, rows_of_images
+from train.evaluate.models import (
+    EvaluatedModel,
+    image_space,
+    open_features,
+    project,
+    rows_of_images,
+)
 from train.objectives import make_objective
 from train.run_summary import RunSummary
 from train.train_run import train_run

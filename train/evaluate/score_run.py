@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
-from train.evaluate.evaluated_model import EvaluatedModel
-from train.evaluate.score import Evaluation, Scores
+from train.evaluate.evaluation import Evaluation, Scores
+from train.evaluate.models import EvaluatedModel
 from train.report.results import (
     NOT_TRAINED,
     RunResult,
