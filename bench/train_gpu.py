@@ -42,11 +42,11 @@ from sightline.cache import keys_of_texts
 from sightline.devices import device_name, pick_device
 from train.checkpoints import Progress
 from train.data import TrainingData
-from train.log_names import DEV
 from train.loop import Callback, Loop, LoopState
 from train.model import GroundedModel
 from train.objectives import make_objective
 from train.processes import Processes
+from train.records import DEV
 from train.run_folder import RunFolder
 from train.run_spec import Precision, TrainConfig
 from train.train_run import train_run

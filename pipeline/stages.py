@@ -137,8 +137,8 @@ def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
     """
     from train.code_digest import code_of
     from train.objective_registry import modules_of
+    from train.records import RunSummary
     from train.run_folder import RunFolder
-    from train.run_summary import RunSummary
 
     for name in names or params.runs:
         run = params.run(name)

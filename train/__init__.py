@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from train.new_run import train_model
     from train.objective_registry import OBJECTIVES
     from train.objectives import Objective, make_objective
+    from train.records import RunSummary
     from train.report.results import RunResult
-    from train.run_summary import RunSummary
 
 __all__ = [
     "OBJECTIVES",
@@ -42,7 +42,7 @@ __getattr__ = lazy_names(
         "Evaluation": "train.evaluate.score",
         "Objective": "train.objectives",
         "RunResult": "train.report.results",
-        "RunSummary": "train.run_summary",
+        "RunSummary": "train.records",
         "evaluate_model": "train.evaluate.score_run",
         "make_objective": "train.objectives",
         "train_model": "train.new_run",

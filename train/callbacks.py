@@ -11,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sightline.devices import device_name, runs_ahead
 from sightline.progress import FirstLine, Say, to_stderr
-from train.log_names import DEV
 from train.loop import Callback, LoopState
 from train.model import GroundedModel
+from train.records import DEV
 
 
 class ProgressReport(Callback):

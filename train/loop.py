@@ -33,12 +33,12 @@ from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress
 from train.data import TrainingData
 from train.feed import make_feed
 from train.gradient_cache import CachedEmbeddings, chunks_of
-from train.log_names import DEV
 from train.log_window import LogWindow
 from train.model import TOTAL, GroundedModel
 from train.objectives.objective import Views
 from train.optimizer import learning_rate, make_optimizer
 from train.processes import Processes
+from train.records import DEV
 from train.run_spec import TrainConfig
 from train.watch import BadStep, Watch
 

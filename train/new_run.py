@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sightline.cache import FeatureSet
     from sightline.progress import Say
     from train.objectives import Objective
-    from train.run_summary import RunSummary
+    from train.records import RunSummary
 
 
 def new_run(

@@ -11,7 +11,7 @@ from sightline.errors import SightlineError
 from sightline.output import Output, json_record
 from train.checkpoints import CHECKPOINTS_FOLDER, FAILURE_FILE, Best, Checkpoints
 from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
-from train.run_summary import FILE_NAME, SCHEMA, RunSummary
+from train.records import FILE_NAME, SCHEMA, RunSummary
 
 _BEST_FILE = "best.safetensors"
 _OF_AN_EXPORT = ("modules.json", "config.json", "model.safetensors", "tokenizer_config.json")

@@ -16,8 +16,8 @@ from sightline.progress import Say, to_stderr
 from train.checkpoints import Best, Checkpoints, Progress, step_of
 from train.data import first_paired
 from train.export import HEADS_FILE, MODEL_FOLDER, export_heads, export_model
-from train.feature_use import FeatureUse
 from train.processes import ARRIVAL_LIMIT, Processes
+from train.records import FeatureUse, RunSummary
 from train.run_folder import RunFolder
 from train.run_inputs import (
     RunInputs,
@@ -26,7 +26,6 @@ from train.run_inputs import (
     paths_of,
 )
 from train.run_spec import RunSpec
-from train.run_summary import RunSummary
 
 if TYPE_CHECKING:
     from train.loop import Callback, LoopState

@@ -26,8 +26,8 @@ from train.batch import Batch
 from train.data import TrainingData
 from train.loop import Callback, LoopState
 from train.model import GroundedModel
+from train.records import RunSummary
 from train.run_spec import RunSpec
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 STEPS = 20

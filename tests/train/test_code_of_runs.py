@@ -14,9 +14,9 @@ from train.code_digest import code_of
 from train.evaluate.score import Evaluation
 from train.evaluate.score_run import evaluate_run
 from train.loop import Callback, LoopState
+from train.records import RunSummary
 from train.report.table import make_table
 from train.run_folder import RunFolder
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 LOSS = "train.losses.contrastive"

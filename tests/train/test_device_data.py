@@ -23,7 +23,7 @@ from train.model import GroundedModel
 from train.objectives import make_objective
 from train.objectives.mcse import MCSE
 from train.objectives.objective import Heads, Views
-from train.run_summary import RunSummary
+from train.records import RunSummary
 from train.train_run import train_run
 from train.watch import BadStep, Watch
 

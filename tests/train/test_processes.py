@@ -17,8 +17,8 @@ from test_run import weights
 
 from sightline.errors import SightlineError
 from train.loop import dropout_seed
+from train.records import RunSummary
 from train.run_spec import RunSpec
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 

@@ -28,8 +28,8 @@ from train.evaluate.score_run import evaluate_run
 from train.loop import NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
+from train.records import RunSummary
 from train.report.results import load_result, save_result
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 

@@ -20,8 +20,8 @@ from sightline.cache.sets import write_rows
 from sightline.errors import BusyError, SightlineError
 from train.checkpoints import Progress
 from train.loop import Callback, LoopState, NonFiniteLoss
+from train.records import RunSummary
 from train.run_folder import RunFolder
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 

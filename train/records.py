@@ -1,4 +1,4 @@
-"""run.json: everything that a report needs to know about a finished run."""
+"""What a run records of itself: run.json, and the cached features that it learned from."""
 
 from __future__ import annotations
 
@@ -8,13 +8,63 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sightline.cache import FeatureSet
+from sightline.cache.record import Doubt
 from sightline.digest import digest
 from sightline.errors import SightlineError
-from train.feature_use import FeatureUse
-from train.log_names import DEV
 
 FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"
+DEV = "dev"
+"""The dev score (Spearman's ρ × 100), in the log of a run."""
+
+
+class FeatureUse(BaseModel):
+    """A feature set that a run learned from.
+
+    Attributes:
+        name: `<dataset>/<kind>/<encoder>`, as under data/features.
+        encoder: architecture; `source`: where its weights came from.
+        untrained: its weights are random; every table says so.
+        provenance: who computed the rows, as `sightline.cache.record.Provenance` says it.
+        doubt: about imported rows that were not recomputed, or not with the same result; every
+            table says so.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    encoder: str
+    source: str
+    revision: str = ""
+    weights_sha256: str
+    fingerprint: str
+    content_digest: str = ""
+    dim: int
+    rows: int
+    untrained: bool
+    provenance: str = "computed here"
+    doubt: Doubt = ""
+
+    @classmethod
+    def of_set(cls, features: FeatureSet) -> FeatureUse:
+        """From an open feature set, named by the last three folders of its path."""
+        record = features.record
+        encoder = record.spec.encoder
+        return cls(
+            name="/".join(features.path.parts[-3:]),
+            encoder=encoder.name,
+            source=encoder.source,
+            revision=encoder.revision,
+            weights_sha256=encoder.weights_sha256,
+            fingerprint=record.fingerprint,
+            content_digest=record.content_digest,
+            dim=record.spec.dim,
+            rows=record.rows,
+            untrained=encoder.untrained,
+            provenance=str(record.provenance),
+            doubt=record.provenance.doubt,
+        )
 
 
 class RunSummary(BaseModel):
