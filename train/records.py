@@ -1,4 +1,4 @@
-"""What a run records of itself: run.json, and the cached features that it learned from."""
+"""What a run records of itself: the state in its checkpoint, and run.json when it is done."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sightline.cache import FeatureSet
 from sightline.cache.record import Doubt
 from sightline.digest import digest
 from sightline.errors import SightlineError
+from sightline.settings import explain
 
 FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"
@@ -65,6 +66,52 @@ class FeatureUse(BaseModel):
             provenance=str(record.provenance),
             doubt=record.provenance.doubt,
         )
+
+
+class RunState(BaseModel):
+    """How far a run is: all that its checkpoint records besides tensors.
+
+    Attributes:
+        spec_digest, code: digests of the run and of the code that trains it (`train.run_inputs`).
+        optimizer: its `train.optimizer`.
+        steps: optimiser steps of the whole run.
+        step: those that are done.
+        log: entries so far, each with its ``step``.
+        best: dev score of the best weights, or None.
+        best_step: the step that they are from.
+        stopped_early: the early stop ended the run here.
+        seconds: spent in training steps, without dev scores and checkpoints.
+        sentences: rows trained on.
+        peak_memory: peak bytes, see `sightline.devices.peak_memory`.
+        processes: how many trained it; several numbers if it was resumed with a different number
+            of them.
+        tensors: file of the checkpoint → its BLAKE3.
+        should_stop: end after this step, with a checkpoint; a callback may set it, in any process.
+        signal: number of the signal that asked for it, or 0; the same in all processes.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_: Literal["sightline.checkpoint/1"] = Field(
+        default="sightline.checkpoint/1", alias="schema"
+    )
+
+    spec_digest: str = ""
+    code: str = ""
+    optimizer: str = ""
+    steps: int = 0
+    step: int = 0
+    log: list[dict[str, float]] = []
+    best: float | None = None
+    best_step: int | None = None
+    stopped_early: bool = False
+    seconds: float = 0.0
+    sentences: int = 0
+    peak_memory: dict[str, int] = {}
+    processes: list[int] = []
+    tensors: dict[str, str] = {}
+    should_stop: bool = Field(default=False, exclude=True)
+    signal: int = Field(default=0, exclude=True)
 
 
 class RunSummary(BaseModel):
@@ -149,24 +196,23 @@ class RunSummary(BaseModel):
         return (self.model_dump_json(indent=2, by_alias=True) + "\n").encode()
 
     @classmethod
-    def load(cls, folder: Path) -> RunSummary | None:
-        """The finished run in ``folder``, or None if there is none that this version can read."""
-        try:
-            return cls.model_validate_json((folder / FILE_NAME).read_bytes())
-        except (OSError, ValidationError):
-            return None
-
-    @classmethod
     def read(cls, folder: Path) -> RunSummary:
         """The finished run in ``folder``.
 
         Raises:
             SightlineError: there is none, or it is from another version.
         """
-        found = cls.load(folder)
-        if found is None:
+        file = folder / FILE_NAME
+        if not file.is_file():
             raise SightlineError(f"{folder}: no finished run here (no {FILE_NAME}); train it first")
-        return found
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = explain(error)[0] if isinstance(error, ValidationError) else error
+            raise SightlineError(
+                f"{file}: this version cannot read it ({reason}); train the run again, or use the "
+                "version of Sightline that wrote it"
+            ) from error
 
     def __str__(self) -> str:
         parts = [f"{self.run}, seed {self.seed}: {self.steps:,} steps"]

@@ -153,6 +153,14 @@ class RunSpec(Settings):
     dev: Path | None = None
     out: Path
 
+    @property
+    def inputs(self) -> list[Path]:
+        """Files and folders that the run reads."""
+        streams = (source.model_dump() for source in (self.pairs, self.text) if source is not None)
+        named = (path for source in streams for path in source.values() if path is not None)
+        dev = [] if self.dev is None else [self.dev]
+        return [Path(self.student.model), *dev, *self.features.values(), *named]
+
     @model_validator(mode="after")
     def _some_stream(self) -> RunSpec:
         if self.pairs is None and self.text is None:

@@ -30,6 +30,7 @@ from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
 from train.records import RunSummary
 from train.report.results import load_result, save_result
+from train.run_folder import RunFolder
 from train.train_run import train_run
 
 
@@ -50,7 +51,7 @@ def test_resume_gives_the_weights_of_an_uninterrupted_run(
         train_run(spec, say=silent, callbacks=[KillAfter(5)])
     lines: list[str] = []
     resumed = train_run(spec, say=lines.append)
-    assert "resuming from checkpoint-4" in lines[0]
+    assert "resuming after step 4" in lines[0]
     assert re.fullmatch(r"mcse: step 5/6  loss \S+  \d+ sentences/s  0:00:0\d left", lines[1])
     assert resumed.dev_history == expected.dev_history
     assert resumed.sentences == expected.sentences
@@ -113,7 +114,7 @@ def test_the_best_weights_are_exported_and_score_what_the_history_says(
     world: World, tmp_path: Path
 ) -> None:
     from train.evaluate.sts import load_dev_set
-    from train.selection import dev_score
+    from train.train_run import dev_score
 
     # a destructive learning rate: the best score comes early
     spec = world.spec(tmp_path, train={"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1})
@@ -252,7 +253,7 @@ def test_a_finished_run_is_not_trained_again_but_a_changed_one_is(
     assert "nothing to do" in lines[0]
     other = train_run(world.spec(tmp_path, seed=1), say=silent)
     assert other.spec_digest != first.spec_digest
-    assert RunSummary.load(tmp_path) == other
+    assert RunSummary.read(tmp_path) == other
 
 
 def test_a_checkpoint_with_different_parameters_is_not_resumed(
@@ -272,14 +273,14 @@ def test_a_checkpoint_of_another_optimiser_is_an_error_and_is_kept(
     with pytest.raises(Killed):
         train_run(spec, say=silent, callbacks=[KillAfter(5)])
     message = (
-        "checkpoint-4: was made with train.optimizer released, but this run has torch; "
+        "its checkpoint was made with train.optimizer released, but this run has torch; "
         "set released to resume, or delete .*checkpoints to start over"
     )
     with pytest.raises(SightlineError, match=message):
         train_run(world.spec(tmp_path, train={"optimizer": "torch"}), say=silent)
     lines: list[str] = []
     train_run(spec, say=lines.append)
-    assert "resuming from checkpoint-4" in lines[0]
+    assert "resuming after step 4" in lines[0]
 
 
 def nan_loss(value: torch.Tensor) -> torch.Tensor:
@@ -294,8 +295,12 @@ def nan_gradient(value: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("k", "broken", "message"),
     [
-        (3, nan_loss, r"step 4 \(micro-batch 3, .* text is nan\. .*last checkpoint is .*-2\. "),
-        (3, nan_gradient, r"step 4 \(.* gradient norm is nan\. .*last checkpoint is .*-2\. "),
+        (
+            3,
+            nan_loss,
+            r"step 4 \(micro-batch 3, .* text is nan\. .*checkpoint is of step 2\. ",
+        ),
+        (3, nan_gradient, r"step 4 \(.* gradient norm is nan\. .*checkpoint is of step 2\. "),
         (0, nan_loss, r"step 1 \(.* text is nan\. .*there is no checkpoint\. "),
     ],
 )
@@ -320,8 +325,9 @@ def test_a_non_finite_value_stops_the_run_naming_its_batch_and_is_not_saved(
     monkeypatch.setattr(SimCSE, "terms", break_at_k)
     with pytest.raises(NonFiniteLoss, match=message):
         train_run(spec, say=silent)
-    kept = ["checkpoint-2"] if k == 3 else []
-    assert [path.name for path in (out / "checkpoints").glob("checkpoint-*")] == kept
+    state = RunFolder(out).state()
+    assert state is not None
+    assert state.step == (2 if k == 3 else 0)
     report = json.loads((out / "failure.json").read_text())
     assert (report["step"], report["micro_batch"]) == (k + 1, k)
     batch = TrainingData(spec, make_objective("simcse", {}))[k]
