@@ -372,8 +372,9 @@ class LogWindow:
 
     def means(self, rate: float) -> dict[str, float]:
         """The log entry: means of the terms, the last gradient norm and learning rate."""
-        entry = {"loss": float(self.loss) / self.steps, "grad_norm": float(self.norm)}
-        entry["learning_rate"] = rate
+        entry = {"loss": float(self.loss) / self.steps, "learning_rate": rate}
+        if math.isfinite(norm := float(self.norm)):  # else fp16's loss scaler skipped the step
+            entry["grad_norm"] = norm
         entry |= {name: float(value) / count for name, (value, count) in self.sums.items()}
         if self.seconds > 0:
             entry["sentences_per_second"] = self.sentences / self.seconds
@@ -416,6 +417,13 @@ def micro_batches(config: TrainConfig, data: TrainingData) -> int:
         return config.max_steps * config.gradient_accumulation
     assert config.epochs is not None
     return config.epochs * len(data)
+
+
+def steps_on_pairs(config: TrainConfig, data: TrainingData, steps: int) -> int:
+    """How many of a run's first ``steps`` optimiser steps have a batch of pairs."""
+    before, parts = data.schedule.pairs_before, config.gradient_accumulation
+    last = micro_batches(config, data)
+    return sum(before(min((k + 1) * parts, last)) > before(k * parts) for k in range(steps))
 
 
 def dropout_seed(seed: int, k: int, rank: int) -> int:

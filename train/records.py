@@ -133,6 +133,7 @@ class RunSummary(BaseModel):
             dev score.
         best_step: step whose weights were exported; None without a dev set (the last ones).
         steps: optimiser steps done; fewer than planned after an early stop.
+        steps_on_pairs: those of them that had a batch of pairs; the others had sentences alone.
         sentences, seconds: rows trained on, and the time of the training steps alone.
         sentences_per_second: their ratio.
         peak_memory: peak bytes, by ``host`` and ``device``.
@@ -166,6 +167,7 @@ class RunSummary(BaseModel):
     log: list[dict[str, float]]
     best_step: int | None
     steps: int
+    steps_on_pairs: int = 0
     stopped_early: bool
     sentences: int
     seconds: float
@@ -216,6 +218,8 @@ class RunSummary(BaseModel):
 
     def __str__(self) -> str:
         parts = [f"{self.run}, seed {self.seed}: {self.steps:,} steps"]
+        if self.features:
+            parts.append(f"{self.steps_on_pairs:,} of {self.steps:,} steps on pairs")
         parts.append(f"{self.seconds:.0f} s ({self.sentences_per_second:,.0f} sentences/s)")
         if self.best_step is not None:
             best = dict(self.dev_history)[self.best_step]

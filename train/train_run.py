@@ -103,7 +103,7 @@ def train_run(
         with processes.one_outcome():
             device = training_device(spec, processes)
             if main:
-                _warn(inputs, device, tell)
+                _warn(inputs, device, _steps(inputs), tell)
             model, tokenizer = build_model(inputs, processes)
         with processes.one_outcome():
             if main and not state.step:
@@ -246,18 +246,23 @@ def steps_to_do(spec: RunSpec) -> StepsToDo:
     Raises:
         SightlineError: as `train_run` before it trains.
     """
-    from train.loop import micro_batches
-
     inputs = RunInputs.open(spec)
     folder = RunFolder(spec.out, spec.inputs)
     folder.output.check_place()
     finished = folder.finished(inputs.digest, inputs.code)
     if finished is not None:
         return StepsToDo(spec.out.as_posix(), finished.steps, 0)
-    steps = -(-micro_batches(spec.train, inputs.data) // spec.train.gradient_accumulation)
     state = to_resume(inputs, folder, to_stderr)
     done = state.step if state else 0
-    return StepsToDo(spec.out.as_posix(), done, steps - done)
+    return StepsToDo(spec.out.as_posix(), done, _steps(inputs) - done)
+
+
+def _steps(inputs: RunInputs) -> int:
+    """Optimiser steps of the whole run."""
+    from train.loop import micro_batches
+
+    config = inputs.spec.train
+    return -(-micro_batches(config, inputs.data) // config.gradient_accumulation)
 
 
 def training_device(spec: RunSpec, processes: Processes) -> torch.device:
@@ -351,10 +356,19 @@ def _require_equal(starts: Sequence[object]) -> None:
             )
 
 
-def _warn(inputs: RunInputs, device: torch.device, tell: Say) -> None:
-    from train.loop import micro_batches
+def _warn(inputs: RunInputs, device: torch.device, steps: int, tell: Say) -> None:
+    """Say what is known of a run of so many ``steps`` before it begins."""
+    from train.loop import micro_batches, steps_on_pairs
 
     spec, data = inputs.spec, inputs.data
+    if data.feature_sets:
+        paired = steps_on_pairs(spec.train, data, steps)
+        tell(f"{spec.run}: {paired:,} of {steps:,} steps on pairs")
+        if paired * 50 < steps:
+            tell(
+                f"{spec.run}: warning: fewer than one step in fifty is on pairs, so the objective "
+                "can hardly differ from one without features; give more pairs or fewer sentences"
+            )
     if warning := cpu_warning(device.type):
         tell(f"{spec.run}: warning: {warning}")
     if data.dropped_pairs:
@@ -400,6 +414,8 @@ def _export(
 def _summary(
     inputs: RunInputs, state: RunState, parameters: int, device: torch.device
 ) -> RunSummary:
+    from train.loop import steps_on_pairs
+
     spec, data, seconds = inputs.spec, inputs.data, state.seconds
     manifests = [] if spec.pairs is None else [spec.pairs.captions]
     manifests += [] if spec.text is None else [spec.text.sentences]
@@ -420,6 +436,7 @@ def _summary(
         log=state.log,
         best_step=state.best_step,
         steps=state.step,
+        steps_on_pairs=steps_on_pairs(spec.train, data, state.step),
         stopped_early=state.stopped_early,
         sentences=state.sentences,
         seconds=seconds,

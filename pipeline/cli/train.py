@@ -69,7 +69,11 @@ def train(
     from train.train_run import steps_to_do, train_run
 
     if (captions is None) != (images is None):
-        raise typer.BadParameter("--captions and --images go together", param_hint="--captions")
+        raise typer.BadParameter(
+            "--captions and --images go together, for pairs; sentences alone, which SimCSE trains "
+            "on, are given with --sentences",
+            param_hint="--captions",
+        )
     body: dict[str, Any] = {
         "run": out.name,
         "out": out,

@@ -19,18 +19,21 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
+from sightline.digest import blake3_of_file
 from sightline.errors import SightlineError
+from train import run_folder
 from train.data import TrainingData
 from train.embed import Embedder
 from train.evaluate.evaluated_model import EvaluatedModel
 from train.evaluate.score import Evaluation
 from train.evaluate.score_run import evaluate_run
-from train.loop import NonFiniteLoss
+from train.loop import LogWindow, NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
 from train.records import RunSummary
 from train.report.results import load_result, save_result
 from train.run_folder import RunFolder
+from train.schedule import Schedule
 from train.train_run import train_run
 
 
@@ -52,7 +55,8 @@ def test_resume_gives_the_weights_of_an_uninterrupted_run(
     lines: list[str] = []
     resumed = train_run(spec, say=lines.append)
     assert "resuming after step 4" in lines[0]
-    assert re.fullmatch(r"mcse: step 5/6  loss \S+  \d+ sentences/s  0:00:0\d left", lines[1])
+    assert lines[1].endswith("of 6 steps on pairs")
+    assert re.fullmatch(r"mcse: step 5/6  loss \S+  \d+ sentences/s  0:00:0\d left", lines[2])
     assert resumed.dev_history == expected.dev_history
     assert resumed.sentences == expected.sentences
     found = weights(broken)
@@ -61,6 +65,74 @@ def test_resume_gives_the_weights_of_an_uninterrupted_run(
     curves = curves_of(resumed)
     assert curves == curves_of(expected)
     assert [step for step, _ in curves["loss"]] == [1, 2, 3, 4, 5, 6]  # 5 was trained twice
+
+
+def test_the_log_of_a_resumed_run_is_that_of_an_unbroken_one(world: World, tmp_path: Path) -> None:
+    """It is killed between two entries of the log, whose means are over steps on both sides."""
+    train = {"logging_steps": 3, "eval_steps": 4}
+    expected = train_run(world.spec(tmp_path / "whole", "mcse", train=train), say=silent)
+    spec = world.spec(tmp_path / "broken", "mcse", train=train)
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(5)])
+    assert curves_of(train_run(spec, say=silent)) == curves_of(expected)
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_the_last_step_is_always_logged(world: World, tmp_path: Path, patience: int | None) -> None:
+    train: dict[str, Any] = {"max_steps": 5, "logging_steps": 25, "eval_steps": 1}
+    if patience:
+        train |= {"learning_rate": 1e-12, "early_stopping_patience": patience}
+    summary = train_run(world.spec(tmp_path, train=train), say=silent)
+    assert summary.stopped_early == bool(patience)
+    assert [entry["step"] for entry in summary.log if "loss" in entry] == [summary.steps]
+
+
+def test_an_overflow_that_is_skipped_is_not_logged() -> None:
+    window = LogWindow()
+    window.add({"total": torch.tensor(2.0)}, {}, 1)
+    window.step(torch.tensor(float("inf")), 8)
+    assert window.means(1e-3) == {"loss": 2.0, "learning_rate": 1e-3}
+
+
+def test_how_many_steps_are_on_pairs_is_said_and_recorded(world: World, tmp_path: Path) -> None:
+    lines: list[str] = []
+    spec = world.spec(tmp_path / "mcse", "mcse", train={"max_steps": 5, "gradient_accumulation": 2})
+    summary = train_run(spec, say=lines.append)
+    data = TrainingData(spec, make_objective("mcse", spec.parameters))
+    streams = [data[k].stream for k in range(10)]
+    paired = sum("pairs" in streams[k : k + 2] for k in range(0, 10, 2))
+    assert summary.steps_on_pairs == paired
+    assert f"mcse: {paired} of 5 steps on pairs" in lines
+    assert f"{paired} of 5 steps on pairs" in str(summary)
+    assert not any("warning: fewer than one step" in line for line in lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Schedule, "pairs_before", lambda self, k: -(-k // 60))
+        spec = world.spec(tmp_path / "few", "mcse", train={"max_steps": 60, "eval_steps": 60})
+        lines.clear()
+        assert train_run(spec, say=lines.append).steps_on_pairs == 1
+    assert "mcse: 1 of 60 steps on pairs" in lines
+    assert any("warning: fewer than one step in fifty is on pairs" in line for line in lines)
+    lines.clear()
+    train_run(world.spec(tmp_path / "simcse"), say=lines.append)
+    assert not any("on pairs" in line for line in lines)  # it reads no features
+
+
+def test_a_resumed_run_reads_its_checkpoint_once(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = world.spec(tmp_path)
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(5)])
+    hashed: list[Path] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path)
+        return blake3_of_file(path)
+
+    monkeypatch.setattr(run_folder, "blake3_of_file", counted)
+    train_run(spec, say=silent)
+    saved = [path for path in hashed if path.is_relative_to(tmp_path / "checkpoints")]
+    assert sorted(path.name for path in saved) == ["loop.pt", "model.safetensors"]
 
 
 def test_epochs_count_both_streams_and_log_what_plots_need(world: World, tmp_path: Path) -> None:

@@ -251,6 +251,21 @@ def test_a_finished_run_with_a_field_that_is_no_longer_written_is_read(
     assert train_run(spec, say=silent) == finished
 
 
+def test_a_finished_run_of_another_version_is_not_called_missing(
+    world: World, tmp_path: Path
+) -> None:
+    spec = world.spec(tmp_path, train={"max_steps": 1})
+    train_run(spec, say=silent)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "steps": "many"}))
+    expected = rf"{file}: this version cannot read it \(steps: .*\); train the run again"
+    with pytest.raises(SightlineError, match=expected):
+        RunSummary.read(tmp_path)
+    lines: list[str] = []
+    assert train_run(spec, say=lines.append).steps == 1
+    assert f"replacing the finished run in {tmp_path}: {file}: this version cannot" in lines[0]
+
+
 def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> None:
     features = Features(world, tmp_path)
     features.add("clip", "image", dim=7)
