@@ -17,7 +17,7 @@ from train.evaluate.similarity import GradedPairs
 from train.evaluate.sts import load_dev_set
 from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
-from train.run_spec import RunSpec
+from train.run_spec import OF_THE_MACHINE, RunSpec
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RunInputs:
 
     Attributes:
         digest: SHA-256 (hex) over what determines the result: parameters and the content of every
-            input. Paths, and how often something is logged, do not change it.
+            input. Paths and settings of the machine (`OF_THE_MACHINE`) do not change it.
         code: digests of the code that trains on them.
     """
 
@@ -61,16 +61,12 @@ class RunInputs:
 def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> str:
     body: dict[str, Any] = spec.model_dump(
         mode="json",
-        exclude={"out", "pairs", "text", "features", "dev", "parameters", "run"},
+        exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "train"},
     )
     body["parameters"] = objective.describe()
-    for name in ("logging_steps", "save_steps", "device_cache"):
-        body["train"].pop(name)
-    if spec.train.compile == "off":  # as before it could be on
-        body["train"].pop("compile")
-    if spec.train.chunk is None:  # as before chunks existed
-        body["train"].pop("chunk")
-    body["train"]["keep_last"] = True  # as when a run could leave its last weights out
+    body["train"] = spec.train.model_dump(mode="json", exclude=set(OF_THE_MACHINE))
+    if Path(spec.student.model).is_dir():  # its files are among the contents
+        body["student"].pop("model")
     return digest({**body, **content})
 
 

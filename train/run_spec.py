@@ -19,6 +19,13 @@ TrainedPooling = Literal["cls", "mean"]
 """The poolings that a folder of sentence-transformers can express."""
 
 
+OF_THE_MACHINE = frozenset(
+    {"device", "device_cache", "eval_batch_size", "logging_steps", "save_steps"}
+)
+"""Fields of `TrainConfig` that say where and how a run computes: they change no result beyond
+rounding, so a finished run stays finished, and rows of a paper are compared, whatever they are."""
+
+
 class StudentConfig(Settings):
     """The encoder that is fine-tuned.
 

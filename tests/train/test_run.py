@@ -33,6 +33,8 @@ from train.objectives.simcse import SimCSE
 from train.records import RunSummary
 from train.report.results import load_result, save_result
 from train.run_folder import RunFolder
+from train.run_inputs import RunInputs
+from train.run_spec import OF_THE_MACHINE
 from train.schedule import Schedule
 from train.train_run import train_run
 
@@ -326,6 +328,26 @@ def test_a_finished_run_is_not_trained_again_but_a_changed_one_is(
     other = train_run(world.spec(tmp_path, seed=1), say=silent)
     assert other.spec_digest != first.spec_digest
     assert RunSummary.read(tmp_path) == other
+
+
+def test_settings_of_the_machine_keep_a_finished_run(world: World, tmp_path: Path) -> None:
+    others = {
+        "device": "auto",
+        "device_cache": 0.1,
+        "eval_batch_size": 7,
+        "logging_steps": 2,
+        "save_steps": 3,
+    }
+    assert others.keys() == OF_THE_MACHINE
+    spec = world.spec(tmp_path / "run", train={"max_steps": 2})
+    first = train_run(spec, say=silent)
+    moved = shutil.copytree(world.student, tmp_path / "elsewhere" / "student")
+    for train, student in ((others, {}), ({}, {"model": str(moved)})):
+        changes = {"train": {"max_steps": 2, **train}, "student": student}
+        assert train_run(world.spec(tmp_path / "run", **changes), say=silent) == first
+    for train in ({"chunk": 4}, {"compile": "on"}, {"precision": "bf16"}):
+        changed = RunInputs.open(world.spec(tmp_path / "run", train={"max_steps": 2, **train}))
+        assert changed.digest != first.spec_digest
 
 
 def test_a_checkpoint_with_different_parameters_is_not_resumed(
