@@ -39,7 +39,6 @@ class TrainingSummary(_Strict):
     """
 
     steps: int
-    epochs: _Finite | None = None
     seconds: _Finite | None = None
     sentences_per_second: _Finite | None = None
     peak_memory_bytes: int | None = None
