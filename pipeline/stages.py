@@ -137,15 +137,15 @@ def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
     """
     from train.code_digest import code_of
     from train.objective_registry import modules_of
+    from train.records import FILE_NAME
     from train.run_folder import RunFolder
-    from train.run_summary import RunSummary
 
     for name in names or params.runs:
         run = params.run(name)
         current = code_of(modules_of(run.objective, run.parameters))
         for seed in params.graph.seeds:
             folder = graph.run_folder(name, seed)
-            if RunSummary.load(folder) is None:
+            if not (folder / FILE_NAME).is_file():
                 yield f"{folder}: not trained yet"
             elif RunFolder(folder).accept(current):
                 yield f"{folder}: accepted"

@@ -13,8 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from sightline.cache import key_of_file
 from sightline.errors import SightlineError
-from train.feature_use import FeatureUse
-from train.run_summary import FILE_NAME, RunSummary
+from train.records import FILE_NAME, FeatureUse, RunSummary
 
 if TYPE_CHECKING:
     from train.report.results import RunResult

@@ -24,10 +24,10 @@ from transformers import BertModel
 
 from train.batch import Batch
 from train.data import TrainingData
-from train.loop import Callback, LoopState
+from train.loop import Callback
 from train.model import GroundedModel
+from train.records import RunState, RunSummary
 from train.run_spec import RunSpec
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 STEPS = 20
@@ -78,7 +78,7 @@ class InFloat64(Callback):
     drawn: dict[str, Tensor] = field(default_factory=dict)
     heads: dict[str, Tensor] = field(default_factory=dict)
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self.drawn = {name: each.clone() for name, each in model.heads.state_dict().items()}
         model.to(torch.float64)
         self.heads = fill(model.heads.state_dict(), 8000)

@@ -26,8 +26,8 @@ from sightline.cache import (
     write_manifest,
     write_tokens,
 )
+from train.records import RunSummary
 from train.run_spec import RunSpec
-from train.run_summary import RunSummary
 
 COLOURS = ("red", "blue", "green", "white")
 SHAPES = ("circle", "square", "star", "ring", "cross")

@@ -22,11 +22,12 @@ from transformers import BertConfig, BertModel
 
 from train.batch import Batch
 from train.data import TrainingData
-from train.loop import Callback, LoopState
+from train.loop import Callback
 from train.model import GroundedModel, load_student
 from train.objectives import make_objective
 from train.objectives.objective import Views
 from train.phrase_embeddings import phrase_embeddings
+from train.records import RunState
 from train.run_spec import RunSpec
 from train.train_run import train_run
 
@@ -309,10 +310,10 @@ class _Recorder(Callback):
         self.start: dict[str, Tensor] = {}
         self.logs: list[dict[str, float]] = []
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self.start = {name: w.detach().clone() for name, w in model.state_dict().items()}
 
-    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+    def log(self, state: RunState, entry: dict[str, float]) -> None:
         if "loss" in entry:
             self.logs.append(entry)
 

@@ -18,8 +18,8 @@ from train.evaluate.score import Evaluation
 from train.evaluate.score_run import evaluate_model
 from train.evaluate.sts import load_dev_set
 from train.objectives.mcse import MCSE
+from train.records import RunSummary
 from train.report.results import save_result
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 TAGS = {"sentence-transformers", "feature-extraction", "sentence-similarity", "sightline", "mcse"}

@@ -18,9 +18,10 @@ from test_run import KillAfter, Killed, weights
 
 from train.batch import Sentences
 from train.gradient_cache import CachedEmbeddings, chunks_of, split
-from train.loop import Callback, LoopState
+from train.loop import Callback
 from train.model import GroundedModel
 from train.objectives.objective import Views
+from train.records import RunState
 from train.run_spec import TrainConfig
 from train.train_run import train_run
 
@@ -41,10 +42,10 @@ def case(world: World, tmp_path_factory: pytest.TempPathFactory) -> Case:
 class Gradients(Callback):
     """Those of every step."""
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self.model, self.steps = model, []
 
-    def step(self, state: LoopState) -> None:
+    def step(self, state: RunState) -> None:
         found = self.model.named_parameters()
         self.steps.append({n: p.grad.clone() for n, p in found if p.grad is not None})
 

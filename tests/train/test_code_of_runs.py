@@ -13,10 +13,10 @@ from train import run_inputs as module
 from train.code_digest import code_of
 from train.evaluate.score import Evaluation
 from train.evaluate.score_run import evaluate_run
-from train.loop import Callback, LoopState
+from train.loop import Callback
+from train.records import RunState, RunSummary
 from train.report.table import make_table
 from train.run_folder import RunFolder
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 LOSS = "train.losses.contrastive"
@@ -57,7 +57,7 @@ def test_a_killed_run_does_not_resume_under_another_loss(
     steps: list[int] = []
 
     class Noted(Callback):
-        def step(self, state: LoopState) -> None:
+        def step(self, state: RunState) -> None:
             steps.append(state.step)
 
     edit(monkeypatch)

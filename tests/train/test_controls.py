@@ -14,7 +14,7 @@ from sightline.errors import SightlineError
 from train.batch import Batch
 from train.data import TrainingData
 from train.objectives import make_objective
-from train.run_inputs import content_of, spec_digest
+from train.run_inputs import RunInputs
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +123,9 @@ def test_the_pairs_drawn_depend_only_on_the_data_seed_and_are_part_of_the_digest
             world, features, "kdmcse", {"image": "clip", "text": "clip", **parameters}, slots
         )
         spec = case.spec(features.root / "unused").model_copy(update={"seed": seed})
-        objective = make_objective(spec.objective, spec.parameters)
-        data = TrainingData(spec, objective)
-        keys = {key.tobytes() for k in range(40) for key in _keys_of_pairs(data[k])}
-        return keys, spec_digest(spec, objective, content_of(spec, data, None))
+        inputs = RunInputs.open(spec)
+        keys = {key.tobytes() for k in range(40) for key in _keys_of_pairs(inputs.data[k])}
+        return keys, inputs.digest
 
     first, first_digest = of(0, pairs=12)
     assert of(0, pairs=12) == (first, first_digest)

@@ -31,9 +31,10 @@ from transformers import BertConfig, BertModel
 
 from train.batch import Batch
 from train.data import TrainingData
-from train.loop import Callback, LoopState
+from train.loop import Callback
 from train.model import GroundedModel
 from train.objectives import make_objective
+from train.records import RunState
 from train.run_spec import RunSpec
 from train.train_run import train_run
 
@@ -185,16 +186,16 @@ class Recorder(Callback):
         self.start: dict[str, Tensor] = {}
         self.end_weights: dict[str, Tensor] = {}
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self._model = model.to(self._dtype)
         model.group_overhead = 10**9  # one length group: one pass, one draw of masks
         seed_every_pass(model.encoder)
         self.start = weights_of(model)
 
-    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+    def log(self, state: RunState, entry: dict[str, float]) -> None:
         self.losses.append(entry["loss"])
 
-    def end(self, state: LoopState) -> None:
+    def end(self, state: RunState) -> None:
         self.end_weights = weights_of(self._model)
 
 

@@ -18,7 +18,7 @@ from sightline.errors import SightlineError
 from train.evaluate.evaluated_model import EvaluatedModel, project
 from train.evaluate.image_space import image_space, open_features, rows_of_images
 from train.objectives import make_objective
-from train.run_summary import RunSummary
+from train.records import RunSummary
 from train.train_run import train_run
 
 

@@ -15,7 +15,7 @@ from sightline.pooling import Pooling
 from train.embed import Embedder
 from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import Objective, make_objective
-from train.run_summary import FILE_NAME, RunSummary
+from train.records import FILE_NAME, RunSummary
 
 if TYPE_CHECKING:
     from torch import nn

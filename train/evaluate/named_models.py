@@ -10,7 +10,7 @@ from pathlib import Path
 from sightline.errors import SightlineError
 from sightline.pooling import check_pooling
 from train.evaluate.evaluated_model import EvaluatedModel
-from train.run_summary import FILE_NAME, RunSummary
+from train.records import FILE_NAME, RunSummary
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.retrieval import KS, Retrieval, UndefinedRecall, chance, evaluate_retrieval
 from train.evaluate.retrieval_data import load_retrieval, note_of_failed, open_below
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 
 if TYPE_CHECKING:
     from train.evaluate.evaluated_model import EvaluatedModel
