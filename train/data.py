@@ -6,7 +6,7 @@ Every input of a run is found, and everything missing is reported, before a mode
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ class _Rows:
         return self.tokens.nbytes + sum(each.nbytes for each in lookups)
 
     def moved(self, device: torch.device) -> _Rows:
-        features = {slot: each.moved(device) for slot, each in self.features.items()}
+        features = {name: each.moved(device) for name, each in self.features.items()}
         objects = None if self.objects is None else self.objects.moved(device)
         return replace(self, tokens=self.tokens.moved(device), features=features, objects=objects)
 
@@ -74,7 +74,7 @@ class TrainingData:
 
     Attributes:
         schedule: which rows are in micro-batch k.
-        feature_sets: slot → feature set.
+        feature_sets: by `FeatureNeed.name`.
         dropped_pairs: pairs left out because their image could not be extracted.
         dropped_phrases: phrases left out because their object could not be extracted.
         phrases_digest: content digest of the phrase tokens, if the objective reads them.
@@ -89,13 +89,12 @@ class TrainingData:
             SightlineError: an input is missing, damaged, or does not match the objective or the
                 other inputs: a feature set not given, keys missing from a set, too few rows.
         """
-        params = objective.params
-        needs = objective.features(params)
-        self._check_slots(spec, needs)
+        needs = objective.features
+        self._check_features(spec, needs)
         self._check_streams(spec, objective)
         self._check_controls(objective)
         self.seed = spec.seed
-        self.feature_sets = {slot: _open(spec, slot, need) for slot, need in needs.items()}
+        self.feature_sets = {need.name: _open(spec, need) for need in needs}
         objective.check_widths(self.dims)
         self.dropped_pairs = self.dropped_phrases = 0
         self.phrases_digest: str | None = None
@@ -125,8 +124,8 @@ class TrainingData:
 
     @property
     def dims(self) -> dict[str, int]:
-        """Slot → width of its features."""
-        return {slot: features.dim for slot, features in self.feature_sets.items()}
+        """Name of a feature set → width of its rows."""
+        return {name: features.dim for name, features in self.feature_sets.items()}
 
     @property
     def token_digests(self) -> dict[str, str]:
@@ -155,7 +154,7 @@ class TrainingData:
         draw = self.schedule.draw(k)
         rows = self.schedule.rows(draw)
         stream = self._streams[draw.stream]
-        features = {slot: each.take(rows) for slot, each in stream.features.items()}
+        features = {name: each.take(rows) for name, each in stream.features.items()}
         phrases = None
         if stream.objects is not None:
             phrases, of_objects = stream.objects.take(rows)
@@ -171,15 +170,13 @@ class TrainingData:
             phrases,
         )
 
-    def _add_pairs(
-        self, spec: RunSpec, objective: Objective, needs: Mapping[str, FeatureNeed]
-    ) -> None:
+    def _add_pairs(self, spec: RunSpec, objective: Objective, needs: Sequence[FeatureNeed]) -> None:
         assert spec.pairs is not None
         params = objective.params
         source = spec.pairs
         pairs = read_pairs(source.captions, source.images, params.caption, params.data_seed)
-        of_images = [slot for slot, need in needs.items() if need.kind == "image"]
-        failed = {key for slot in of_images for key in self.feature_sets[slot].failed}
+        of_images = [self.feature_sets[need.name] for need in needs if need.kind == "image"]
+        failed = {key for features in of_images for key in features.failed}
         if failed:
             pairs = pairs.without_images(failed)
         self.dropped_pairs = pairs.dropped
@@ -207,11 +204,10 @@ class TrainingData:
             "teacher": of_captions,
         }
         features: dict[str, FeatureLookup] = {}
-        for slot, need in needs.items():
+        for need in needs:
             if need.kind != "object":
-                found = self.feature_sets[slot]
-                where = _rows(found, by_kind[need.kind], slot, need)
-                features[slot] = FeatureLookup(found, where)
+                table = self.feature_sets[need.name]
+                features[need.name] = FeatureLookup(table, _rows(table, by_kind[need.kind], need))
         rows = tokens.rows(pairs.caption_keys)
         self._streams["pairs"] = _Rows(
             tokens, TokenLookup.of(tokens, rows), pairs.caption_keys, features, objects
@@ -221,13 +217,14 @@ class TrainingData:
     def _objects(
         self,
         spec: RunSpec,
-        needs: Mapping[str, FeatureNeed],
+        needs: Sequence[FeatureNeed],
         pairs: Pairs,
         tokens: TokenSet,
         exchanged: bool,
     ) -> ObjectRows | None:
         """The phrases of ``pairs`` and the rows of their objects, if the objective reads any."""
-        sets = {s: self.feature_sets[s] for s, need in needs.items() if need.kind == "object"}
+        of_objects = {need.name: need for need in needs if need.kind == "object"}
+        sets = {name: self.feature_sets[name] for name in of_objects}
         if not sets:
             return None
         assert spec.pairs is not None
@@ -242,7 +239,7 @@ class TrainingData:
             pairs,
             sets,
             tokens,
-            lambda slot, keys: _rows(sets[slot], keys, slot, needs[slot]),
+            lambda name, keys: _rows(sets[name], keys, of_objects[name]),
         )
         self.phrases_digest = objects.content_digest
         self.dropped_phrases = objects.dropped
@@ -261,27 +258,28 @@ class TrainingData:
         self._streams["text"] = _Rows(tokens, TokenLookup.of(tokens, rows), keys, {})
         self.samples["text"] = _samples(texts, tokens, rows)
 
-    def _check_slots(self, spec: RunSpec, needs: Mapping[str, FeatureNeed]) -> None:
+    def _check_features(self, spec: RunSpec, needs: Sequence[FeatureNeed]) -> None:
+        names = [need.name for need in needs]
         if needs and spec.pairs is None:
-            wanted = ", ".join(f"{slot} ({need})" for slot, need in needs.items())
             raise SightlineError(
-                f"objective {spec.objective} needs pairs, for {wanted}; give captions and images"
+                f"objective {spec.objective} needs pairs, for {', '.join(map(str, needs))}; give "
+                "captions and images"
             )
         missing = [
-            f"{slot} ({need}; made by `{need.command}`)"
-            for slot, need in needs.items()
-            if slot not in spec.features
+            f"{need.name} ({need}; made by `{need.command}`)"
+            for need in needs
+            if need.name not in spec.features
         ]
         if missing:
             raise SightlineError(
                 f"objective {spec.objective} needs a feature set for {', '.join(missing)}; "
                 f"given: {', '.join(spec.features) or 'none'}"
             )
-        unused = [slot for slot in spec.features if slot not in needs]
+        unused = [name for name in spec.features if name not in names]
         if unused:
             raise SightlineError(
                 f"objective {spec.objective} does not read features for {', '.join(unused)}; "
-                f"it reads {', '.join(needs) or 'none'}"
+                f"it reads {', '.join(names) or 'none'}"
             )
 
     def _check_streams(self, spec: RunSpec, objective: Objective) -> None:
@@ -293,7 +291,7 @@ class TrainingData:
 
     def _check_controls(self, objective: Objective) -> None:
         """Refuse a control for features that the objective does not read: it would do nothing."""
-        kinds = {need.kind for need in objective.features(objective.params).values()}
+        kinds = {need.kind for need in objective.features}
         for control, of_kinds in CONTROLLED.items():
             if getattr(objective.params, control) and not kinds & of_kinds:
                 raise SightlineError(
@@ -317,34 +315,32 @@ def first_paired(data: TrainingData, batches: int, count: int = 100) -> Iterator
     return (data[k] for k in itertools.islice(paired, count))
 
 
-def _open(spec: RunSpec, slot: str, need: FeatureNeed) -> FeatureSet:
-    """The feature set of ``slot``; an error says what it is for and how to make it."""
-    path = spec.features[slot]
+def _open(spec: RunSpec, need: FeatureNeed) -> FeatureSet:
+    """The feature set of a need; an error says what it is for and how to make it."""
+    path = spec.features[need.name]
     try:
-        found = FeatureSet.open(path)
+        features = FeatureSet.open(path)
     except CacheError as error:
         raise SightlineError(
-            f"{error}\n  Needed for slot {slot!r} of objective {spec.objective}: {need}; "
+            f"{error}\n  Objective {spec.objective} needs it as {need.name}: {need}; "
             f"`{need.command}` makes it."
         ) from error
-    kind = found.record.spec.kind
+    kind = features.record.spec.kind
     if kind != need.kind:
         raise SightlineError(
-            f"{path}: holds {kind} features, but slot {slot!r} of objective {spec.objective} "
-            f"needs {need}; `{need.command}` makes them"
+            f"{path}: holds {kind} features, but objective {spec.objective} needs it as "
+            f"{need.name}: {need}; `{need.command}` makes them"
         )
-    return found
+    return features
 
 
-def _rows(
-    found: FeatureSet, keys: NDArray[np.uint8], slot: str, need: FeatureNeed
-) -> NDArray[np.int64]:
-    """Row of each key; an error names the slot that does not match the pairs."""
+def _rows(features: FeatureSet, keys: NDArray[np.uint8], need: FeatureNeed) -> NDArray[np.int64]:
+    """Row of each key; an error names the feature set that does not match the pairs."""
     try:
-        return found.rows(keys)
+        return features.rows(keys)
     except MissingKeys as error:
         raise MissingKeys(
-            f"{error}\n  They belong to training pairs, for slot {slot!r}: {need}. "
+            f"{error}\n  They belong to training pairs, for {need.name}: {need}. "
             f"Features and captions must come from one data set; `{need.command}` makes them."
         ) from error
 

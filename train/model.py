@@ -64,7 +64,7 @@ class GroundedModel(nn.Module):
         """
         Args:
             encoder: any transformers encoder.
-            dims: slot → width of the objective's cached features.
+            dims: name of a need → width of the objective's cached features.
             group_overhead: cost of another length group, in tokens; None uses the value measured
                 for the batch's device and the encoder's width (see `length_groups`).
             compiled_rows: compile the encoder (`torch.compile`) for batches of so many rows; others

@@ -94,7 +94,7 @@ def train_model(
         tokens: token set of every training text, as `pipeline.tokenize` wrote it.
         pairs: folder of a prepared data set whose images and captions are trained on.
         sentences: folder of a prepared data set whose sentences are trained on; default: none.
-        features: slot of the objective → feature set of its images, texts or objects.
+        features: what the objective reads, such as `image-clip` → feature set.
         phrases: phrase tokens, for an objective that reads objects.
         dev: SentEval's STSBenchmark folder or a similarity TSV, for the choice of the best step.
         seed: of heads, dropout and the order of rows.
@@ -121,7 +121,7 @@ def train_model(
             images=None if folder is None else folder / "images.parquet",
             sentences=None if sentences is None else Path(sentences) / "sentences.parquet",
             phrases=None if phrases is None else Path(phrases),
-            features={slot: each.path for slot, each in (features or {}).items()},
+            features={name: each.path for name, each in (features or {}).items()},
             parameters=objective.describe(),
             dev=None if dev is None else Path(dev),
             seed=seed,

@@ -29,7 +29,7 @@ class ObjectRows:
         content_digest: that of the phrase tokens.
         offsets: int64 [n + 1]; phrases of pair i are offsets[i] … offsets[i + 1] − 1.
         starts, ends: int64 [m] token spans.
-        features: slot → features of the object of each phrase.
+        features: name of a set → features of the object of each phrase.
         dropped: phrases left out because their object could not be extracted.
     """
 
@@ -49,10 +49,10 @@ class ObjectRows:
         tokens: TokenSet,
         rows_of: Callable[[str, NDArray[np.uint8]], NDArray[np.int64]],
     ) -> ObjectRows:
-        """The objects of ``pairs``, in the slots of ``sets``.
+        """The objects of ``pairs``, with the features of ``sets``.
 
         Args:
-            rows_of: finds the rows of keys in the set of a slot, or raises naming what is missing.
+            rows_of: finds the rows of keys in a set, or raises naming what is missing.
 
         Raises:
             SightlineError: the phrase tokens are missing, damaged or from another tokenizer, no
@@ -80,7 +80,7 @@ class ObjectRows:
         bad = np.array([key.tobytes() in failed for key in found.cutouts], dtype=bool)
         found = _without(found, bad)
         features = {
-            slot: FeatureLookup(each, rows_of(slot, found.cutouts)) for slot, each in sets.items()
+            name: FeatureLookup(each, rows_of(name, found.cutouts)) for name, each in sets.items()
         }
         starts, ends = found.starts.astype(np.int64), found.ends.astype(np.int64)
         content = phrase_tokens.record.content_digest
@@ -96,16 +96,16 @@ class ObjectRows:
         next_ = np.arange(len(self.starts)) + 1
         full = counts > 0
         next_[self.offsets[1:][full] - 1] = self.offsets[:-1][full]
-        features = {slot: each.of(next_) for slot, each in self.features.items()}
+        features = {name: each.of(next_) for name, each in self.features.items()}
         return replace(self, features=features)
 
     def moved(self, device: torch.device) -> ObjectRows:
         """The same phrases with the features on ``device``."""
-        features = {slot: each.moved(device) for slot, each in self.features.items()}
+        features = {name: each.moved(device) for name, each in self.features.items()}
         return replace(self, features=features)
 
     def take(self, pairs: NDArray[np.int64]) -> tuple[Phrases, dict[str, Tensor]]:
-        """Phrases of ``pairs``, and slot → features of their objects: float32 [P, D]."""
+        """Phrases of ``pairs``, and the features of their objects by name: float32 [P, D]."""
         import torch
 
         begin = self.offsets[pairs]
@@ -113,7 +113,7 @@ class ObjectRows:
         index = ranges(begin, counts)
         owners = np.repeat(np.arange(len(pairs)), counts)
         owners, starts, ends = map(torch.from_numpy, (owners, self.starts[index], self.ends[index]))
-        features = {slot: each.take(index) for slot, each in self.features.items()}
+        features = {name: each.take(index) for name, each in self.features.items()}
         return Phrases(owners, starts, ends, counts), features
 
 

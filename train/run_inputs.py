@@ -14,11 +14,10 @@ from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError
 from sightline.progress import Say
 from train.checkpoints import Best
-from train.code_digest import code_of
+from train.code_digest import code_of, objectives_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs
 from train.evaluate.sts import load_dev_set
-from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
 from train.processes import Processes
 from train.run_folder import RunFolder
@@ -67,7 +66,7 @@ class RunInputs:
         objective = make_objective(spec.objective, spec.parameters)
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_dev_set(spec.dev)
-        code = code_of(modules_of(spec.objective, spec.parameters))
+        code = code_of(objectives_of(spec.objective, spec.parameters))
         return cls(spec, objective, processes, data, dev, content_of(spec, data, dev), code)
 
     @cached_property
@@ -150,8 +149,8 @@ def content_of(spec: RunSpec, data: TrainingData, dev: GradedPairs | None) -> di
         "tokens": tokens,
         "dev": None if dev is None else dev.sha256,
         "features": {
-            slot: [features.fingerprint, features.record.content_digest]
-            for slot, features in data.feature_sets.items()
+            name: [features.fingerprint, features.record.content_digest]
+            for name, features in data.feature_sets.items()
         },
     }
 

@@ -310,7 +310,7 @@ def _summarise(
         train=spec.train.model_dump(mode="json"),
         data=data.source,
         dropped_pairs=data.dropped_pairs,
-        features={slot: FeatureUse.of_set(used) for slot, used in data.feature_sets.items()},
+        features={name: FeatureUse.of_set(used) for name, used in data.feature_sets.items()},
         base_model="" if Path(spec.student.model).is_dir() else spec.student.model,
         hub_datasets=hub_datasets(path.parent for path in _manifests(spec)),
         dev=None if inputs.dev is None else inputs.dev.name,

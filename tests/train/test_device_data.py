@@ -41,9 +41,9 @@ def same(one: Batch, other: Batch) -> bool:
     assert one.lengths.tolist() == other.lengths.tolist()
     assert one.keys.tolist() == other.keys.tolist()
     assert one.features.keys() == other.features.keys()
-    for slot, rows in one.features.items():
-        assert rows.dtype == other.features[slot].dtype == torch.float32
-        assert torch.equal(rows, other.features[slot])
+    for feature, rows in one.features.items():
+        assert rows.dtype == other.features[feature].dtype == torch.float32
+        assert torch.equal(rows, other.features[feature])
     assert (one.phrases is None) == (other.phrases is None)
     if one.phrases is not None and other.phrases is not None:
         for part in ("owners", "starts", "ends"):
