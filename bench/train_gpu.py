@@ -212,7 +212,7 @@ class OurSide:
             "cls",
             data.dims,
             precision=variant.precision,
-            compiled_rows=config.batch_size if variant.compiled else None,
+            compiled=variant.compiled,
         )
         folder = RunFolder(world.folder / "never")
         self._stop = Stop()

@@ -30,8 +30,7 @@ from sightline.devices import peak_memory
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress
-from train.data import TrainingData
-from train.feed import make_feed
+from train.data import TrainingData, make_feed
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.log_names import DEV
 from train.log_window import LogWindow

@@ -82,14 +82,6 @@ class RunInputs:
         return found
 
 
-def rows_at_once(spec: RunSpec, processes: Processes) -> int:
-    """Rows that the encoder gets in a call, in every full batch."""
-    from train.gradient_cache import chunks_of
-
-    share = processes.shares(spec.train.batch_size)[processes.rank]
-    return len(chunks_of(share, spec.train.chunk)[0])
-
-
 def build_model(
     inputs: RunInputs, processes: Processes
 ) -> tuple[GroundedModel, PreTrainedTokenizerBase]:
@@ -109,7 +101,7 @@ def build_model(
         student.pooling,
         data.dims,
         precision=train.precision,
-        compiled_rows=rows_at_once(inputs.spec, processes) if train.compile == "on" else None,
+        compiled=train.compile == "on",
     )
     return model, tokenizer
 

@@ -23,10 +23,9 @@ from transformers import BertConfig, BertModel
 from train.batch import Batch
 from train.data import TrainingData
 from train.loop import Callback, LoopState
-from train.model import GroundedModel, load_student
+from train.model import GroundedModel, load_student, phrase_embeddings
 from train.objectives import make_objective
 from train.objectives.objective import Views
-from train.phrase_embeddings import phrase_embeddings
 from train.run_spec import RunSpec
 from train.train_run import train_run
 

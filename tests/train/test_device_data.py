@@ -14,10 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import train.callbacks  # noqa: F401, so that it has the real `runs_ahead`
 from sightline import devices
 from sightline.errors import SightlineError
-from train import feed, loop
+from train import loop
 from train.batch import Batch
-from train.data import TrainingData
-from train.feed import ReadAhead, make_feed
+from train.data import Feed, ReadAhead, TrainingData, make_feed
 from train.loop import Loop, NonFiniteLoss
 from train.model import GroundedModel
 from train.objectives import make_objective
@@ -111,7 +110,7 @@ class NoWait(TorchDispatchMode):
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, what training does on a GPU: looked up, one length group, looked at rarely."""
 
-    def moved(data: TrainingData, device: torch.device, share: float) -> feed.Feed:
+    def moved(data: TrainingData, device: torch.device, share: float) -> Feed:
         data.move_to(device)
         return data.__getitem__
 

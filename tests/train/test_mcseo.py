@@ -27,9 +27,9 @@ from torch import Tensor
 from sightline.cache import PhraseTokenHeader, as_keys, write_phrase_tokens
 from sightline.errors import SightlineError
 from train.batch import Phrases
+from train.model import phrase_embeddings
 from train.objectives import make_objective
 from train.objectives.mcseo import contrasted
-from train.phrase_embeddings import phrase_embeddings
 
 DEFAULTS = {"text": 1.0, "image": 0.01, "object": 0.005}
 OWN_NUMBERS = {
