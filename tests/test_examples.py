@@ -21,7 +21,7 @@ from pipeline import FeatureSet
 from train import OBJECTIVES, RunSummary
 
 EXAMPLES = ROOT / "examples"
-SCRIPTS = {"own_photographs.py", "new_loss.py", "classifier.py"}
+SCRIPTS = {"own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"}
 Run = Callable[..., None]
 
 

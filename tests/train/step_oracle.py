@@ -280,7 +280,7 @@ def check_twenty_steps(
     told = {"optimizer": optimizer, "epsilon": epsilon}
     spec = case.spec(out, max_steps=steps, learning_rate=learning_rate, **told)
     epsilon = epsilon or {"released": 1e-6, "torch": 1e-8}[optimizer]
-    recorder = _Recorder()
+    recorder = Recorder()
     train_run(spec, say=lambda line: None, callbacks=[recorder])
     student = case.oracle(recorder.start)
     _, data = case.build()
@@ -301,7 +301,7 @@ def check_twenty_steps(
     return recorder.logs
 
 
-class _Recorder(Callback):
+class Recorder(Callback):
     """Keeps the weights that a run starts from, and its log."""
 
     def __init__(self) -> None:
