@@ -94,17 +94,12 @@ def _digests_of_losses(names: set[str]) -> dict[str, str]:
     return digests
 
 
-def tree_digest(source: str) -> str:
-    """SHA-256 (hex) of the syntax tree of ``source`` without docstrings, comments and positions.
-
-    Empty fields of nodes are left out, so the digest is the same on Python 3.11 to 3.13, which
-    have different fields.
-    """
-    return digest(_plain(ast.parse(source)))
-
-
 def _plain(node: object) -> object:
-    """A syntax tree as lists and numbers; a string that is a statement is a docstring."""
+    """A syntax tree as lists and numbers, without docstrings, comments and positions.
+
+    Empty fields of nodes are left out, so it is the same on Python 3.11 to 3.13, which have
+    different fields.
+    """
     if isinstance(node, ast.AST):
         fields = {name: _plain(value) for name, value in ast.iter_fields(node)}
         if isinstance(node, ast.JoinedStr):
