@@ -27,9 +27,9 @@ from train.optimizer import learning_rate, make_optimizer
 from train.run_spec import TrainConfig
 from train.schedule import Schedule
 
-SEED = 0
+SEED, STEPS = 0, 180
 WEIGHT = 2.0  # λ of the image term
-CONFIG = TrainConfig(batch_size=64, learning_rate=2e-3, max_steps=180, eval_steps=90)
+CONFIG = TrainConfig(batch_size=64, learning_rate=2e-3, max_steps=STEPS, eval_steps=90)
 
 
 class Data:
@@ -79,15 +79,16 @@ class MCSE(nn.Module):
         super().__init__()
         self.encoder = AutoModel.from_pretrained(student, add_pooling_layer=False)
         hidden = self.encoder.config.hidden_size
+        text = nn.Linear(hidden, hidden)
+        nn.init.normal_(text.weight, std=0.02)
+        nn.init.zeros_(text.bias)
         self.heads = nn.ModuleDict(
             {
-                "text": nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh()),
+                "text": nn.Sequential(text, nn.Tanh()),
                 "grounding": nn.Sequential(nn.Linear(hidden, 256), nn.Tanh()),
                 "image": nn.Sequential(nn.Linear(image_width, 256), nn.Tanh()),
             }
         )
-        nn.init.normal_(self.heads["text"][0].weight, std=0.02)
-        nn.init.zeros_(self.heads["text"][0].bias)
 
     def embed(self, ids: Tensor, mask: Tensor) -> Tensor:
         """[CLS] of the last layer: [N, L] → [N, hidden]."""
@@ -131,7 +132,8 @@ def score(model: MCSE, student: Path, file: Path) -> float:
             tokens = tokenizer(list(side), padding=True, truncation=True, return_tensors="pt")
             embeddings.append(model.embed(tokens["input_ids"], tokens["attention_mask"]))
     cosines = nn.functional.cosine_similarity(*embeddings)
-    return 100 * float(spearmanr(cosines.numpy(), np.array(gold, dtype=float)).statistic)
+    correlation, _ = spearmanr(cosines.numpy(), np.array(gold, dtype=float))
+    return 100 * float(correlation)
 
 
 def main(folder: Path) -> None:
@@ -141,7 +143,7 @@ def main(folder: Path) -> None:
     data = Data(tables, folder / "features/scenes/image/resnet", folder / "tokens/scenes-bert")
     model = MCSE(student, data.features.dim)
     best, weights = -100.0, {}
-    for step, loss in train(model, data, CONFIG.max_steps):
+    for step, loss in train(model, data, STEPS):
         if step % 30 == 0:
             print(f"step {step}: loss {loss:.3f}")
         if step % CONFIG.eval_steps == 0:

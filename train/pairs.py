@@ -209,7 +209,8 @@ class PhraseTable:
         numbers = ranges(begin, counts)
         owners = np.repeat(np.arange(len(pairs)), counts)
         spans = owners, self.starts[numbers], self.ends[numbers]
-        return Phrases(*map(torch.from_numpy, spans), counts), numbers
+        owners, starts, ends = map(torch.from_numpy, spans)
+        return Phrases(owners, starts, ends, counts), numbers
 
 
 def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[PhraseTable, str]:

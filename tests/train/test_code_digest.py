@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -213,7 +214,7 @@ def test_an_objective_has_its_own_file_and_a_combination_those_of_its_parts() ->
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package of somebody else with an objective, beside the real one."""
     folder = tmp_path / "other_losses"
     (folder / "deep").mkdir(parents=True)

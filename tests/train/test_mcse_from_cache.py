@@ -28,6 +28,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.loader.exec_module(module)
     config = TrainConfig(batch_size=6, learning_rate=1e-3, max_steps=STEPS, eval_steps=10)
     monkeypatch.setattr(module, "CONFIG", config)
+    monkeypatch.setattr(module, "STEPS", STEPS)
     return module
 
 
