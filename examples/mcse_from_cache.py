@@ -13,6 +13,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -132,8 +133,8 @@ def score(model: MCSE, student: Path, file: Path) -> float:
             tokens = tokenizer(list(side), padding=True, truncation=True, return_tensors="pt")
             embeddings.append(model.embed(tokens["input_ids"], tokens["attention_mask"]))
     cosines = nn.functional.cosine_similarity(*embeddings)
-    correlation, _ = spearmanr(cosines.numpy(), np.array(gold, dtype=float))
-    return 100 * float(correlation)
+    correlation: Any = spearmanr(cosines.numpy(), np.array(gold, dtype=float))
+    return 100 * float(correlation.statistic)
 
 
 def main(folder: Path) -> None:

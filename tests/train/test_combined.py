@@ -97,13 +97,14 @@ def test_heads_are_shared_where_they_project_the_same(world, features, objects):
         "resnet": {"objective": "mcse", "parameters": {"image": "resnet", "text_weight": 0}},
     }
     model, _ = case_of(world, features, objects, parts=parts).build()
-    assert set(model.heads) == {
-        "mcse-text",
-        "mcse-grounding",
-        "mcse-image",
-        "kdmcse-teacher_text",
-        "resnet-image",
+    heads = {
+        *("mcse-text", "mcse-grounding", "mcse-image"),
+        *("kdmcse-teacher_text", "resnet-image"),
     }
+    assert set(model.heads) == heads
+    # encoders of one width are still two
+    objective = model.objective
+    assert set(objective.heads(8, {need.name: 5 for need in objective.features})) == heads
 
 
 def test_a_combination_trains_and_logs_every_term(world, features, objects, tmp_path):
