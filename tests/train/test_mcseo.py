@@ -237,6 +237,12 @@ def test_an_object_that_failed_costs_its_phrase(world, features, objects):
     _, data = case.build()
     named = [cutout for found in objects.named.values() for _, _, cutout in found]
     assert data.dropped_phrases == named.count(bad) > 0
+    for batch in (data[k] for k in range(20) if data[k].stream == "pairs"):
+        assert batch.phrases is not None
+        of_rows = [objects.named[key.tobytes()] for key in batch.keys]
+        kept = [[each for each in found if each[2] != bad] for found in of_rows]
+        assert batch.phrases.counts.tolist() == [len(found) for found in kept]
+        assert batch.phrases.starts.tolist() == [each[0] for found in kept for each in found]
 
 
 @pytest.mark.parametrize(
