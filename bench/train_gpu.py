@@ -211,7 +211,7 @@ class OurSide:
             "cls",
             data.dims,
             precision=variant.precision,
-            compiled_rows=config.batch_size if variant.compiled else None,
+            compiled=variant.compiled,
         )
         self._stop = Stop()
         self._loop = Unsaved(

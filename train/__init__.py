@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from train.evaluate.evaluated_model import EvaluatedModel
     from train.evaluate.score import Evaluation
     from train.evaluate.score_run import evaluate_model
-    from train.objective_registry import OBJECTIVES
-    from train.objectives import Objective, make_objective
+    from train.objectives import OBJECTIVES, Objective, make_objective
     from train.records import RunSummary
     from train.report.results import RunResult
     from train.train_run import train_model
@@ -36,7 +35,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "OBJECTIVES": "train.objective_registry",
+        "OBJECTIVES": "train.objectives",
         "Embedder": "train.embed",
         "EvaluatedModel": "train.evaluate.evaluated_model",
         "Evaluation": "train.evaluate.score",

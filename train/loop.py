@@ -29,9 +29,8 @@ from sightline.devices import peak_memory
 from sightline.errors import SightlineError
 from sightline.files import write_bytes
 from train.batch import Batch
-from train.data import TrainingData
+from train.data import TrainingData, make_feed
 from train.distributed import Processes
-from train.feed import make_feed
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.model import TOTAL, GroundedModel
 from train.objectives.objective import Views

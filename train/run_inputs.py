@@ -11,11 +11,10 @@ from sightline.cache.keys import key_of_file
 from sightline.digest import digest
 from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError
-from train.code_digest import code_of
+from train.code_digest import code_of, objectives_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs
 from train.evaluate.sts import load_dev_set
-from train.objective_registry import modules_of
 from train.objectives import Objective, make_objective
 from train.run_spec import OF_THE_MACHINE, RunSpec
 
@@ -54,7 +53,7 @@ class RunInputs:
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_dev_set(spec.dev)
         content = _content(spec, data, dev)
-        code = code_of(modules_of(spec.objective, spec.parameters))
+        code = code_of(objectives_of(spec.objective, spec.parameters))
         return cls(spec, objective, data, dev, _digest(spec, objective, content), code)
 
 
@@ -88,7 +87,7 @@ def _content(spec: RunSpec, data: TrainingData, dev: GradedPairs | None) -> dict
         "tokens": tokens,
         "dev": None if dev is None else dev.sha256,
         "features": {
-            slot: [features.fingerprint, features.record.content_digest]
-            for slot, features in data.feature_sets.items()
+            name: [features.fingerprint, features.record.content_digest]
+            for name, features in data.feature_sets.items()
         },
     }

@@ -140,10 +140,10 @@ class RunSpec(Settings):
 
     Attributes:
         run: name of the run, such as `mcse-clip`.
-        objective: name in the registry of train/objectives.
+        objective: name in `train.objectives.OBJECTIVES`.
         parameters: the objective's own parameters, checked by it.
         pairs, text: the two streams; at least one.
-        features: slot of the objective → folder of the feature set.
+        features: what the objective reads, such as `image-clip` → folder of the feature set.
         dev: SentEval's STSBenchmark folder or a similarity TSV; None trains without selection.
         out: folder of the run; see `train_run`.
     """

@@ -104,7 +104,7 @@ def train_run(
             device = training_device(spec, processes)
             if main:
                 _warn(inputs, device, _steps(inputs), tell)
-            model, tokenizer = build_model(inputs, processes)
+            model, tokenizer = build_model(inputs)
         with processes.one_outcome():
             if main and not state.step:
                 if (folder.path / FILE_NAME).is_file():
@@ -307,9 +307,7 @@ def to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> RunState | Non
     return None
 
 
-def build_model(
-    inputs: RunInputs, processes: Processes
-) -> tuple[GroundedModel, PreTrainedTokenizerBase]:
+def build_model(inputs: RunInputs) -> tuple[GroundedModel, PreTrainedTokenizerBase]:
     """The student with its heads, drawn from the run's seed, and its tokenizer.
 
     Raises:
@@ -317,21 +315,19 @@ def build_model(
     """
     import torch
 
-    from train.gradient_cache import chunks_of
     from train.model import GroundedModel, check_tokenizer, load_student
 
     spec, student, train, data = inputs.spec, inputs.spec.student, inputs.spec.train, inputs.data
     torch.manual_seed(spec.seed)
     encoder, tokenizer = load_student(student)
     check_tokenizer(tokenizer, encoder, data.samples, student.max_length, data.vocabulary_size)
-    share = processes.shares(train.batch_size)[processes.rank]
     model = GroundedModel(
         encoder,
         inputs.objective,
         student.pooling,
         data.dims,
         precision=train.precision,
-        compiled_rows=len(chunks_of(share, train.chunk)[0]) if train.compile == "on" else None,
+        compiled=train.compile == "on",
     )
     return model, tokenizer
 
@@ -428,7 +424,7 @@ def _summary(
         train=spec.train.model_dump(mode="json"),
         data=data.source,
         dropped_pairs=data.dropped_pairs,
-        features={slot: FeatureUse.of_set(used) for slot, used in data.feature_sets.items()},
+        features={name: FeatureUse.of_set(used) for name, used in data.feature_sets.items()},
         base_model="" if Path(spec.student.model).is_dir() else spec.student.model,
         hub_datasets=hub_datasets(path.parent for path in manifests),
         dev=None if inputs.dev is None else inputs.dev.name,

@@ -22,7 +22,8 @@ def train(
         Path | None, typer.Option(help="Phrase tokens, for an objective with objects.")
     ] = None,
     features: Annotated[
-        list[str], typer.Option(help="SLOT=FOLDER of a feature set that it needs; repeatable.")
+        list[str],
+        typer.Option(help="KIND-ENCODER=FOLDER of a set that it needs; repeatable."),
     ] = [],  # noqa: B006
     dev: Annotated[
         Path | None, typer.Option(help="Similarity TSV or SentEval folder for model selection.")
@@ -55,7 +56,7 @@ def train(
 ) -> None:
     """Fine-tune a student on cached features. If killed, rerun the same command to resume.
 
-    Example: sightline train --objective mcse --set image=clip --features image=features/clip
+    Example: sightline train --objective mcse --set image=clip --features image-clip=features/clip
     --captions data/mine/captions.parquet --images data/mine/images.parquet --tokens tokens
     --student bert-base-uncased --epochs 3 --out runs/mcse
     """

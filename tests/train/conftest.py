@@ -77,7 +77,7 @@ class World:
         }
         if objective == "mcse":
             body["parameters"] = {"image": "tiny-cnn", "weight": 0.5}
-            body["features"] = {"image": self.root / "features"}
+            body["features"] = {"image-tiny-cnn": self.root / "features"}
         return RunSpec.model_validate({**body, **changes})
 
 

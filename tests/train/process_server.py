@@ -153,7 +153,7 @@ def _features_in_double() -> None:
 
     def in_double(self: Any, k: int) -> Any:
         batch = item(self, k)
-        features = {slot: rows.double() for slot, rows in batch.features.items()}
+        features = {feature: rows.double() for feature, rows in batch.features.items()}
         return replace(batch, features=features)
 
     TrainingData.__getitem__ = in_double

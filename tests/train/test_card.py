@@ -72,7 +72,7 @@ def test_its_examples_load_the_model(world, tmp_path, pooling):
 
 def test_names_on_a_hub_and_doubts_are_said(trained):
     summary = trained[1]
-    used = summary.features["image"].model_copy(
+    used = summary.features["image-tiny-cnn"].model_copy(
         update={
             "untrained": False,
             "provenance": "imported, not checked",

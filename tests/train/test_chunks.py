@@ -35,8 +35,8 @@ def case(world: World, tmp_path_factory: pytest.TempPathFactory) -> Case:
     features.add("clip", "image", dim=7)
     objects = Objects(world, features, "clip-objects", dim=7)
     parameters = {"image": "clip", "caption": "all", "image_weight": 0.5, "object_weight": 0.5}
-    slots = {"image": "clip", "object": "clip-objects"}
-    return Case(world, features, "mcseo", parameters, slots, {"phrases": objects.path})
+    sets = {"image-clip": "clip", "object-clip": "clip-objects"}
+    return Case(world, features, "mcseo", parameters, sets, {"phrases": objects.path})
 
 
 class Gradients(Callback):
@@ -145,7 +145,7 @@ def test_phrases_of_chunks_are_those_of_the_batch(case: Case) -> None:
     assert len(batch.phrases) > len(batch)
     torch.testing.assert_close(cached.sentences, whole)
     torch.testing.assert_close(cached.phrases, phrases)
-    features = {slot: rows.double() for slot, rows in batch.features.items()}
+    features = {feature: rows.double() for feature, rows in batch.features.items()}
     object.__setattr__(batch, "features", features)
     assert cached.phrases is not None
     ours = model.terms(batch, Views(*cached.sentences, cached.phrases))

@@ -19,19 +19,19 @@ from train.report.table import make_table
 from train.run_folder import RunFolder
 from train.train_run import train_run
 
-LOSS = "train.losses.contrastive"
+LOSS = "train.losses.info_nce"
 
 
 def edit(monkeypatch: pytest.MonkeyPatch, module_name: str = LOSS) -> dict[str, str]:
     """Change the source of one module from now on."""
-    edited = {**code_of(["train.objectives.simcse"]), module_name: "0" * 64}
-    monkeypatch.setattr(module, "code_of", lambda modules: edited)
+    edited = {**code_of(["simcse"]), module_name: "0" * 64}
+    monkeypatch.setattr(module, "code_of", lambda objectives: edited)
     return edited
 
 
 def test_a_run_knows_the_code_that_trained_it(world: World, tmp_path: Path) -> None:
     found = train_run(world.spec(tmp_path), say=silent)
-    assert found.code == code_of(["train.objectives.simcse"])
+    assert found.code == code_of(["simcse"])
     assert RunSummary.read(tmp_path).code == found.code
 
 

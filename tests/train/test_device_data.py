@@ -15,10 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import train.progress  # noqa: F401, so that it has the real `runs_ahead`
 from sightline import devices
 from sightline.errors import SightlineError
-from train import feed, loop
+from train import loop
 from train.batch import Batch
-from train.data import TrainingData
-from train.feed import ReadAhead, make_feed
+from train.data import Feed, ReadAhead, TrainingData, make_feed
 from train.loop import Loop, NonFiniteLoss, TakenStep, first_bad
 from train.model import GroundedModel
 from train.objectives import make_objective
@@ -41,9 +40,9 @@ def same(one: Batch, other: Batch) -> bool:
     assert one.lengths.tolist() == other.lengths.tolist()
     assert one.keys.tolist() == other.keys.tolist()
     assert one.features.keys() == other.features.keys()
-    for slot, rows in one.features.items():
-        assert rows.dtype == other.features[slot].dtype == torch.float32
-        assert torch.equal(rows, other.features[slot])
+    for feature, rows in one.features.items():
+        assert rows.dtype == other.features[feature].dtype == torch.float32
+        assert torch.equal(rows, other.features[feature])
     assert (one.phrases is None) == (other.phrases is None)
     if one.phrases is not None and other.phrases is not None:
         for part in ("owners", "starts", "ends"):
@@ -111,7 +110,7 @@ class NoWait(TorchDispatchMode):
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, what training does on a GPU: looked up, one length group, looked at rarely."""
 
-    def moved(data: TrainingData, device: torch.device, share: float) -> feed.Feed:
+    def moved(data: TrainingData, device: torch.device, share: float) -> Feed:
         data.move_to(device)
         return data.__getitem__
 

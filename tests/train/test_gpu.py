@@ -16,7 +16,7 @@ from run_weights import assert_alike, weights_of
 from step_oracle import Case
 from test_device_data import same
 
-from train.feed import ReadAhead, make_feed
+from train.data import ReadAhead, make_feed
 from train.loop import Loop, NonFiniteLoss
 from train.model import TOTAL, GroundedModel
 from train.run_spec import Precision, RunSpec

@@ -37,8 +37,8 @@ def cases(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, C
     ties = {key: row * 0 + 1.0 for key, row in features.rows["alike"].items()}
     features.write("ties", "teacher", ties)  # every order of its cosines is a tie
     parameters = {**made["dalr"].parameters, "teachers": [{"encoder": "ties", "weight": 1}]}
-    slots = {"image": "clip", "teacher-ties": "ties"}
-    made["dalr with ties"] = Case(world, features, "dalr", parameters, slots)
+    sets = {"image-clip": "clip", "teacher-ties": "ties"}
+    made["dalr with ties"] = Case(world, features, "dalr", parameters, sets)
     return made
 
 

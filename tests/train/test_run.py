@@ -174,7 +174,7 @@ def assert_card(path: Path, summary: RunSummary) -> None:
     card = path.read_text()
     assert "NAACL 2022" in card  # MCSE's paper
     assert all(file in card for file in summary.data.values())
-    assert summary.features["image"].fingerprint in card
+    assert summary.features["image-tiny-cnn"].fingerprint in card
     assert "**Untrained weights**" in card
     assert f"Spearman × 100 = {max(score for _, score in summary.dev_history):.2f}" in card
     _, _, block = card.partition("```json\n")

@@ -274,7 +274,7 @@ def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> N
         tmp_path / "out",
         "mcseo",
         parameters={"image": "clip"},
-        features={"image": tmp_path / "clip", "object": tmp_path / "clip-objects"},
+        features={"image-clip": tmp_path / "clip", "object-clip": tmp_path / "clip-objects"},
         pairs={
             "captions": world.root / "captions.parquet",
             "images": world.root / "images.parquet",

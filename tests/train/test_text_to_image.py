@@ -62,7 +62,7 @@ def test_features_are_found_by_name_and_checked(world: World, runs: Path, tmp_pa
     model = EvaluatedModel.load(str(runs / "mcse"), device="cpu")
     space = image_space(model)
     assert model.summary is not None
-    name = model.summary.features["image"].name
+    name = model.summary.features["image-tiny-cnn"].name
     below = tmp_path / name
     below.parent.mkdir(parents=True)
     below.symlink_to(world.root / "features")

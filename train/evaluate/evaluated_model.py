@@ -106,8 +106,7 @@ class EvaluatedModel:
 
         file = folder / HEADS_FILE
         objective = make_objective(summary.objective, summary.parameters)
-        needs = objective.features(objective.params)
-        dims = {slot: summary.features[slot].dim for slot in needs}
+        dims = {need.name: summary.features[need.name].dim for need in objective.features}
         modules = objective.heads(self.embedder.dim, dims)
         try:
             modules.load_state_dict(load_file(file))
