@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -247,7 +246,7 @@ def note_in(path: Path) -> bytes:
             if path.suffix == ".parquet":
                 return (pq.read_schema(file).metadata or {}).get(_NOTE.encode(), b"")
             with h5py.File(file, "r") as shard:
-                return shard[_NOTE][()].tobytes() if _NOTE in shard else b""
+                return np.array(shard[_NOTE]).tobytes() if _NOTE in shard else b""
         except Exception as error:  # on damaged files the libraries may raise anything
             raise CacheError(f"{path}: not a readable shard ({error}); {REMEDY}") from error
 
@@ -274,19 +273,20 @@ def _mapped(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> lis
     expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (dim, dtype)}
     offsets: dict[str, int] = {}
     try:
-        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
-        for name, (width, kind) in expected.items():
-            data = _plain_numbers(file, name.encode())
-            if data is None:
-                raise CacheError(
-                    f"{path}: /{name} is not one contiguous run of numbers in this file; {REMEDY}"
-                )
-            if (data.shape, data.dtype) != ((record.rows, width), kind):
-                raise CacheError(
-                    f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
-                    f"{(record.rows, width)}; {REMEDY}"
-                )
-            offsets[name] = data.get_offset() or 0
+        with h5py.File(path, "r") as file:
+            for name, (width, kind) in expected.items():
+                data = _plain_numbers(file, name)
+                if data is None:
+                    raise CacheError(
+                        f"{path}: /{name} is not one contiguous run of numbers in this file; "
+                        f"{REMEDY}"
+                    )
+                if (data.shape, data.dtype) != ((record.rows, width), kind):
+                    raise CacheError(
+                        f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
+                        f"{(record.rows, width)}; {REMEDY}"
+                    )
+                offsets[name] = data.get_offset() or 0
     except CacheError:
         raise
     except Exception as error:  # on damaged files the library may raise anything
@@ -303,15 +303,16 @@ def _mapped(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> lis
     return maps
 
 
-def _plain_numbers(file: h5py.h5f.FileID, name: bytes) -> h5py.h5d.DatasetID | None:
+def _plain_numbers(file: h5py.File, name: str) -> h5py.h5d.DatasetID | None:
     """The data set of this name, if its numbers are one run of bytes in the file itself.
 
-    By HDF5's own functions; through h5py's classes, opening a file takes three times as long.
+    By HDF5's own functions; with h5py's classes, opening a file takes three times as long.
     """
-    if not file.links.exists(name) or file.links.get_info(name).type != h5py.h5l.TYPE_HARD:
+    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
         return None
-    data = h5py.h5o.open(file, name)
-    if not isinstance(data, h5py.h5d.DatasetID):
+    try:
+        data = h5py.h5d.open(file.id, name.encode())
+    except (KeyError, ValueError):  # a group
         return None
     layout = data.get_create_plist()
     plain = layout.get_layout() == h5py.h5d.CONTIGUOUS and not layout.get_external_count()
