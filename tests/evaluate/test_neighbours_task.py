@@ -20,7 +20,7 @@ from sightline.cache import IMAGES, key_of_bytes, read_manifest, write_manifest
 from sightline.errors import SightlineError
 from train.evaluate.found_neighbours import ModelNeighbours
 from train.evaluate.score_run import evaluate_model
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 from train.report.compare import compare_results
 from train.report.comparison_page import page_of
 from train.report.neighbours_page import neighbours_in

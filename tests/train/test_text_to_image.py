@@ -23,7 +23,7 @@ from train.evaluate.models import (
     rows_of_images,
 )
 from train.objectives import make_objective
-from train.run_summary import RunSummary
+from train.records import RunSummary
 from train.train_run import train_run
 
 
@@ -67,7 +67,7 @@ def test_features_are_found_by_name_and_checked(world: World, runs: Path, tmp_pa
     model = EvaluatedModel.load(str(runs / "mcse"), device="cpu")
     space = image_space(model)
     assert model.summary is not None
-    name = model.summary.features["image"].name
+    name = model.summary.features["image-tiny-cnn"].name
     below = tmp_path / name
     below.parent.mkdir(parents=True)
     below.symlink_to(world.root / "features")

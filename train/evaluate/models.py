@@ -17,7 +17,7 @@ from sightline.pooling import Pooling, check_pooling
 from train.embed import Embedder
 from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import Objective, make_objective
-from train.run_summary import FILE_NAME, RunSummary
+from train.records import FILE_NAME, RunSummary
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,8 +108,7 @@ class EvaluatedModel:
 
         file = folder / HEADS_FILE
         objective = make_objective(summary.objective, summary.parameters)
-        needs = objective.features(objective.params)
-        dims = {slot: summary.features[slot].dim for slot in needs}
+        dims = {need.name: summary.features[need.name].dim for need in objective.features}
         modules = objective.heads(self.embedder.dim, dims)
         try:
             modules.load_state_dict(load_file(file))
@@ -226,7 +225,7 @@ class ImageSpace:
 def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace:
     """The space of sentences and images of a training run.
 
-    It is found through the objective (`features`, `projected_slots`, `sentence_head`), so any
+    It is found through the objective (`features`, `parts`, `sentence_head`), so any
     objective that projects image features has one. Of several heads for images of one encoder, as a
     combination may have, it is the first.
 
@@ -239,31 +238,25 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
     """
     trained = model.heads()
     assert model.summary is not None  # it has heads
-    objective, modules = trained.objective, trained.modules
-    needs = objective.features(objective.params)
-    found: dict[str, ImageSpace] = {}
-    for head, slots in objective.projected_slots.items():
-        for slot in slots:
-            if head not in modules or slot not in needs or needs[slot].kind != "image":
-                continue
-            space = ImageSpace(
-                modules[objective.sentence_head(head)],
-                modules[head],
-                needs[slot].encoder,
-                model.summary.features[slot].fingerprint,
-            )
-            found.setdefault(space.encoder, space)
-    if not found:
+    spaces: dict[str, ImageSpace] = {}
+    for part, heads in trained.objective.parts(trained.modules):
+        for need in part.features:
+            if need.kind == "image" and need.head is not None:
+                fingerprint = model.summary.features[need.name].fingerprint
+                sentences, images = heads[part.sentence_head], heads[need.head]
+                space = ImageSpace(sentences, images, need.encoder, fingerprint)
+                spaces.setdefault(need.encoder, space)
+    if not spaces:
         raise NoHeadsError(
-            f"its objective, {objective.name}, projects no image features; runs that learned from "
-            "images, such as those of mcse, kdmcse or dalr, have heads for them"
+            f"its objective, {trained.objective.name}, projects no image features; runs that "
+            "learned from images, such as those of mcse, kdmcse or dalr, have heads for them"
         )
-    if encoder is None and len(found) == 1:
-        return next(iter(found.values()))
-    if encoder in found:
-        return found[encoder]
+    if encoder is None and len(spaces) == 1:
+        return next(iter(spaces.values()))
+    if encoder in spaces:
+        return spaces[encoder]
     raise NoHeadsError(
-        f"it has heads for images of {', '.join(found)}"
+        f"it has heads for images of {', '.join(spaces)}"
         + ("; choose one with `encoder`" if encoder is None else f", not of {encoder}")
     )
 

@@ -32,7 +32,7 @@ from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
 from train.evaluate.vectors import NoDirectionError, ranks_of_matches, unit_rows
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel

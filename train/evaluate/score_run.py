@@ -9,6 +9,7 @@ from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
 from train.evaluate.evaluation import Evaluation, Scores
 from train.evaluate.models import EvaluatedModel
+from train.records import FILE_NAME, RunSummary
 from train.report.results import (
     NOT_TRAINED,
     RunResult,
@@ -16,7 +17,6 @@ from train.report.results import (
     load_result,
     save_result,
 )
-from train.run_summary import FILE_NAME, RunSummary
 
 T = TypeVar("T")
 
