@@ -125,11 +125,14 @@ def rows_in(
     every = Rows(spec, files)
     taken, shards, numbers = [every.keys], [every.shards], [every.numbers]
     for number, file in enumerate(files):
-        here = np.arange(file.record.rows) if wanted is None else wanted[number]
         known = every.shard(number)[0] if keys is None else keys[number]
-        taken.append(np.array(known[here]))
+        if wanted is None:
+            here = np.arange(file.record.rows, dtype=np.int32)
+        else:
+            here, known = wanted[number].astype(np.int32), known[wanted[number]]
+        taken.append(known)
         shards.append(np.full(len(here), number, dtype=np.int32))
-        numbers.append(here.astype(np.int32))
+        numbers.append(here)
     return _sorted(spec, files, taken, shards, numbers, None)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -255,7 +257,8 @@ def _by_shard(numbers: NDArray[np.int32]) -> list[NDArray[np.int64]]:
     """Where each shard's number is in ``numbers``; of those that are."""
     order = np.argsort(numbers, kind="stable")
     edges = np.flatnonzero(np.diff(numbers[order])) + 1
-    return np.split(order, edges) if len(order) else []
+    bounds = [0, *edges.tolist(), len(order)]
+    return [order[start:end] for start, end in pairwise(bounds) if end > start]
 
 
 def _hex(value: bytes) -> str:
@@ -273,20 +276,19 @@ def _mapped(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> lis
     expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (dim, dtype)}
     offsets: dict[str, int] = {}
     try:
-        with h5py.File(path, "r") as file:
-            for name, (width, kind) in expected.items():
-                data = _plain_numbers(file, name)
-                if data is None:
-                    raise CacheError(
-                        f"{path}: /{name} is not one contiguous run of numbers in this file; "
-                        f"{REMEDY}"
-                    )
-                if (data.shape, data.dtype) != ((record.rows, width), kind):
-                    raise CacheError(
-                        f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
-                        f"{(record.rows, width)}; {REMEDY}"
-                    )
-                offsets[name] = data.get_offset() or 0
+        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
+        for name, (width, kind) in expected.items():
+            data = _plain_numbers(file, name.encode())
+            if data is None:
+                raise CacheError(
+                    f"{path}: /{name} is not one contiguous run of numbers in this file; {REMEDY}"
+                )
+            if (data.shape, data.dtype) != ((record.rows, width), kind):
+                raise CacheError(
+                    f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
+                    f"{(record.rows, width)}; {REMEDY}"
+                )
+            offsets[name] = data.get_offset() or 0
     except CacheError:
         raise
     except Exception as error:  # on damaged files the library may raise anything
@@ -303,17 +305,18 @@ def _mapped(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> lis
     return maps
 
 
-def _plain_numbers(file: h5py.File, name: str) -> h5py.h5d.DatasetID | None:
+def _plain_numbers(file: h5py.h5f.FileID, name: bytes) -> h5py.h5d.DatasetID | None:
     """The data set of this name, if its numbers are one run of bytes in the file itself.
 
     By HDF5's own functions; with h5py's classes, opening a file takes three times as long.
     """
-    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-        return None
     try:
-        data = h5py.h5d.open(file.id, name.encode())
-    except (KeyError, ValueError):  # a group
+        kind = h5py.h5g.get_objinfo(file, name, follow_link=False).type
+    except (KeyError, ValueError):  # there is none
         return None
+    if kind != h5py.h5g.DATASET:
+        return None
+    data = h5py.h5d.open(file, name)
     layout = data.get_create_plist()
     plain = layout.get_layout() == h5py.h5d.CONTIGUOUS and not layout.get_external_count()
     return data if plain else None
