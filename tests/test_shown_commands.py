@@ -175,7 +175,7 @@ MISTAKES = [
     ("evaluate sts --model student --data", "--data has no value"),
     (
         "evaluate retrieval --model student --data photos --features features --folds 0",
-        "folds: input should be greater than or equal to 1; found 0",
+        "retrieval.folds: input should be greater than or equal to 1; found '0'",
     ),
     ("evaluate sts --model student --data senteval/downstream", "does not say how to pool"),
 ]
