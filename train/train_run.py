@@ -182,7 +182,7 @@ def train_model(
         tokens: token set of every training text, as `pipeline.tokenize` wrote it.
         pairs: folder of a prepared data set whose images and captions are trained on.
         sentences: folder of a prepared data set whose sentences are trained on; default: none.
-        features: slot of the objective → feature set of its images, texts or objects.
+        features: what the objective reads, such as `image-clip` → feature set.
         phrases: phrase tokens, for an objective that reads objects.
         dev: SentEval's STSBenchmark folder or a similarity TSV, for the choice of the best step.
         seed: of heads, dropout and the order of rows.
@@ -207,7 +207,7 @@ def train_model(
             "max_length": max_length,
         },
         "train": {"epochs": None if train.get("max_steps") else 3, **train},
-        "features": {slot: opened.path for slot, opened in (features or {}).items()},
+        "features": {name: opened.path for name, opened in (features or {}).items()},
         "dev": dev,
         "seed": seed,
     }
