@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from stub_set import KEYS, SPEC
 
 from sightline.cache import SetWriter, key_of_bytes, key_of_file, key_of_text
+from sightline.cache import keys as keys_module
 from sightline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
 from sightline.errors import BusyError, SightlineError
 from sightline.files import write_bytes
@@ -216,3 +217,17 @@ def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path):
     first.communicate()
     with WriterLock(tmp_path) as last:
         assert last.alone
+
+
+def test_keys_are_increasing_across_chunks_too(monkeypatch):
+    monkeypatch.setattr(keys_module, "_FIND_ROWS", 2)
+    rows = np.zeros((7, 32), dtype=np.uint8)
+    rows[:, 31] = range(7)
+    assert keys_module.increasing(rows)
+    for row in range(1, 7):
+        swapped = rows.copy()
+        swapped[[row - 1, row]] = swapped[[row, row - 1]]
+        assert not keys_module.increasing(swapped)
+        twice = rows.copy()
+        twice[row] = twice[row - 1]
+        assert not keys_module.increasing(twice)
