@@ -148,6 +148,22 @@ def test_a_lock_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
         assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()}")
 
 
+@pytest.mark.parametrize("line", [b"worker 1/2, process 12 on here\n", b"process 12 on here\n"])
+def test_a_lock_of_which_a_part_was_written_is_ours(tmp_path, line):
+    for length in range(len(line) + 1):
+        (tmp_path / "lock").write_bytes(line[:length])
+        with WriterLock(tmp_path) as lock:
+            assert lock.alone
+
+
+@pytest.mark.parametrize("text", [b"processed", b"workers", b"a worker 1/2, process 1", b"\0"])
+def test_a_lock_of_something_else_is_left_alone(tmp_path, text):
+    (tmp_path / "lock").write_bytes(text)
+    with pytest.raises(SightlineError, match="not a lock of Sightline"), WriterLock(tmp_path):
+        pass
+    assert (tmp_path / "lock").read_bytes() == text
+
+
 def test_a_lock_is_never_a_link(tmp_path):
     (tmp_path / "mine").write_text("precious")
     (tmp_path / "run").mkdir()
