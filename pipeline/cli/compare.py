@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
+    from train.evaluate.results import RunResult
     from train.report.html import Included
-    from train.report.results import RunResult
 
 
 def compare(

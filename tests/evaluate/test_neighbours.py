@@ -18,9 +18,9 @@ from sightline.errors import SightlineError
 from sightline.html_pages import Thumbnail
 from train.evaluate import vectors as module
 from train.evaluate.caption_pool import read_pool, read_queries
-from train.evaluate.found_neighbours import Found, Neighbour
 from train.evaluate.models import NamedModel, name_models
 from train.evaluate.neighbours import found_captions
+from train.evaluate.results import Found, Neighbour
 from train.evaluate.vectors import nearest
 from train.report.neighbours import Sides, print_neighbours
 from train.report.neighbours_page import page_of

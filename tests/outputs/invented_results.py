@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from train.report.results import RunResult, save_result
+from train.evaluate.results import RunResult, save_result
 
 RUNS = ("simcse", "mcse")
 

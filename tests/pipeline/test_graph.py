@@ -17,8 +17,8 @@ from dvc.repo import Repo
 from pipeline import graph
 from pipeline.configure import configuration, configurations, origin, to_yaml
 from pipeline.params import Params, ParamsError, validate_params
+from train.evaluate.results import RunResult, TrainingSummary
 from train.objectives import make_objective
-from train.report.results import RunResult, TrainingSummary
 from train.report.write import write_report
 
 ROOT = Path(__file__).parents[2]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.results import EvaluationSet, RunResult, TrainingSummary, save_result
 from train.records import FeatureUse
-from train.report.results import RunResult, TrainingSummary, save_result
 
 SUBSETS = {
     "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.results import EvaluationSet, RunResult, TaskRecord, TrainingSummary
 from train.records import FeatureUse
-from train.report.results import RunResult, TaskRecord, TrainingSummary
 
 RETRIEVAL = ("I2T R@1", "I2T R@5", "I2T R@10", "T2I R@1", "T2I R@5", "T2I R@10")
 # run → similarity, alignment, uniformity, image retrieval at rank 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from invented_runs import SCORES, SUBSETS, invented, write_invented
 
-from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.results import EvaluationSet, save_result
 from train.report.compare import RunComparison, compare_runs
 from train.report.differences import differences_from
 from train.report.find_runs import FoundRun, find_run, find_runs
@@ -18,7 +18,6 @@ from train.report.grids import grids_of
 from train.report.latex import escape_latex
 from train.report.plots import subset_chart
 from train.report.published import published_rows, select_published
-from train.report.results import save_result
 from train.report.side_by_side import to_text
 from train.report.significance import p_text, t_test
 from train.report.table import Cell, make_table

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sightline.errors import SightlineError
+from train.evaluate.results import RunResult, TaskRecord, save_result
 from train.report.curve import RUN, Curve, curve_of, value_text
 from train.report.curve_plot import axis_of, curve_chart
 from train.report.find_runs import FoundRun
-from train.report.results import RunResult, TaskRecord, save_result
 from train.report.side_by_side import draw, to_text
 
 RECORD = TaskRecord(task="t", metrics=("score", "distance"), lower_is_better=("distance",))

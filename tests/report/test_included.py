@@ -11,9 +11,9 @@ import pytest
 from captioned import write_captioned
 from invented_runs import write_invented
 
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
 from train.evaluate.geometry import Geometry
 from train.evaluate.neighbours import read_images
+from train.evaluate.results import Found, ModelNeighbours, Neighbour, load_result, save_result
 from train.evaluate.similarity import Correlation, GradedPairs
 from train.evaluate.space import (
     MapSentences,
@@ -23,7 +23,6 @@ from train.evaluate.space import (
     SpaceStudy,
     Spectrum,
 )
-from train.report.results import load_result, save_result
 from train.report.space_page import write_geometry
 
 NASTY = "</style><script>window.hacked = 1</script>"

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from sightline.errors import SightlineError
-from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.mteb import MtebTask
+from train.evaluate.results import EvaluationSet, RunResult, TaskRecord, save_result
 from train.report.compare import compare_runs
 from train.report.find_runs import find_run, find_runs
 from train.report.mteb_results import MtebFolder
-from train.report.results import RunResult, TaskRecord, save_result
 
 TASKS = {
     "STS12": MtebTask(type="STS", revision="a1", splits={"test": ("default",)}),

@@ -10,13 +10,18 @@ from command_line import sightline
 from invented_runs import UNTRAINED
 
 from pipeline.cli.paper.plan import Plans
-from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.results import (
+    NOT_TRAINED,
+    EvaluationSet,
+    RunResult,
+    TrainingSummary,
+    save_result,
+)
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.report.markdown import to_markdown
 from train.report.paper_results import ExpectedRun, ResultFolders
 from train.report.paper_table import PaperTable, compare_entry
 from train.report.papers import Entry, find_entries
-from train.report.results import NOT_TRAINED, RunResult, TrainingSummary, save_result
 from train.report.terminal import terminal_text
 
 TESTS = {task: EvaluationSet(examples=n, sha256="0" * 64) for task, n in EXPECTED_PAIRS.items()}

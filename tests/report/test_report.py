@@ -16,6 +16,14 @@ from scipy.stats import ttest_ind
 
 from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
+from train.evaluate.results import (
+    RunResult,
+    TaskRecord,
+    TrainingSummary,
+    load_result,
+    load_results,
+    save_result,
+)
 from train.records import FeatureUse
 from train.report.compare import compare_results
 from train.report.comparison_page import feature_uses, parameter_rows
@@ -25,14 +33,6 @@ from train.report.grids import grid_of_scores, grids_of, grids_of_gains, legend
 from train.report.markdown import to_markdown
 from train.report.plots import dev_chart, score_chart
 from train.report.published import PublishedRow, load_published
-from train.report.results import (
-    RunResult,
-    TaskRecord,
-    TrainingSummary,
-    load_result,
-    load_results,
-    save_result,
-)
 from train.report.table import make_table
 from train.report.terminal import terminal_text
 from train.report.write import write_report

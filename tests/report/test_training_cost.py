@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from invented_runs import SCORES, invented, training
 
+from train.evaluate.results import NOT_TRAINED, RunResult, TrainingSummary
 from train.report.compare import RunComparison, compare_runs
 from train.report.find_runs import FoundRun
 from train.report.grids import Grid, grids_of
-from train.report.results import NOT_TRAINED, RunResult, TrainingSummary
 from train.report.side_by_side import to_text
 from train.report.training_cost import training_costs
 

@@ -13,13 +13,12 @@ from huggingface_hub import ModelCard
 
 from sightline.hub_datasets import hub_datasets
 from train.card import model_card
-from train.evaluate.evaluation import Evaluation
+from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
-from train.evaluate.score_run import evaluate_model
+from train.evaluate.results import save_result
 from train.evaluate.sts import load_dev_set
 from train.objectives.mcse import MCSE
 from train.records import RunSummary
-from train.report.results import save_result
 from train.train_run import train_run
 
 TAGS = {"sentence-transformers", "feature-extraction", "sentence-similarity", "sightline", "mcse"}

@@ -24,8 +24,8 @@ from pipeline.params import EvaluationTask, Params, validate_params
 from sightline.errors import SightlineError
 from train.evaluate.evaluation import Evaluation
 from train.evaluate.models import EvaluatedModel
+from train.evaluate.results import load_result
 from train.evaluate.retrieval import CHANCE, METRICS, evaluate_retrieval
-from train.report.results import load_result
 from train.train_run import train_run
 
 ROOT = Path(__file__).parents[2]

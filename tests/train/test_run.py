@@ -24,14 +24,13 @@ from sightline.errors import SightlineError
 from train import run_folder
 from train.data import TrainingData
 from train.embed import Embedder
-from train.evaluate.evaluation import Evaluation
+from train.evaluate.evaluation import Evaluation, evaluate_run
 from train.evaluate.models import EvaluatedModel
-from train.evaluate.score_run import evaluate_run
+from train.evaluate.results import load_result, save_result
 from train.loop import LogWindow, NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
 from train.records import RunSummary
-from train.report.results import load_result, save_result
 from train.run_folder import RunFolder
 from train.run_inputs import RunInputs
 from train.run_spec import OF_THE_MACHINE

@@ -13,7 +13,7 @@ from conftest import World
 from PIL import Image
 
 from sightline.cache import FeatureSet
-from train.report.results import RunResult, save_result
+from train.evaluate.results import RunResult, save_result
 
 ABSENT = ("dvc", "dvclive", "sentence_transformers", "matplotlib")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from sightline.errors import SightlineError
 from train.evaluate.mteb import MtebTask
+from train.evaluate.results import RunResult, TaskRecord
 from train.report.find_runs import FoundRun
 from train.report.mteb_results import NAME, MtebFolder
-from train.report.results import RunResult, TaskRecord
 
 
 def beside_mteb(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:

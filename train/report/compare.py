@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sightline.errors import SightlineError
+from train.evaluate.results import RunResult
 from train.report.beside_mteb import beside_mteb
 from train.report.differences import Difference, differences_from
 from train.report.find_runs import FoundRun, check_comparable
 from train.report.gains import AVERAGE, Comparison, Gain, compute_gains
 from train.report.notes import notes_on_data, notes_on_published, notes_on_tests
 from train.report.published import PublishedRow
-from train.report.results import RunResult
 from train.report.significance import ALPHA
 from train.report.table import Table, make_table
 from train.report.training_cost import TrainingCost, notes_on_training, training_costs

@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from train.evaluate.results import RunResult, TrainingSummary
 from train.records import FeatureUse
 from train.report.compare import RunComparison
 from train.report.drawing import to_svg
@@ -23,7 +24,6 @@ from train.report.grids import (
 )
 from train.report.html import NOTHING, Drawing, Included, Section, to_page
 from train.report.plots import dev_chart, loss_chart, plane_of_runs, score_chart, subset_chart
-from train.report.results import RunResult, TrainingSummary
 from train.report.table import flatten
 
 CAPTIONS = {

@@ -12,9 +12,9 @@ import yaml
 
 from sightline.errors import SightlineError
 from sightline.settings import unknown
+from train.evaluate.results import RunResult
 from train.report.find_runs import FoundRun, check_comparable
 from train.report.gains import AVERAGE
-from train.report.results import RunResult
 from train.report.table import Cell, Row, Table, flatten, make_table
 
 SCHEMA = "sightline.curve/1"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.errors import SightlineError
+from train.evaluate.results import FILE_NAME, RunResult, load_result
 from train.report.mteb_results import MtebFolder
-from train.report.results import FILE_NAME, RunResult, load_result
 
 _SEEDS = "seed-*.json"
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from sightline.errors import SightlineError
-from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.mteb import TITLE, MtebTask, averages, mean, metric_of
-from train.report.results import NOT_TRAINED, RunResult, TaskRecord
+from train.evaluate.results import NOT_TRAINED, EvaluationSet, RunResult, TaskRecord
 
 META = "model_meta.json"
 NAME = "mteb"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
+from train.evaluate.results import Found, ModelNeighbours, Neighbour
 from train.report.grid import printable
 
 _NARROWEST = 30  # characters of a column before the models are put below each other

@@ -11,11 +11,10 @@ from pathlib import Path
 from markupsafe import Markup
 
 from sightline.html_pages import Thumbnail, html_templates
-from train.evaluate.found_neighbours import ModelNeighbours
+from train.evaluate.results import ModelNeighbours, RunResult
 from train.report.grid import Grid, GridCell, GridRow, printable
 from train.report.html import Included, Section, to_page
 from train.report.neighbours import OWN, Sides, shown_images
-from train.report.results import RunResult
 
 _GENERATOR = "Sightline neighbours"
 MARK = f'<meta name="generator" content="{_GENERATOR}">'.encode()

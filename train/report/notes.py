@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from train.evaluate.results import RunResult
 from train.evaluate.sts import EXPECTED_PAIRS, SUBSETS
 from train.report.differences import Difference
 from train.report.gains import AVERAGE
 from train.report.published import PublishedRow
-from train.report.results import RunResult
 from train.report.table import Table
 
 

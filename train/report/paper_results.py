@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from train.evaluate.geometry import GEOMETRY
+from train.evaluate.results import NOT_TRAINED, RunResult
 from train.evaluate.retrieval import METRICS as RETRIEVAL
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.evaluate.transfer import EXPECTED_EXAMPLES
 from train.report.find_runs import check_comparable, find_run
 from train.report.papers import BEST_DEV, MINUTES, Column, PaperRow
-from train.report.results import NOT_TRAINED, RunResult
 from train.report.table import Row, flatten, make_table, numbers_of
 from train.run_spec import OF_THE_MACHINE
 

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.differences import Difference
 from train.report.drawing import FAINT, INK, PLAIN, STYLE, clean, colour_of
 from train.report.gains import AVERAGE
 from train.report.plane_plot import Dot, draw_plane
-from train.report.results import RunResult
 from train.report.significance import ALPHA
 from train.report.table import Row, Table
 

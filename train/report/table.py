@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sightline.errors import SightlineError
+from train.evaluate.results import RunResult, marks_of
 from train.report.published import PublishedRow
-from train.report.results import RunResult, marks_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from train.report.results import NOT_TRAINED, RunResult, TrainingSummary
+from train.evaluate.results import NOT_TRAINED, RunResult, TrainingSummary
 from train.report.table import Cell, cell_of
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sightline.extras import require
 from sightline.output import Output, json_record
+from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.compare import compare_results
 from train.report.gains import Comparison, headline
@@ -17,7 +18,6 @@ from train.report.grids import grids_of, grids_of_scores, legend, meaning
 from train.report.html import NOTHING, Included
 from train.report.markdown import escape_markdown, to_markdown
 from train.report.published import PublishedRow
-from train.report.results import RunResult
 from train.report.table import Table
 from train.report.terminal import terminal_text
 
