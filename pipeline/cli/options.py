@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,9 +20,15 @@ if TYPE_CHECKING:
     from pipeline.extract.engine import Engine
     from pipeline.extract.runner import RunSettings
     from sightline.cache.plan import Worker
+    from train.report.grid import Document
+    from train.report.render import Format
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+FORMAT = Annotated[
+    Literal["terminal", "markdown", "latex", "json", "html"],
+    typer.Option("--format", help="terminal, markdown, latex, json or html."),
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 MODELS = Annotated[
     list[str] | None,
@@ -164,6 +170,25 @@ def models_of(given: list[str] | None) -> list[str]:
             "give at least one, a folder or a name on the hub", param_hint="--model"
         )
     return given
+
+
+def show(
+    document: Document, format_: Format, out: Path | None = None, inputs: Sequence[Path] = ()
+) -> None:
+    """Print ``document``, or write it to the file ``out``, which it may replace if it is ours."""
+    import sys
+
+    from rich.console import Console
+
+    from sightline.output import write_file
+    from train.report.render import print_document, to_file, to_text
+
+    if out is not None:
+        write_file(out, to_file(document, format_), document.schema.encode(), inputs)
+    elif format_ == "terminal":
+        print_document(document, Console(width=None if sys.stdout.isatty() else 100))
+    else:
+        print(to_text(document, format_), end="")
 
 
 def print_json(value: Any) -> None:

@@ -24,7 +24,11 @@ MODULES = (
     *("train.train_run", "train.new_run", "train.objectives.combined", "train.objectives.dalr"),
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.score_run"),
     *("train.evaluate.find_neighbours", "train.evaluate.tasks.retrieval"),
-    *("train.evaluate.tasks.neighbours", "train.evaluate.tasks.transfer", "train.report.compare"),
+    *(
+        "train.evaluate.tasks.neighbours",
+        "train.evaluate.tasks.transfer",
+        "train.report.comparison",
+    ),
     *("sightline.encoder_folder", "sightline.loading", "sightline.devices"),
 )
 """Nothing heavy is imported with these."""

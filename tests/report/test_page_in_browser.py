@@ -10,7 +10,7 @@ import pytest
 from chromium import Chromium
 from invented_study import BASELINE, CONTROL, GAIN, STUDY, study
 
-from train.report.gains import Comparison
+from train.report.differences import Comparison
 from train.report.write import write_report
 
 SCORES = "document.querySelector('#scores table')"
