@@ -122,7 +122,9 @@ def main() -> None:
     print(f"peak memory {peak / 1e6:.2f} GB, of which before {before / 1e6:.2f} GB")
     for checks in found.sets:
         assert checks.neighbours is not None
-        print(f"{checks.spec.kind}: {checks.neighbours.compared:,} of {checks.rows:,} rows compared")
+        print(
+            f"{checks.spec.kind}: {checks.neighbours.compared:,} of {checks.rows:,} rows compared"
+        )
     assert found.cross is not None
     best, image = found.cross.best_caption, found.cross.image
     print(f"ranks: of {best.queries:,} images and {image.queries:,} captions")

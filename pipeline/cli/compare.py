@@ -68,11 +68,11 @@ def compare(
     Example: sightline compare simcse mcse-clip --baseline simcse --published MCSE-BERT:wiki+flickr
     """
     from pipeline import graph
-    from pipeline.cli.options import show
     from sightline.extras import require
     from train.report.comparison import compare_runs, find_runs
     from train.report.curve import curve_of
     from train.report.papers import select_published
+    from train.report.render import show
     from train.report.sections import document_of, document_of_curve
 
     if plot is not None and plot.suffix not in (".png", ".svg"):

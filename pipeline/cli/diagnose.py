@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pipeline.cli.options import JSON, MOST_SEED, PARAMS, show
+from pipeline.cli.options import JSON, MOST_SEED, PARAMS
 
 if TYPE_CHECKING:
     from train.diagnose.diagnosis import Settings
@@ -80,6 +80,7 @@ def diagnose(
     from train.diagnose.diagnosis import SCHEMA
     from train.diagnose.diagnosis import diagnose as look
     from train.diagnose.sections import document_of
+    from train.report.render import show
 
     if dataset := _dataset(sets):
         captions = captions or _existing(graph.captions_manifest(dataset))

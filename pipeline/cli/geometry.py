@@ -16,7 +16,6 @@ from pipeline.cli.options import (
     OUT,
     POOLING,
     models_of,
-    show,
 )
 
 if TYPE_CHECKING:
@@ -77,10 +76,10 @@ def geometry(
     from sightline.progress import progress
 
     require("matplotlib", "a chart")
-    from train.evaluate.map_sentences import MapSentences, read_map_sentences
-    from train.evaluate.named_models import load_each, name_models
+    from train.evaluate.models import load_each, name_models
     from train.evaluate.similarity import sentences_of
-    from train.evaluate.space_study import MapSettings, SpaceStudy
+    from train.evaluate.space import MapSentences, MapSettings, SpaceStudy, read_map_sentences
+    from train.report.render import show
     from train.report.space_page import check_output, document_of, write_geometry
 
     named = name_models(sources)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import DEVICE, JSON, MODELS, MOST_SEED, POOLING, models_of, show
+from pipeline.cli.options import DEVICE, JSON, MODELS, MOST_SEED, POOLING, models_of
 from sightline.errors import SightlineError
 
 
@@ -75,12 +75,11 @@ def neighbours(
     from sightline.output import check_output_file, write_file
     from sightline.progress import progress
     from train.evaluate.caption_pool import read_pool, read_queries
-    from train.evaluate.find_neighbours import find_captions, find_images, read_images
     from train.evaluate.found_neighbours import ModelNeighbours
-    from train.evaluate.image_space import open_features
-    from train.evaluate.named_models import load_each, name_models
+    from train.evaluate.models import load_each, name_models, open_features
+    from train.evaluate.neighbours import find_captions, find_images, read_images
     from train.report.neighbours import SCHEMA, document_of, shown_images
-    from train.report.render import to_file
+    from train.report.render import show, to_file
 
     named = name_models(sources)
     given = (captions, queries, images_manifest, root, features)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pipeline.extract.engine import Engine
     from pipeline.extract.runner import RunSettings
     from sightline.cache.plan import Worker
-    from train.report.grid import Document
-    from train.report.render import Format
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -172,25 +170,6 @@ def models_of(given: list[str] | None) -> list[str]:
     return given
 
 
-def show(
-    document: Document, format_: Format, out: Path | None = None, inputs: Sequence[Path] = ()
-) -> None:
-    """Print ``document``, or write it to the file ``out``, which it may replace if it is ours."""
-    import sys
-
-    from rich.console import Console
-
-    from sightline.output import write_file
-    from train.report.render import print_document, to_file, to_text
-
-    if out is not None:
-        write_file(out, to_file(document, format_), document.schema.encode(), inputs)
-    elif format_ == "terminal":
-        print_document(document, Console(width=None if sys.stdout.isatty() else 100))
-    else:
-        print(to_text(document, format_), end="")
-
-
 def print_json(value: Any) -> None:
     """Print ``value`` as indented JSON on standard output."""
     print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False))
@@ -212,5 +191,6 @@ def pairs_of(given: list[str], option: str) -> dict[str, str]:
 def first_mistake(error: ValidationError) -> str:
     """The first validation error, under the name of its option."""
     first = error.errors()[0]
-    where = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"][:1])
+    names = [part for part in first["loc"] if isinstance(part, str)]
+    where = "".join(f"--{name}: ".replace("_", "-") for name in names[-1:])
     return where + first["msg"].removeprefix("Value error, ")

@@ -7,6 +7,9 @@ import re
 import statistics
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,7 +18,7 @@ from scipy.stats import ttest_ind
 
 from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 from train.report.charts import dev_chart, score_chart, to_png, to_svg
 from train.report.comparison import FoundRun, compare_results
 from train.report.curve import RUN, curve_of
@@ -107,7 +110,9 @@ def test_features_are_taken_from_a_feature_sets_own_record():
     record = FeatureSetRecord.model_construct(
         spec=spec, fingerprint=spec.fingerprint, content_digest="2" * 64, rows=9
     )
-    used = FeatureUse.of("scenes/image/resnet", record)
+    opened: Any = SimpleNamespace(path=Path("data/scenes/image/resnet"), record=record)
+    used = FeatureUse.of_set(opened)
+    assert used.name == "scenes/image/resnet"
     assert used.untrained
     assert (used.dim, used.rows, used.fingerprint) == (2048, 9, spec.fingerprint)
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from sightline.cache import FeatureSet
 from train.diagnose.checks import Tell, read
 from train.diagnose.pairs import DiagnosedPairs, Scores
-from train.losses import removed_share
-from train.objectives.similarity import cosine_matrix, product_matrix
+from train.losses import cosine_matrix, product_matrix, removed_share
 from train.schedule import Schedule
 
 SHARES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)

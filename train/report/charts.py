@@ -24,7 +24,7 @@ from matplotlib.text import Annotation, Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from train.log_names import DEV
+from train.records import DEV
 from train.report.curve import Curve, Line, Point, value_text
 from train.report.differences import ALPHA, Difference
 from train.report.grid import number, printable
@@ -513,8 +513,8 @@ def _curve_row(axis: Axes, row: int, point: Point, metric: str, colour: str) -> 
 
 
 def _seeds(axis: Axes, x: Sequence[float | None], y: Sequence[float | None], colour: str) -> None:
-    x, y = np.array(x, dtype=float), np.array(y, dtype=float)
-    axis.plot(x, y, "o", color="white", mec=colour, mew=0.8, ms=3.2, zorder=3)
+    at = np.array([x, y], dtype=float)
+    axis.plot(at[0], at[1], "o", color="white", mec=colour, mew=0.8, ms=3.2, zorder=3)
 
 
 def _baseline(axis: Axes, curve: Curve, *, vertical: bool) -> None:

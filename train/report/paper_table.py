@@ -10,9 +10,9 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from train.evaluate.geometry import GEOMETRY
+from train.evaluate.retrieval import METRICS as RETRIEVAL
 from train.evaluate.sts import EXPECTED_PAIRS
-from train.evaluate.tasks.retrieval import METRICS as RETRIEVAL
-from train.evaluate.transfer_data import EXPECTED_EXAMPLES
+from train.evaluate.transfer import EXPECTED_EXAMPLES
 from train.report.comparison import check_comparable, find_run, results_in
 from train.report.grid import (
     SIGN,
@@ -29,19 +29,15 @@ from train.report.grid import (
 from train.report.papers import BEST_DEV, MINUTES, Column, Entry, PaperRow
 from train.report.results import NOT_TRAINED, RunResult
 from train.report.table import TRAINING, Cell, Row, flatten, make_table, numbers_of
+from train.run_spec import OF_THE_MACHINE
 
 SCHEMA = "sightline.paper/2"
-_OF_THE_MACHINE = {
-    "train.device",
-    "train.device_cache",
-    "train.compile",
-    "train.chunk",
-    "train.eval_batch_size",
-    "train.logging_steps",
-    "train.save_steps",
+_NOT_COMPARED = {
+    *(f"train.{name}" for name in OF_THE_MACHINE),
+    *("train.compile", "train.chunk"),  # draw other dropout masks, as another seed does
     "student.model",  # may be a folder; the student's name is compared
 }
-"""Parameters that change no score beyond rounding."""
+"""Parameters that a configuration may set otherwise than the run that is compared."""
 _EXAMPLES: Mapping[str, int] = {
     **EXPECTED_PAIRS,
     **dict.fromkeys(GEOMETRY[:2], 1500),  # pairs of STS-B dev
@@ -319,7 +315,7 @@ def _other_settings(results: Sequence[RunResult], expected: ExpectedRun | None) 
     others: dict[str, None] = {}
     for result in results:
         own = flatten(result.parameters)
-        for key in wanted.keys() & own.keys() - _OF_THE_MACHINE:
+        for key in wanted.keys() & own.keys() - _NOT_COMPARED:
             if own[key] != wanted[key]:
                 others[f"{key} {own[key]}, not {wanted[key]}"] = None
     return sorted(others)

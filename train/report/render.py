@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from pydantic_core import to_jsonable_python
@@ -14,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sightline.output import write_file
 from train.report.grid import SIGN, Document, Grid, GridCell, GridRow
 
 Format = Literal["terminal", "markdown", "latex", "json", "html"]
@@ -56,9 +59,17 @@ def to_json(document: Document) -> dict[str, object]:
     return {"schema": document.schema, **to_jsonable_python(document.body)}
 
 
-def print_document(document: Document, console: Console) -> None:
-    """Print ``document`` on a terminal, at its full width."""
-    print_grids(console, document.grids, document.lines)
+def show(
+    document: Document, format_: Format, out: Path | None = None, inputs: Sequence[Path] = ()
+) -> None:
+    """Print ``document``, or write it to the file ``out``, which it may replace if it is ours."""
+    if out is not None:
+        write_file(out, to_file(document, format_), document.schema.encode(), inputs)
+    elif format_ == "terminal":
+        console = Console(width=None if sys.stdout.isatty() else 100)
+        print_grids(console, document.grids, document.lines)
+    else:
+        print(to_text(document, format_), end="")
 
 
 def print_grids(console: Console, grids: Sequence[Grid], lines: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.evaluate.sts import SUBSETS
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 from train.report.comparison import RunComparison
 from train.report.curve import RUN, Curve, Point, value_text
 from train.report.differences import ALPHA, Difference, Gain, headline, p_text

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from sightline.errors import SightlineError
 from sightline.output import Output, json_record
-from train.evaluate.space_study import GOLD, ModelSpace, SpaceStudy, binned_means
+from train.evaluate.space import GOLD, ModelSpace, SpaceStudy, binned_means
 from train.report.charts import (
     COLOURS,
     SOFT,

@@ -10,7 +10,7 @@ from pydantic_core import to_jsonable_python
 
 from sightline.extras import require
 from sightline.output import Output, json_record
-from train.log_names import DEV
+from train.records import DEV
 from train.report.comparison import compare_results
 from train.report.differences import Comparison, headline
 from train.report.grid import Section, printable, with_title

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.options import FORMAT, JSON, print_json, show
+from pipeline.cli.options import FORMAT, JSON, print_json
 
 if TYPE_CHECKING:
     from pipeline.cli.paper.plan import Plans
@@ -52,6 +52,7 @@ def paper(
         return
     from pipeline import graph
     from train.report.paper_table import compare_entry, document_of
+    from train.report.render import show
 
     entries = compare_entry(found[0], results or [graph.results_folder()], plans.expected)
     facts = _facts(found[0], plans)
