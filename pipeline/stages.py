@@ -267,8 +267,8 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
 
 def report(params: Params, out: Path) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
-    from train.report.gains import Comparison
-    from train.report.neighbours_page import neighbours_in
+    from train.report.differences import Comparison
+    from train.report.neighbours import neighbours_in
     from train.report.results import load_results
     from train.report.write import write_report
 

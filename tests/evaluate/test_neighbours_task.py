@@ -21,10 +21,11 @@ from sightline.errors import SightlineError
 from train.evaluate.found_neighbours import ModelNeighbours
 from train.evaluate.score_run import evaluate_model
 from train.records import FeatureUse
-from train.report.compare import compare_results
-from train.report.comparison_page import page_of
-from train.report.neighbours_page import neighbours_in
+from train.report.comparison import compare_results
+from train.report.neighbours import neighbours_in
+from train.report.page import to_page
 from train.report.results import RunResult, load_result, save_result
+from train.report.sections import document_of
 
 
 @pytest.fixture
@@ -240,7 +241,8 @@ def page(results: list[RunResult], folder: Path | None = None) -> str:
         return photographs(folder / "images.parquet", folder / "images", image_ids, keys)
 
     comparison = compare_results(results, None, (), ())
-    return page_of(comparison, "t", "g", neighbours_in(results, made if folder else None))
+    included = neighbours_in(results, made if folder else None)
+    return to_page(document_of(comparison, "t", included, page=True))
 
 
 def test_the_page_of_a_report_shows_runs_side_by_side(photographed):

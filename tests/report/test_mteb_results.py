@@ -12,8 +12,7 @@ import pytest
 from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.mteb import MtebTask
-from train.report.compare import compare_runs
-from train.report.find_runs import find_run, find_runs
+from train.report.comparison import compare_runs, find_run, find_runs
 from train.report.mteb_results import MtebFolder
 from train.report.results import RunResult, TaskRecord, save_result
 

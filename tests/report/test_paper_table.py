@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,10 @@ from invented_runs import UNTRAINED
 from pipeline.cli.paper.plan import Plans
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.sts import EXPECTED_PAIRS
-from train.report.markdown import to_markdown
-from train.report.paper_results import ExpectedRun, ResultFolders
-from train.report.paper_table import PaperTable, compare_entry
+from train.report.paper_table import ComparedRow, ExpectedRun, compare_entry, document_of
 from train.report.papers import Entry, find_entries
+from train.report.render import terminal_text, to_text
 from train.report.results import NOT_TRAINED, RunResult, TrainingSummary, save_result
-from train.report.terminal import terminal_text
 
 TESTS = {task: EvaluationSet(examples=n, sha256="0" * 64) for task, n in EXPECTED_PAIRS.items()}
 SOURCES = {"pairs": "data/datasets/{}", "text": "/elsewhere/{}/sentences.parquet"}
@@ -64,18 +63,19 @@ def write(root: Path, seeds: int = 2, run: str = "mcse", **changes: object) -> N
         save_result(RunResult.model_validate(values), root / run / f"seed-{seed}.json")
 
 
-def compared(*roots: Path, entry: Entry = ENTRY) -> PaperTable:
-    return compare_entry(entry, ResultFolders(roots), lambda *_: ExpectedRun(SETTINGS, DATA))
+def compared(*roots: Path, entry: Entry = ENTRY) -> list[ComparedRow]:
+    return compare_entry(entry, roots, lambda *_: ExpectedRun(SETTINGS, DATA))
 
 
-def shown(table: PaperTable) -> str:
-    return terminal_text(table.grids, table.legend, 200)
+def shown(rows: list[ComparedRow], entry: Entry = ENTRY) -> str:
+    document = document_of(entry, rows)
+    return terminal_text(document.grids, document.lines, 200)
 
 
 def test_a_difference_is_within_or_beyond_a_published_deviation(tmp_path):
     write(tmp_path)
     table = compared(tmp_path)
-    assert table.rows[0].marks == ()
+    assert table[0].marks == ()
     lines = [" ".join(line.split()) for line in shown(table).splitlines()]
     assert "MCSE, wiki+flickr 2 seeds 70.00† ± 1.00 80.00 ± 1.00 80.00" in lines
     assert "measured 0, 1 70.50 ± 0.00 78.50 ± 0.71 81.00 ± 0.00" in lines
@@ -84,9 +84,7 @@ def test_a_difference_is_within_or_beyond_a_published_deviation(tmp_path):
 
 def test_an_exact_deviation_is_within(tmp_path):
     write(tmp_path, scores={**dict.fromkeys(EXPECTED_PAIRS, 71.0)})
-    found = compared(tmp_path).rows[0].difference(ENTRY.columns[0])
-    assert found is not None
-    assert (found.value, found.within) == (1.0, True)
+    assert compared(tmp_path)[0].differences["STS12"] == (1.0, True)
 
 
 def test_a_row_that_was_not_run_says_so(tmp_path):
@@ -116,16 +114,14 @@ def test_a_row_that_was_not_run_says_so(tmp_path):
 def test_what_is_not_comparable_is_said_in_the_row_and_not_judged(tmp_path, changes, mark):
     write(tmp_path, **changes)
     table = compared(tmp_path)
-    assert table.rows[0].marks == (mark,)
-    found = table.rows[0].difference(ENTRY.columns[0])
-    assert found is not None
-    assert (found.value, found.within) == (0.5, None)
+    assert table[0].marks == (mark,)
+    assert table[0].differences["STS12"] == (0.5, None)
     assert f"measured ({mark})" in shown(table)
 
 
 def test_the_dev_set_is_compared_too(tmp_path):
     write(tmp_path, training=TrainingSummary(steps=1, best_dev=81.0, dev_metric="mine"))
-    assert compared(tmp_path).rows[0].marks == ("dev set mine, not STS-B dev",)
+    assert compared(tmp_path)[0].marks == ("dev set mine, not STS-B dev",)
 
 
 def test_a_column_without_a_score_is_said(tmp_path):
@@ -138,29 +134,29 @@ def test_of_two_folders_the_one_with_the_row_s_settings_counts(tmp_path):
     objective = {"objective": {"weight": 0.5}}
     write(tmp_path / "other", parameters={**SETTINGS, **objective})
     write(tmp_path / "same")
-    row = compared(tmp_path / "other", tmp_path / "same").rows[0]
-    assert (row.run.folder, row.marks) == (f"{tmp_path}/same/mcse", ())
-    assert compared(tmp_path / "other").rows[0].marks == ("objective.weight 0.5, not 0.01",)
+    row = compared(tmp_path / "other", tmp_path / "same")[0]
+    assert (row.folder, row.marks) == (f"{tmp_path}/same/mcse", ())
+    assert compared(tmp_path / "other")[0].marks == ("objective.weight 0.5, not 0.01",)
 
 
 def test_the_device_makes_no_difference(tmp_path):
     train = {**SETTINGS["train"], "device": "cuda"}
     write(tmp_path, parameters={**SETTINGS, "train": train})
-    assert compared(tmp_path).rows[0].marks == ()
+    assert compared(tmp_path)[0].marks == ()
 
 
 def test_an_average_over_other_tasks_is_said(tmp_path):
     write(tmp_path, scores={"STS12": 70.0, "Avg": 70.0})
     row = {"model": "M", "data": "d", "configuration": "c", "run": "mcse", "scores": {"Avg": 1.0}}
     body = {**ENTRY.model_dump(), "columns": ["Avg"], "rows": [row]}
-    (mark,) = compared(tmp_path, entry=Entry.model_validate(body)).rows[0].marks
+    (mark,) = compared(tmp_path, entry=Entry.model_validate(body))[0].marks
     assert mark == "Avg without STS13, STS14, STS15, STS16, STS-B, SICK-R"
 
 
 def test_another_number_of_seeds_is_said(tmp_path):
     write(tmp_path, seeds=1)
     table = compared(tmp_path)
-    assert table.rows[0].marks == ("1 seed, published 2",)
+    assert table[0].marks == ("1 seed, published 2",)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +176,17 @@ def test_another_training_of_the_same_name_is_not_compared(tmp_path, changes, fo
     assert "not run; other training found" in shown(table)
     assert f"Note: {tmp_path}/one/mcse is {found}." in shown(table)
     write(tmp_path / "two")  # the first folder with the row's training counts
-    assert compared(tmp_path / "one", tmp_path / "two").rows[0].run.folder == f"{tmp_path}/two/mcse"
+    assert compared(tmp_path / "one", tmp_path / "two")[0].folder == f"{tmp_path}/two/mcse"
+
+
+def test_a_data_set_may_have_a_dot_in_its_name(tmp_path):
+    write(tmp_path, trained_on={"pairs": "data/datasets/coco.v2"})
+    (row,) = compare_entry(
+        ENTRY.model_copy(update={"rows": ENTRY.rows[:1]}),
+        [tmp_path],
+        lambda *_: ExpectedRun(SETTINGS, {"pairs": "coco.v2"}),
+    )
+    assert row.measured is not None
 
 
 def test_a_model_that_is_not_trained_is_found_by_its_name(tmp_path):
@@ -188,16 +194,16 @@ def test_a_model_that_is_not_trained_is_found_by_its_name(tmp_path):
     entry = Entry.model_validate({**ENTRY.model_dump(), "rows": [row]})
     scores = dict.fromkeys(EXPECTED_PAIRS, 2.0)
     write(tmp_path, run="bert")
-    assert compared(tmp_path, entry=entry).rows[0].run.others == (f"{tmp_path}/bert is a training",)
+    assert compared(tmp_path, entry=entry)[0].notes == (f"{tmp_path}/bert is a training",)
     write(tmp_path / "x", 1, "bert", objective=NOT_TRAINED, parameters={}, scores=scores)
-    assert compared(tmp_path / "x", entry=entry).rows[0].run.row is not None
+    assert compared(tmp_path / "x", entry=entry)[0].measured is not None
 
 
 def test_a_score_that_is_not_defined_has_no_difference(tmp_path):
     scores = {**dict.fromkeys(EXPECTED_PAIRS, 70.0), "STS12": None}
     write(tmp_path, scores=scores, reasons={"STS12": "constant embeddings"})
     table = compared(tmp_path)
-    assert table.rows[0].difference(ENTRY.columns[0]) is None
+    assert "STS12" not in table[0].differences
     assert "not defined" in shown(table)
 
 
@@ -207,21 +213,24 @@ def test_the_paper_s_settings_are_beside_the_configuration_s(tmp_path):
     row = {**ENTRY.rows[0].model_dump(), "scores": {"batch": 64, "rate": 1e-5}}
     row |= {"std": {}, "significant": []}
     body = {**ENTRY.model_dump(), "kind": "settings", "columns": columns, "rows": [row]}
-    said = " ".join(shown(compared(tmp_path, entry=Entry.model_validate(body))).split())
+    entry = Entry.model_validate(body)
+    said = " ".join(shown(compared(tmp_path, entry=entry), entry).split())
     assert said.endswith("configured – 64 3e-05 difference – equal differs")
 
 
 def test_the_formats_have_the_same_figures(tmp_path):
     write(tmp_path)
     table = compared(tmp_path)
-    assert "| 70.50 ± 0.00 | 78.50 ± 0.71 |" in to_markdown(table.grids, table.legend)
-    body = json.loads(json.dumps(table.to_json()))
-    assert body["schema"] == "sightline.paper/1"
+    document = document_of(ENTRY, table)
+    assert "| 70.50 ± 0.00 | 78.50 ± 0.71 |" in to_text(document, "markdown")
+    assert re.search(r">70\.50 <span[^>]*>± 0\.00</span>", to_text(document, "html"))
+    body = json.loads(to_text(document, "json"))
+    assert body["schema"] == "sightline.paper/2"
     row, other = body["rows"]
-    assert row["measured"]["scores"]["STS13"]["mean"] == 78.5
+    assert row["measured"]["cells"]["STS13"]["mean"] == 78.5
     assert row["published"]["scores"]["STS13"] == 80.0
-    assert row["differences"]["STS13"] == {"value": -1.5, "within": False}
-    assert other["reason"] == "a reason"
+    assert row["differences"]["STS13"] == [-1.5, False]
+    assert other["why_not"] == "a reason"
 
 
 def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, capsys):
@@ -241,7 +250,7 @@ def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, 
     assert "missing here: data/raw/flickr30k" in said
     assert sightline("paper", entry.id, "--json", "--results", "elsewhere") == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["reason"] for row in rows} == {"not run"}
+    assert {row["why_not"] for row in rows} == {"not run"}
 
 
 def test_a_damaged_result_is_the_error_of_every_report(tmp_path, monkeypatch, capsys):
