@@ -166,7 +166,7 @@ def evaluation_data(params: Params, task: str) -> str:
         raise ParamsError(f"params.yaml: evaluation.tasks: {unknown(task, known, 'task')}")
     evaluation = _evaluation(params, [task])
     found = {name: each.model_dump() for name, each in evaluation.evaluated_on.items()}
-    settings = evaluation.records[task].settings
+    settings = evaluation.measured[task].settings
     body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": found, "settings": settings}
     out = graph.evaluation_file(task)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -268,8 +268,8 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
 def report(params: Params, out: Path) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
     from train.evaluate.results import load_results
-    from train.report.gains import Comparison
-    from train.report.neighbours_page import neighbours_in
+    from train.report.differences import Comparison
+    from train.report.neighbours import neighbours_in
     from train.report.write import write_report
 
     about, runs = params.report, params.runs

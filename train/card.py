@@ -208,8 +208,9 @@ def _scores(summary: RunSummary, metrics: Sequence[CardMetric]) -> list[str]:
         said = [f"Trained for {summary.steps} steps without a dev set; the last weights."]
     else:
         said = [
-            f"Dev (`{summary.dev}`): Spearman × 100 = {summary.best_dev:.2f} at step {summary.best_step} of "
-            f"{summary.steps}; these are the weights of that step, chosen by this score."
+            f"Dev (`{summary.dev}`): Spearman × 100 = {summary.best_dev:.2f} at step "
+            f"{summary.best_step} of {summary.steps}; these are the weights of that step, chosen "
+            "by this score."
         ]
     if metrics:
         lines = ["| metric | score | data | SHA-256 of the data |", "|---|---:|---|---|"]

@@ -164,7 +164,7 @@ class RunSummary(BaseModel):
     hub_datasets: tuple[str, ...] = ()
     dev: str | None
     dev_sha256: str = ""
-    log: list[dict[str, float]]
+    log: list[dict[str, float]] = []
     best_step: int | None
     steps: int
     steps_on_pairs: int = 0

@@ -201,10 +201,9 @@ def _state(name: str, settings: Mapping[str, Any]) -> str:
 def _print_results(results: Sequence[RunResult]) -> None:
     from rich.console import Console
 
-    from train.report.grid import printable
-    from train.report.grids import grid_of_scores
+    from train.report.grid import grid_of_table, printable
+    from train.report.render import print_grids
     from train.report.table import make_table
-    from train.report.terminal import print_grids
 
     table = make_table(results)
     lines = [
@@ -213,7 +212,7 @@ def _print_results(results: Sequence[RunResult]) -> None:
         for reason, metrics in row.undefined.items()
     ]
     lines += [f"Note: {note}." for note in table.notes]
-    grids = [grid_of_scores(*part) for part in table.parts]
+    grids = [grid_of_table(*part) for part in table.parts]
     print_grids(Console(), grids, [printable(line) for line in lines])
 
 

@@ -350,8 +350,7 @@ def test_the_cache_is_that_of_this_machine_by_default(tmp_path, monkeypatch):
 def test_compare_reads_the_folder_that_mteb_writes(tmp_path, monkeypatch):
     """The scores of one model, evaluated by us and by MTEB's own command, agree."""
     from train.evaluate.mteb_run import MtebEncoder
-    from train.report.compare import compare_runs
-    from train.report.find_runs import find_runs
+    from train.report.comparison import compare_runs, find_runs
 
     monkeypatch.chdir(tmp_path)
     mteb.evaluate(

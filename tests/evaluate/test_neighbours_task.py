@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from captioned import write_captioned
+from made_results import made_result
 from PIL import Image
 from planted_world import Folder, Model, World, cosines, make_world
 
@@ -19,11 +20,12 @@ from pipeline.grounding.gallery.thumbnails import photographs
 from sightline.cache import IMAGES, key_of_bytes, read_manifest, write_manifest
 from sightline.errors import SightlineError
 from train.evaluate.evaluation import evaluate_model
-from train.evaluate.results import ModelNeighbours, RunResult, load_result, save_result
+from train.evaluate.results import ModelNeighbours, RunResult, TaskResult, load_result, save_result
 from train.records import FeatureUse
-from train.report.compare import compare_results
-from train.report.comparison_page import page_of
-from train.report.neighbours_page import neighbours_in
+from train.report.comparison import compare_results
+from train.report.neighbours import neighbours_in
+from train.report.page import to_page
+from train.report.sections import document_of
 
 
 @pytest.fixture
@@ -184,10 +186,8 @@ def test_what_cannot_be_scored_says_why(world, tmp_path):
         scored(world)
 
 
-def result_of(found: ModelNeighbours, run: str, seed: int = 0) -> RunResult:
-    return RunResult(
-        run=run, objective="x", seed=seed, scores={"A": 1.0}, neighbours={"neighbours": found}
-    )
+def result_of(found: ModelNeighbours, run: str, seed: int = 0, **more: Any) -> RunResult:
+    return made_result(run, seed, tasks={"neighbours": TaskResult(neighbours=found)}, **more)
 
 
 def test_a_result_keeps_what_was_found(world, tmp_path):
@@ -241,7 +241,8 @@ def page(results: list[RunResult], folder: Path | None = None) -> str:
         return photographs(folder / "images.parquet", folder / "images", image_ids, keys)
 
     comparison = compare_results(results, None, (), ())
-    return page_of(comparison, "t", "g", neighbours_in(results, made if folder else None))
+    included = neighbours_in(results, made if folder else None)
+    return to_page(document_of(comparison, "t", included, page=True))
 
 
 def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
@@ -262,13 +263,11 @@ def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
     use = FeatureUse(
         name="x/image/y", encoder="y", source="random:0", dim=1, rows=1, untrained=True, **digests
     )
-    warned = page(
-        [result_of(one, "a"), result_of(one, "b").model_copy(update={"features": (use,)})]
-    )
+    warned = page([result_of(one, "a"), result_of(one, "b", features=(use,))])
     section = warned.split('<section id="neighbours">')[1].split("</section>")[0]
     assert "b: untrained weights." in section
     assert "a: untrained weights." not in section
-    assert "neighbours" not in page([RunResult(run="a", objective="x", seed=0, scores={"A": 1.0})])
+    assert "neighbours" not in page([made_result("a", scores={"A": 1.0})])
 
 
 def test_photographs_that_are_not_here_are_left_out(photographed):
@@ -306,7 +305,7 @@ def test_a_photograph_that_is_another_one_now_is_not_shown(photographed):
 
 def test_tasks_with_similar_names_have_their_own_sections_and_pictures(photographed):
     found = found_in(photographed)
-    both = result_of(found, "a").model_copy(update={"neighbours": {"x_y": found, "x-y": found}})
+    both = made_result("a", tasks=dict.fromkeys(("x_y", "x-y"), TaskResult(neighbours=found)))
     shown = page([both], photographed)
     addresses = re.findall(r'<section id="(neighbours-[^"]*)">', shown)
     assert len(set(addresses)) == 2

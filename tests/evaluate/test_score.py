@@ -170,7 +170,7 @@ def test_a_result_says_what_its_tasks_are(senteval, pairs, tmp_path):
     )
     table = make_table([result])
     assert table.tasks == (*TASKS, "Avg", "alignment", "uniformity")
-    assert table.lower_is_better == set(GEOMETRY)
+    assert table.lower_is_better == GEOMETRY
 
 
 def test_one_test_set_of_a_task_is_scored_alone_and_without_a_mean(senteval, pairs):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,22 +13,22 @@ from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import places_of
 from sightline.errors import SightlineError
-from train.diagnose.diagnosed_pairs import DiagnosedPairs, OpenSet, find_pairs
-from train.diagnose.filter_checks import THRESHOLDS, Draws, Filter, Terms, check_filter
-from train.diagnose.pair_checks import (
+from train.diagnose.checks import Named, Scan, SetChecks, Tell, check_set, scan
+from train.diagnose.pairs import (
     Cosines,
     CrossChecks,
+    DiagnosedPairs,
     Scores,
     cosines_of,
+    find_pairs,
     image_text_scores,
     rank_captions,
     rank_images,
     text_text_scores,
 )
-from train.diagnose.set_checks import Named, SetChecks, check_set
-from train.diagnose.unit_rows import Tell, scan
+from train.diagnose.thresholds import THRESHOLDS, Filter, Terms, check_filter
 
-SCHEMA = "sightline.diagnosis/1"
+SCHEMA = "sightline.diagnosis/2"
 NEAR = 0.98
 """Cosine from which two rows count as near-duplicates."""
 
@@ -114,10 +113,6 @@ class Diagnosis:
     captions: Cosines | None = None
     filters: tuple[Filter, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, unrounded."""
-        return {"schema": SCHEMA, **asdict(self)}
-
 
 def diagnose(
     paths: Sequence[Path],
@@ -141,7 +136,7 @@ def diagnose(
     opened = sorted((FeatureSet.open(path) for path in paths), key=lambda each: _is_text(each))
     _check_kinds(opened, captions, images)
     names = {each.path: _named(each, captions, images) for each in opened}
-    sets = [OpenSet(each, scan(each, tell)) for each in opened]
+    sets = [scan(each, tell) for each in opened]
     text = next((each for each in sets if _is_text(each.features)), None)
     image = next((each for each in sets if len(sets) == 2 and each is not text), None)
     pairs = drawn = None
@@ -151,8 +146,7 @@ def diagnose(
         drawn = find_pairs(captions, images, image, text, settings.caption, settings.data_seed)
     checks = tuple(
         check_set(
-            each.features,
-            each.found,
+            each,
             names[each.features.path],
             sample=settings.sample,
             bound=settings.near,
@@ -172,8 +166,8 @@ def diagnose(
 def _with_pairs(
     of_sets: Diagnosis,
     images: Path,
-    image: OpenSet | None,
-    text: OpenSet,
+    image: Scan | None,
+    text: Scan,
     pairs: DiagnosedPairs,
     drawn: DiagnosedPairs,
     tell: Tell,
@@ -192,15 +186,17 @@ def _with_pairs(
             worst,
             rank_images(pairs, image.features, texts, sample, seed, tell),
         )
-    draws = Draws(drawn, settings.batch_size, settings.batches, seed)
     filters = check_filter(
-        draws,
+        drawn,
         image.features if image else None,
         texts,
         matched,
         settings.thresholds or THRESHOLDS,
         settings.configured,
-        tell,
+        batch_size=settings.batch_size,
+        batches=settings.batches,
+        seed=seed,
+        tell=tell,
     )
     counts = PairCounts(
         len(pairs),

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from train.diagnose.checks import OUTLYING, Rows, SetChecks
 from train.diagnose.diagnosis import Diagnosis
-from train.diagnose.filter_checks import Filter, Removal
-from train.diagnose.pair_checks import Cosines, CrossChecks
-from train.diagnose.set_checks import OUTLYING, Rows, SetChecks
+from train.diagnose.pairs import Cosines, CrossChecks
+from train.diagnose.thresholds import Filter, Removal
 
 Level = Literal["problem", "notice", "fine"]
 """`problem`: a training on it would be wrong or worth little; `notice`: read it before training."""
@@ -71,28 +71,29 @@ def percent(share: float) -> str:
 
 def _of_set(checks: SetChecks) -> Iterator[Finding]:
     about = checks.path
-    if checks.untrained:
+    encoder, doubt = checks.spec.encoder, checks.provenance.doubt
+    if encoder.untrained:
         yield Finding(
             "problem",
             about,
-            f"The weights are untrained ({checks.weights}): cosines, ranks and thresholds on this "
+            f"The weights are untrained ({encoder.source}): cosines, ranks and thresholds on this "
             "page say nothing about a trained encoder. Extract again with trained weights.",
         )
-    if checks.doubt == "imported, differs when recomputed":
+    if doubt == "imported, differs when recomputed":
         yield Finding(
             "problem",
             about,
             f"The rows were {checks.provenance}: they are not what this encoder makes of these "
             "inputs. Extract them again, or check with the encoder that made them.",
         )
-    elif checks.doubt:
+    elif doubt:
         yield Finding(
             "notice",
             about,
             "The rows were imported and never recomputed. `sightline cache verify --recompute 20` "
             "encodes some again and compares.",
         )
-    if checks.normalised:
+    if checks.spec.normalised:
         yield Finding(
             "notice",
             about,
@@ -132,11 +133,11 @@ def _of_set(checks: SetChecks) -> Iterator[Finding]:
         columns = ", ".join(checks.constant.examples)
         more = ", …" if checks.constant.count > len(checks.constant.examples) else ""
         yield Finding(
-            "problem" if checks.constant.count == checks.dim else "notice",
+            "problem" if checks.constant.count == checks.spec.dim else "notice",
             about,
-            f"{checks.constant.count:,} of {checks.dim:,} columns are constant ({columns}{more}) "
-            "and hold nothing. A few are harmless; many point to the encoder's last layer, or to "
-            "the file that the rows were imported from.",
+            f"{checks.constant.count:,} of {checks.spec.dim:,} columns are constant "
+            f"({columns}{more}) and hold nothing. A few are harmless; many point to the encoder's "
+            "last layer, or to the file that the rows were imported from.",
         )
     yield from _of_directions(checks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -172,29 +172,6 @@ class TaskResult(BaseModel):
         """Whether both are of one task, with the same settings and data."""
         scored = {"scores", "subsets", "reasons", "references", "notes", "neighbours"}
         return self.model_dump(exclude=scored) == other.model_dump(exclude=scored)
-
-    def only(self, metrics: Iterable[str]) -> TaskResult:
-        """Some of its ``metrics``, in their own order."""
-        chosen = [metric for metric in self.scores if metric in set(metrics)]
-
-        def of(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {metric: values[metric] for metric in chosen if metric in values}
-
-        return self.model_copy(
-            update={
-                "scores": of(self.scores),
-                "subsets": of(self.subsets),
-                "reasons": {
-                    name: why
-                    for name, why in self.reasons.items()
-                    if any(f"{name}/".startswith(f"{metric}/") for metric in chosen)
-                },
-                "references": {name: of(values) for name, values in self.references.items()},
-                "evaluated_on": of(self.evaluated_on),
-                "lower_is_better": tuple(m for m in self.lower_is_better if m in chosen),
-                "hidden": tuple(metric for metric in self.hidden if metric in chosen),
-            }
-        )
 
 
 class RunResult(BaseModel):
