@@ -10,6 +10,7 @@ from train.diagnose.checks import OUTLYING, Rows, SetChecks
 from train.diagnose.diagnosis import Diagnosis
 from train.diagnose.pairs import Cosines, CrossChecks
 from train.diagnose.thresholds import Filter, Removal
+from train.report.grid import number
 
 Level = Literal["problem", "notice", "fine"]
 """`problem`: a training on it would be wrong or worth little; `notice`: read it before training."""
@@ -237,8 +238,8 @@ def _of_captions(cosines: Cosines) -> Iterator[Finding]:
     yield Finding(
         level,
         "pairs",
-        f"Two captions of one image have a median cosine of {cosines.matched.median:.2f}, those "
-        f"of different images {cosines.mismatched.median:.2f}; the former is higher with "
+        f"Two captions of one image have a median cosine of {number(cosines.matched.median)}, "
+        f"those of different images {number(cosines.mismatched.median)}; the former is higher with "
         f"probability {cosines.separation:.2f} (chance: 0.50).",
     )
 
@@ -259,9 +260,10 @@ def _of_filter(found: Filter, diagnosis: Diagnosis) -> Iterator[Finding]:
     yield Finding(
         "fine",
         "threshold",
-        f"{term.capitalize()}: the median cosine of {what} is {matched.matched.median:.2f}. A "
-        f"threshold of {found.at_share['0.001']:.2f} removes 0.1 % of the negatives, "
-        f"{found.at_share['0.01']:.2f} removes 1 %, {found.at_share['0.05']:.2f} removes 5 %.",
+        f"{term.capitalize()}: the median cosine of {what} is "
+        f"{number(matched.matched.median)}. A threshold of {number(found.at_share['0.001'])} "
+        f"removes 0.1 % of the negatives, {number(found.at_share['0.01'])} removes 1 %, "
+        f"{number(found.at_share['0.05'])} removes 5 %.",
     )
 
 
@@ -272,7 +274,7 @@ def _of_threshold(found: Filter, removal: Removal, term: str, whose: str) -> Fin
             "notice",
             "threshold",
             f"{said} removes no negative in {found.batches:,} batches; the highest score is "
-            f"{found.highest:.3f}. Lower it to filter, or set it to null.",
+            f"{number(found.highest, '.3f')}. Lower it to filter, or set it to null.",
         )
     text = (
         f"{said} removes {percent(removal.share)} of the negatives in batches of "

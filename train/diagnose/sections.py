@@ -25,6 +25,7 @@ from train.report.grid import (
     GridCell,
     GridRow,
     Section,
+    number,
     number_cell,
     printable,
     text_cell,
@@ -196,9 +197,10 @@ def _about_thresholds(diagnosis: Diagnosis) -> tuple[str, ...]:
     ]
     for each in diagnosis.filters:
         form = ".1f" if each.term == "released" else ".3f"
-        at = "; ".join(f"{percent(float(s))}: {v:{form}}" for s, v in each.at_share.items())
+        at = "; ".join(f"{percent(float(s))}: {number(v, form)}" for s, v in each.at_share.items())
         notes.append(
-            f"{_TERMS[each.term]}: the highest score of a negative is {each.highest:.3f}. "
+            f"{_TERMS[each.term]}: the highest score of a negative is "
+            f"{number(each.highest, '.3f')}. "
             f"Threshold that removes {at}."
         )
     if not settings.thresholds:
@@ -245,7 +247,7 @@ def _sets(sets: Sequence[SetChecks]) -> Grid:
         row("equal rows of different inputs", lambda each: f"{each.copies.count:,}"),
         row(
             "mean cosine of two rows (1: one direction)",
-            lambda each: "" if each.mean_cosine is None else f"{each.mean_cosine:.3f}",
+            lambda each: "" if each.mean_cosine is None else number(each.mean_cosine, ".3f"),
         ),
         row("effective rank", rank),
         row("near-duplicates", near),
@@ -257,7 +259,7 @@ def _sets(sets: Sequence[SetChecks]) -> Grid:
 def _closest(checks: SetChecks) -> Grid:
     found = checks.neighbours
     rows = tuple(
-        GridRow(f"{each.cosine:.4f}", (text_cell(each.one), text_cell(each.other)))
+        GridRow(number(each.cosine, ".4f"), (text_cell(each.one), text_cell(each.other)))
         for each in (found.closest if found else ())
     )
     return Grid(f"Closest rows of {checks.path}", ("cosine", "row", "other row"), rows, left=3)

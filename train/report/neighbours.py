@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sightline.html_pages import Thumbnail, html_templates
 from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
-from train.report.grid import Document, Grid, GridCell, GridRow, Section, printable
+from train.report.grid import Document, Grid, GridCell, GridRow, Section, number, printable
 from train.report.results import RunResult
 
 SCHEMA = "sightline.neighbours/2"
@@ -178,7 +178,7 @@ def _cell(neighbour: Neighbour | None) -> GridCell:
         return GridCell(("",))
     own = f" {OWN}" if neighbour.own else ""
     text = printable(neighbour.text or neighbour.images[0])
-    return GridCell((f"{neighbour.cosine:.3f}{own} {text}",), bold=neighbour.own)
+    return GridCell((f"{number(neighbour.cosine, '.3f')}{own} {text}",), bold=neighbour.own)
 
 
 def _counts(models: Models) -> tuple[Grid, ...]:
