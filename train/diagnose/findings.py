@@ -233,7 +233,7 @@ def _of_filter(filter_: Filter, diagnosis: Diagnosis) -> Iterator[Said]:
     cosines = cross.cosines if filter_.term == "image" and cross else diagnosis.captions
     if filter_.term == "released" or cosines is None or cosines.separation < CHANCE_LIKE:
         return
-    what = "image and its caption" if filter_.term == "image" else "two captions of one image"
+    what = "an image and its caption" if filter_.term == "image" else "two captions of one image"
     at = {share: number(threshold) for share, threshold in filter_.at_share.items()}
     yield (
         "fine",

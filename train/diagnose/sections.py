@@ -184,18 +184,18 @@ def _ranks(cross: CrossChecks) -> Grid:
     return Grid("Ranks", header, tuple(rows))
 
 
-def _removals(found: Filter, diagnosis: Diagnosis) -> Grid:
+def _removals(filter_: Filter, diagnosis: Diagnosis) -> Grid:
     settings = diagnosis.settings
     rows = []
-    for each in found.removals:
-        if each.share <= _MOST_SHARE or each.configured or settings.thresholds:
-            marks = (settings.whose,) if each.configured else ()
-            shares = [each.share, each.sd, each.least, each.greatest]
-            shares += [] if found.term == "released" else [each.matched]
-            rows.append(GridRow(f"{each.threshold:g}", tuple(map(_share, shares)), marks=marks))
+    for removal in filter_.removals:
+        if removal.share <= _MOST_SHARE or removal.configured or settings.thresholds:
+            marks = (settings.whose,) if removal.configured else ()
+            shares = [removal.share, removal.sd, removal.least, removal.greatest]
+            shares += [] if filter_.term == "released" else [removal.matched]
+            rows.append(GridRow(f"{removal.threshold:g}", tuple(map(_share, shares)), marks=marks))
     header = ("threshold", "negatives removed", "sd of a batch", "least", "most")
-    header += () if found.term == "released" else ("true pairs at or above",)
-    return Grid(f"{_TERMS[found.term]}: {found.score}", header, tuple(rows))
+    header += () if filter_.term == "released" else ("true pairs at or above",)
+    return Grid(f"{_TERMS[filter_.term]}: {filter_.score}", header, tuple(rows))
 
 
 def _about_thresholds(diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -235,18 +235,19 @@ def _sets(sets: Sequence[SetChecks]) -> Grid:
         )
 
     def rank(each: SetChecks) -> str:
-        found = each.spectrum
-        if found is None:
+        spectrum = each.spectrum
+        if spectrum is None:
             return ""
-        of = f" ({found.rows:,} rows)" if found.rows < each.rows else ""
-        return f"{found.effective_rank:.1f}, centred {found.centred:.1f} of {found.most:,}{of}"
+        ranks = f"{spectrum.effective_rank:.1f}, centred {spectrum.centred:.1f}"
+        of = f" ({spectrum.rows:,} rows)" if spectrum.rows < each.rows else ""
+        return f"{ranks} of {spectrum.most:,}{of}"
 
     def near(each: SetChecks) -> str:
-        found = each.neighbours
-        if found is None:
+        neighbours = each.neighbours
+        if neighbours is None:
             return ""
-        sample = f", a sample of {found.of:,}" if found.compared < found.of else ""
-        return f"{found.above:,} of {found.compared:,} from {found.bound:g}{sample}"
+        sample = f", a sample of {neighbours.of:,}" if neighbours.compared < neighbours.of else ""
+        return f"{neighbours.above:,} of {neighbours.compared:,} from {neighbours.bound:g}{sample}"
 
     rows = (
         row("rows × width", lambda each: f"{each.rows:,} × {each.spec.dim:,} {each.spec.dtype}"),
@@ -269,10 +270,10 @@ def _sets(sets: Sequence[SetChecks]) -> Grid:
 
 
 def _closest(checks: SetChecks) -> Grid:
-    found = checks.neighbours
+    neighbours = checks.neighbours
     rows = tuple(
         GridRow(number(each.cosine, ".4f"), (text_cell(each.one), text_cell(each.other)))
-        for each in (found.closest if found else ())
+        for each in (neighbours.closest if neighbours else ())
     )
     return Grid(f"Closest rows of {checks.path}", ("cosine", "row", "other row"), rows, left=3)
 
@@ -356,13 +357,13 @@ def removal_figure(filters: Sequence[Filter], whose: str) -> Figure | None:
         whose: configured or default, for the legend.
     """
     titles = {"image": "image term", "teacher_text": "teacher-text term"}
-    drawn = [each for each in filters if each.term in titles]
-    if not drawn:
+    cosine_terms = [each for each in filters if each.term in titles]
+    if not cosine_terms:
         return None
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
-        axes = figure.subplots(1, len(drawn), squeeze=False, sharey=True).flat
-        for axis, each in zip(axes, drawn, strict=True):
+        axes = figure.subplots(1, len(cosine_terms), squeeze=False, sharey=True).flat
+        for axis, each in zip(axes, cosine_terms, strict=True):
             _removal_panel(axis, each)
             axis.set_title(titles[each.term], loc="left", fontsize=10, fontweight="bold")
             _mark_thresholds(axis, filters, each.term, whose)

@@ -128,7 +128,7 @@ class MtebFolder:
             seed=0,
             scores={named[name]: value for name, value in scores.items()},
             reasons={named[name]: why for name, why in reasons.items()},
-            evaluated_on={named[name]: found for name, found in sets.items()},
+            evaluated_on={named[name]: test_set for name, test_set in sets.items()},
             tasks={NAME: record.model_copy(update={"settings": {"mteb": sorted(self.versions)}})},
         )
 
@@ -191,14 +191,14 @@ def beside_mteb(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
         versions |= folder.versions
     if len(versions) > 1:
         notes.append(f"MTEB's tasks were evaluated by its versions {', '.join(sorted(versions))}")
-    found = []
+    reduced = []
     for run in runs:
         if run.mteb is None:
             results = [_reduced(run, index, folders[0]) for index in range(len(run.results))]
         else:
             results = [run.mteb.result(tasks, record).model_copy(update={"run": run.name})]
-        found.append(replace(run, results=tuple(results)))
-    return found, notes
+        reduced.append(replace(run, results=tuple(results)))
+    return reduced, notes
 
 
 def _json_files(folder: Path) -> list[Path]:
@@ -218,11 +218,11 @@ def _read(file: Path) -> TaskFile:
         return TaskFile.model_validate(json.loads(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         first = error.errors()[0]
-        found = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (OSError, ValueError) as error:
-        found = str(error)
+        what = str(error)
     raise SightlineError(
-        f"{file}: not a result of MTEB 1.11 or later ({found}); remove it, or evaluate it again"
+        f"{file}: not a result of MTEB 1.11 or later ({what}); remove it, or evaluate it again"
     )
 
 

@@ -249,8 +249,8 @@ def _agreement(study: SpaceStudy) -> tuple[Grid, ...]:
     names = list(study.groupings)
     if len(names) < 2:
         return ()
-    found = study.agreements()
-    found |= {(two, one): both for (one, two), both in found.items()}
+    agreements = study.agreements()
+    agreements |= {(two, one): both for (one, two), both in agreements.items()}
     rows = []
     for one in names:
         cells = []
@@ -258,7 +258,7 @@ def _agreement(study: SpaceStudy) -> tuple[Grid, ...]:
             if one == two:
                 cells.append(GridCell(("–",)))
                 continue
-            both = found[(one, two)]
+            both = agreements[(one, two)]
             text = f"{number(both.adjusted_rand)} / {number(both.mutual_information)}"
             cells.append(GridCell((text,), value=both.adjusted_rand))
         rows.append(GridRow(printable(one), tuple(cells), runs=(one,)))
@@ -298,7 +298,7 @@ def _body(study: SpaceStudy) -> dict[str, object]:
             for each in study.models
         ],
         "agreement": [
-            {"between": names, **vars(found)} for names, found in study.agreements().items()
+            {"between": names, **vars(agreement)} for names, agreement in study.agreements().items()
         ],
     }
     return to_jsonable_python(body, fallback=_plain)
