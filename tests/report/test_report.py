@@ -457,6 +457,15 @@ def test_titles_of_panels_do_not_overprint_each_other():
     assert not any(one.overlaps(two) for one, two in pairwise(boxes))
 
 
+def test_lower_is_better_is_said_of_scores_that_are_shown():
+    record = TaskRecord(
+        task="own", metrics=("far", "near"), hidden=("near",), lower_is_better=("far", "near")
+    )
+    scores = {"far": 1.0, "near": 2.0}
+    run = RunResult(run="a", objective="o", seed=0, scores=scores, tasks={"own": record})
+    assert "lower is better: far" in compare_results([run]).notes
+
+
 def test_a_task_whose_scores_are_all_hidden_has_no_table_and_no_chart(tmp_path):
     record = TaskRecord(task="own", metrics=("count",), hidden=("count",))
     runs = [

@@ -205,7 +205,7 @@ def compare_results(
     every_note = [
         *notes,
         *_notes_on_tests(table, differences),
-        *_notes_on_data(results),
+        *_notes_on_data(results, table),
         *_notes_on_published(results, published),
         *table.notes,
         *notes_on_training(results),
@@ -275,11 +275,10 @@ def _notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str
     return notes
 
 
-def _notes_on_data(results: Sequence[RunResult]) -> list[str]:
-    """What the results lack, and for which of their scores lower is better."""
+def _notes_on_data(results: Sequence[RunResult], table: Table) -> list[str]:
+    """What the results lack, and in which columns lower is better."""
     notes = []
-    records = [record for result in results for record in result.tasks.values()]
-    if lower := dict.fromkeys(metric for record in records for metric in record.lower_is_better):
+    if lower := [task for task in table.tasks if task in table.lower_is_better]:
         notes.append(f"lower is better: {', '.join(lower)}")
     silent = _runs(each for each in results if not each.evaluated_on)
     if silent:
