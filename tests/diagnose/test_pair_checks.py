@@ -205,16 +205,6 @@ def test_a_threshold_that_removes_nothing_is_reported(world):
     assert any("0.9999 removes no negative" in text for text in notices)
 
 
-def test_a_threshold_that_removes_much_is_a_notice_and_comes_before_what_is_fine(world):
-    said = findings(look(world.write(), configured=Terms(-0.5, 0.9)))
-    (much,) = [each for each in said if "the default threshold -0.5 removes" in each.text]
-    assert much.level == "notice"
-    assert "likely to be true negatives. Raise it." in much.text
-    levels = [each.level for each in said[1:]]  # behind "No problem found."
-    assert levels == sorted(levels, key=("problem", "notice", "fine").index)
-    assert set(levels) == {"notice", "fine"}
-
-
 def test_the_share_of_true_pairs_above_a_threshold_equals_brute_force(world):
     found = look(world.write(), thresholds=(0.2, 0.6))
     images, texts, image_of = world.units()

@@ -144,15 +144,6 @@ def test_constant_columns_are_named(world):
     assert "3 of 12 columns are constant (2, 4, 9)" in said(look(world), "notice")
 
 
-def test_rows_that_use_few_directions_are_a_notice(tmp_path):
-    rows = np.random.default_rng(0).normal(size=(80, 64))
-    keys = [key_of_text(f"row {number}") for number in range(len(rows))]
-    for name, matrix, few in (("many", rows, False), ("few", rows * ([1.0] + [1e-4] * 63), True)):
-        write_set(tmp_path / name, "text", dict(zip(keys, matrix, strict=True)))
-        notices = said(diagnose([tmp_path / name], None, None, Settings()), "notice")
-        assert ("The rows use few directions: effective rank 1." in notices) is few
-
-
 def test_rows_that_are_all_alike_are_a_problem(world):
     first = next(iter(world.text_rows.values()))
     for row in world.text_rows.values():

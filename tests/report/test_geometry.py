@@ -31,6 +31,7 @@ from train.report.space_page import (
     cluster_colours,
     document_of,
     gold_chart,
+    grid_of_spaces,
     map_chart,
     plane_chart,
     spectrum_chart,
@@ -150,6 +151,18 @@ def test_the_best_of_each_column_is_bold():
     page = to_page(document_of(both, "t", {}))
     assert re.findall(r'class="n best">([^<]+)<', page) == ["60.00", "-2.000", "0.100"]
     assert 'class="n best"' not in to_page(document_of(study(space("a")), "t", {}))
+
+
+def test_figures_that_print_alike_are_bold_alike_and_zero_has_no_minus():
+    def bold(*models: ModelSpace) -> list[list[bool]]:
+        return [
+            [cell.bold for cell in row.cells[:3]] for row in grid_of_spaces(study(*models)).rows
+        ]
+
+    near, same, far = space("a", -0.0001, 0.1), space("b", 0.0001, 0.10001), space("c", 1, 0.3)
+    assert bold(near, same) == [[False] * 3] * 2
+    assert bold(near, same, far) == [[False, True, True]] * 2 + [[False] * 3]
+    assert "-0.000" not in to_text(document_of(study(near, same), "t", {}), "terminal")
 
 
 def test_the_json_has_every_number():

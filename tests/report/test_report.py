@@ -453,6 +453,12 @@ def test_titles_of_panels_do_not_overprint_each_other():
     assert not any(one.overlaps(two) for one, two in pairwise(boxes))
 
 
+def test_lower_is_better_is_said_of_scores_that_are_shown():
+    scores = {"far": 1.0, "near": 2.0}
+    run = made_result("a", scores=scores, hidden=("near",), lower_is_better=tuple(scores))
+    assert "lower is better: far" in compare_results([run]).notes
+
+
 def test_a_task_whose_scores_are_all_hidden_has_no_table_and_no_chart(tmp_path):
     runs = [made_result(name, scores={"count": 1.0}, hidden=("count",)) for name in ("a", "b")]
     files = write_report(runs, tmp_path, "t")

@@ -80,8 +80,8 @@ class Distribution:
     def of(cls, values: NDArray) -> Distribution:
         """Of ``values``, of which there must be some; any shape."""
         flat = np.asarray(values, dtype=np.float64).ravel()
-        found = np.quantile(flat, np.array(QUANTILES) / 100)
-        low, high = float(found[0]), float(found[-1])
+        values_at = np.quantile(flat, np.array(QUANTILES) / 100)
+        low, high = float(values_at[0]), float(values_at[-1])
         if high - low <= 1e-9 * max(abs(low), abs(high)):  # too narrow to divide into bins
             margin = max(1e-6, 1e-3 * abs(low))
             low, high = low - margin, high + margin
@@ -90,7 +90,7 @@ class Distribution:
             count=flat.size,
             mean=float(flat.mean()),
             sd=float(flat.std(ddof=1)) if flat.size > 1 else 0.0,
-            quantiles={str(at): float(value) for at, value in zip(QUANTILES, found, strict=True)},
+            quantiles=dict(zip(map(str, QUANTILES), values_at.tolist(), strict=True)),
             edges=edges.tolist(),
             counts=counts.tolist(),
         )
@@ -151,10 +151,10 @@ def read(features: FeatureSet, rows: NDArray[np.int64]) -> Tensor:
 
 def read_units(features: FeatureSet, rows: NDArray[np.int64]) -> Tensor:
     """Rows scaled to length 1, in float32: [len(rows), d]. They must be `Scan.usable`."""
-    found = torch.empty(len(rows), features.dim)
+    directions = torch.empty(len(rows), features.dim)
     for part in chunks(len(rows)):
-        found[part] = units(read(features, rows[part]))
-    return found
+        directions[part] = units(read(features, rows[part]))
+    return directions
 
 
 def units(rows: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ def sample_size(wanted: int | None, rows: int, others: int, dim: int) -> int:
     return min(rows, allowed)
 
 
-def drawn(count: int, size: int, seed: int, purpose: int) -> NDArray[np.int64]:
+def draw(count: int, size: int, seed: int, purpose: int) -> NDArray[np.int64]:
     """``size`` of 0 … ``count`` − 1 without replacement, sorted; all of them in order if equal."""
     if size >= count:
         return np.arange(count)
@@ -305,7 +305,7 @@ OUTLYING = 10
 
 
 def check_set(
-    found: Scan,
+    scanned: Scan,
     named: Named,
     *,
     sample: int | None,
@@ -321,17 +321,19 @@ def check_set(
         bound: cosine from which two rows are near-duplicates.
         seed: of everything drawn.
     """
-    features, record = found.features, found.features.record
-    finite = np.isfinite(found.norms)
-    usable = found.usable
+    features, record = scanned.features, scanned.features.record
+    finite = np.isfinite(scanned.norms)
+    usable = scanned.usable
 
     def rows(chosen: NDArray[np.bool_]) -> Rows:
         some = np.flatnonzero(chosen)
         return Rows(len(some), named(some[:SHOWN].tolist()))
 
-    lengths = found.norms[finite]
+    lengths = scanned.norms[finite]
     middle = float(np.median(lengths)) if len(lengths) else 0.0
-    ranges = (found.high.astype(np.float64) - found.low) if len(lengths) else np.ones(features.dim)
+    ranges = (
+        (scanned.high.astype(np.float64) - scanned.low) if len(lengths) else np.ones(features.dim)
+    )
     same = np.flatnonzero(ranges <= _CONSTANT * np.median(ranges))
     directed = np.zeros(len(finite), dtype=bool)
     directed[usable] = True
@@ -345,12 +347,12 @@ def check_set(
         rows=len(features),
         failed=dict(Counter(features.failed.values()).most_common()),
         not_finite=rows(~finite),
-        zero=rows(found.norms == 0),
+        zero=rows(scanned.norms == 0),
         norms=Distribution.of(lengths) if len(lengths) else None,
-        outlying=rows(finite & (found.norms > OUTLYING * middle) & (middle > 0)),
+        outlying=rows(finite & (scanned.norms > OUTLYING * middle) & (middle > 0)),
         constant=Rows(len(same), [str(column) for column in same[:SHOWN]]),
-        copies=_copies(found, directed, named),
-        mean_cosine=_mean_cosine(found, len(usable)) if enough else None,
+        copies=_copies(scanned, directed, named),
+        mean_cosine=_mean_cosine(scanned, len(usable)) if enough else None,
         neighbours=_neighbours(features, usable, named, sample, bound, seed, tell)
         if enough
         else None,
@@ -371,16 +373,16 @@ def effective_rank(values: NDArray[np.float64]) -> float:
     return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
-def _copies(found: Scan, directed: NDArray[np.bool_], named: Named) -> Rows:
-    counts = np.bincount(found.twins[directed], minlength=found.twins.max(initial=0) + 1)
-    some = np.flatnonzero(directed & (counts[found.twins] > 1))
-    grouped = some[np.argsort(found.twins[some], kind="stable")]  # copies side by side
+def _copies(scanned: Scan, directed: NDArray[np.bool_], named: Named) -> Rows:
+    counts = np.bincount(scanned.twins[directed], minlength=scanned.twins.max(initial=0) + 1)
+    some = np.flatnonzero(directed & (counts[scanned.twins] > 1))
+    grouped = some[np.argsort(scanned.twins[some], kind="stable")]  # copies side by side
     return Rows(len(some), named(grouped[:SHOWN].tolist()))
 
 
-def _mean_cosine(found: Scan, count: int) -> float:
+def _mean_cosine(scanned: Scan, count: int) -> float:
     """Over all ordered pairs of different rows: (‖Σu‖² − n) / n(n − 1)."""
-    return float((found.total @ found.total - count) / (count * (count - 1)))
+    return float((scanned.total @ scanned.total - count) / (count * (count - 1)))
 
 
 def _neighbours(
@@ -393,7 +395,7 @@ def _neighbours(
     tell: Tell,
 ) -> Neighbours:
     count = len(usable)
-    chosen = drawn(count, sample_size(sample, count, count, features.dim), seed, 0)
+    chosen = draw(count, sample_size(sample, count, count, features.dim), seed, 0)
     queries = read_units(features, usable[chosen])  # (q, d)
     best = torch.full((len(chosen),), -torch.inf)
     nearest = torch.zeros(len(chosen), dtype=torch.int64)
@@ -437,7 +439,7 @@ def _closest(
 def _spectrum(features: FeatureSet, usable: NDArray[np.int64], seed: int, tell: Tell) -> Spectrum:
     dim = features.dim
     most = _SPECTRUM_ROWS if dim <= _WIDEST_GRAM else _WIDEST_GRAM
-    rows = usable[drawn(len(usable), most, seed, 1)]
+    rows = usable[draw(len(usable), most, seed, 1)]
     what = f"singular values of {features.path}"
     if dim > len(rows):  # the smaller of the two Gram matrices
         matrix = read_units(features, rows).double()

@@ -139,11 +139,11 @@ def diagnose(
     sets = [scan(each, tell) for each in opened]
     text = next((each for each in sets if _is_text(each.features)), None)
     image = next((each for each in sets if len(sets) == 2 and each is not text), None)
-    pairs = drawn = None
+    pairs = trained = None
     if text is not None and captions is not None and images is not None:
         # before the slow checks, so that manifests of other data fail fast
         pairs = find_pairs(captions, images, image, text, "all", 0)
-        drawn = find_pairs(captions, images, image, text, settings.caption, settings.data_seed)
+        trained = find_pairs(captions, images, image, text, settings.caption, settings.data_seed)
     checks = tuple(
         check_set(
             each,
@@ -157,10 +157,10 @@ def diagnose(
     )
     manifests = {"captions": captions, "images": images}
     said = {name: path.as_posix() for name, path in manifests.items() if path is not None}
-    if pairs is None or drawn is None or text is None:
+    if pairs is None or trained is None or text is None:
         return Diagnosis(settings, checks, said)
     assert images is not None
-    return _with_pairs(Diagnosis(settings, checks, said), images, image, text, pairs, drawn, tell)
+    return _with_pairs(Diagnosis(settings, checks, said), images, image, text, pairs, trained, tell)
 
 
 def _with_pairs(
@@ -169,7 +169,7 @@ def _with_pairs(
     image: Scan | None,
     text: Scan,
     pairs: DiagnosedPairs,
-    drawn: DiagnosedPairs,
+    trained: DiagnosedPairs,
     tell: Tell,
 ) -> Diagnosis:
     settings, texts = of_sets.settings, text.features
@@ -187,7 +187,7 @@ def _with_pairs(
             rank_images(pairs, image.features, texts, sample, seed, tell),
         )
     filters = check_filter(
-        drawn,
+        trained,
         image.features if image else None,
         texts,
         matched,
@@ -236,9 +236,9 @@ def _check_kinds(opened: Sequence[FeatureSet], captions: Path | None, images: Pa
         raise SightlineError(f"found {len(opened)} feature sets, {expected}")
     kinds = [each.record.spec.kind for each in opened]
     if kinds != ["image", "text"]:
-        found = ", ".join(f"{each.path} ({kind})" for each, kind in zip(opened, kinds, strict=True))
+        sets = ", ".join(f"{each.path} ({kind})" for each, kind in zip(opened, kinds, strict=True))
         raise SightlineError(
-            f"found {found}, {expected}; `sightline cache list` shows the kind of every set"
+            f"found {sets}, {expected}; `sightline cache list` shows the kind of every set"
         )
     one, other = opened
     if one.dim != other.dim:
@@ -258,13 +258,13 @@ def _named(features: FeatureSet, captions: Path | None, images: Path | None) -> 
     """Names rows by the manifest of their kind; by their key without one."""
     if _is_text(features) and captions is not None:
         texts = read_manifest(captions, CAPTIONS)["text"].to_pylist()
-        found = features.find(keys_of_texts(texts))
-        names = dict(zip(found.tolist(), texts, strict=True))
+        rows = features.find(keys_of_texts(texts))
+        names = dict(zip(rows.tolist(), texts, strict=True))
     elif features.record.spec.kind == "image" and images is not None:
         table = read_manifest(images, IMAGES)
         places = places_of(images, table)
-        found = features.find(key_column(table["key"]))
-        names = {row: str(place) for row, place in zip(found.tolist(), places, strict=True)}
+        rows = features.find(key_column(table["key"]))
+        names = {row: str(place) for row, place in zip(rows.tolist(), places, strict=True)}
     else:
         names = {}
 

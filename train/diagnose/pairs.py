@@ -20,7 +20,7 @@ from train.diagnose.checks import (
     Scan,
     Tell,
     chunks,
-    drawn,
+    draw,
     read,
     read_units,
     sample_size,
@@ -273,7 +273,7 @@ def rank_captions(
     assert pairs.image_rows is not None
     pictures, first, sizes = np.unique(pairs.pictures, return_index=True, return_counts=True)
     size = sample_size(sample, len(pictures), len(pairs), images.dim)
-    chosen = drawn(len(pictures), size, seed, 2)
+    chosen = draw(len(pictures), size, seed, 2)
     queries = read_units(images, pairs.image_rows[first[chosen]])  # (q, d)
     own = _members(pairs, pictures[chosen])
     references = torch.empty(len(chosen), 2)
@@ -303,7 +303,7 @@ def rank_images(
     assert pairs.image_rows is not None
     pool_rows = np.unique(pairs.image_rows)
     size = sample_size(sample, len(pairs), len(pool_rows), images.dim)
-    some = pairs.only(drawn(len(pairs), size, seed, 3))
+    some = pairs.only(draw(len(pairs), size, seed, 3))
     assert some.image_rows is not None
     queries = read_units(texts, some.text_rows)
     references = (queries * read_units(images, some.image_rows)).sum(dim=1, keepdim=True)
@@ -360,7 +360,7 @@ def _summary(ranks: NDArray[np.int64], queries: int, of: int, pool: int, chance:
 def _one_caption_each(pairs: DiagnosedPairs, seed: int) -> DiagnosedPairs:
     """One caption, drawn at random, of each of up to `SAMPLED_IMAGES` images."""
     pictures = np.unique(pairs.pictures)
-    chosen = pictures[drawn(len(pictures), SAMPLED_IMAGES, seed, 4)]
+    chosen = pictures[draw(len(pictures), SAMPLED_IMAGES, seed, 4)]
     generator = np.random.default_rng([seed, 5])
     return pairs.only(np.array([generator.choice(rows) for rows in _members(pairs, chosen)]))
 

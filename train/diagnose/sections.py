@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -25,6 +26,7 @@ from train.report.grid import (
     GridCell,
     GridRow,
     Section,
+    number,
     number_cell,
     printable,
     text_cell,
@@ -110,8 +112,9 @@ def _findings(diagnosis: Diagnosis) -> Section:
 
 def _cosines(diagnosis: Diagnosis) -> Grid:
     rows = []
-    for cosines, one, other in _compared(diagnosis):
-        for name, values in ((one, cosines.matched), (other, cosines.mismatched)):
+    for kind in _kinds(diagnosis):
+        cosines = kind.cosines
+        for name, values in ((kind.alike, cosines.matched), (kind.unlike, cosines.mismatched)):
             separation = cosines.separation if values is cosines.matched else None
             numbers = (values.mean, values.sd, values.quantiles["1"], values.median)
             numbers = (*numbers, values.quantiles["99"], values.greatest, separation)
@@ -121,19 +124,29 @@ def _cosines(diagnosis: Diagnosis) -> Grid:
     return Grid("Cosines", header, tuple(rows))
 
 
-def _compared(diagnosis: Diagnosis) -> list[tuple[Cosines, str, str]]:
-    """The kinds of pairs, with the names of matched and mismatched ones."""
+class _Kind(NamedTuple):
+    """A kind of pairs: its cosines, the term that compares such, and what its pairs are called."""
+
+    title: str
+    cosines: Cosines
+    term: str
+    alike: str
+    unlike: str
+
+
+def _kinds(diagnosis: Diagnosis) -> list[_Kind]:
     kinds = []
     if diagnosis.cross is not None:
         names = "an image and its caption", "an image and another's caption"
-        kinds.append((diagnosis.cross.cosines, *names))
+        kinds.append(_Kind("image and caption", diagnosis.cross.cosines, "image", *names))
     if diagnosis.captions is not None:
-        kinds.append((diagnosis.captions, "two captions of one image", "captions of two images"))
+        names = "two captions of one image", "captions of two images"
+        kinds.append(_Kind("two captions", diagnosis.captions, "teacher_text", *names))
     return kinds
 
 
 def _about_pairs(diagnosis: Diagnosis) -> tuple[str, ...]:
-    settings, counts, cosines = diagnosis.settings, diagnosis.pairs, _compared(diagnosis)[0][0]
+    settings, counts, cosines = diagnosis.settings, diagnosis.pairs, _kinds(diagnosis)[0].cosines
     assert counts is not None
     run = settings.run
     whose = f" Batch size, captions and thresholds are those of run {run}." if run else ""
@@ -171,18 +184,18 @@ def _ranks(cross: CrossChecks) -> Grid:
     return Grid("Ranks", header, tuple(rows))
 
 
-def _removals(found: Filter, diagnosis: Diagnosis) -> Grid:
+def _removals(filter_: Filter, diagnosis: Diagnosis) -> Grid:
     settings = diagnosis.settings
     rows = []
-    for each in found.removals:
-        if each.share <= _MOST_SHARE or each.configured or settings.thresholds:
-            marks = (settings.whose,) if each.configured else ()
-            shares = [each.share, each.sd, each.least, each.greatest]
-            shares += [] if found.term == "released" else [each.matched]
-            rows.append(GridRow(f"{each.threshold:g}", tuple(map(_share, shares)), marks=marks))
+    for removal in filter_.removals:
+        if removal.share <= _MOST_SHARE or removal.configured or settings.thresholds:
+            marks = (settings.whose,) if removal.configured else ()
+            shares = [removal.share, removal.sd, removal.least, removal.greatest]
+            shares += [] if filter_.term == "released" else [removal.matched]
+            rows.append(GridRow(f"{removal.threshold:g}", tuple(map(_share, shares)), marks=marks))
     header = ("threshold", "negatives removed", "sd of a batch", "least", "most")
-    header += () if found.term == "released" else ("true pairs at or above",)
-    return Grid(f"{_TERMS[found.term]}: {found.score}", header, tuple(rows))
+    header += () if filter_.term == "released" else ("true pairs at or above",)
+    return Grid(f"{_TERMS[filter_.term]}: {filter_.score}", header, tuple(rows))
 
 
 def _about_thresholds(diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -196,9 +209,10 @@ def _about_thresholds(diagnosis: Diagnosis) -> tuple[str, ...]:
     ]
     for each in diagnosis.filters:
         form = ".1f" if each.term == "released" else ".3f"
-        at = "; ".join(f"{percent(float(s))}: {v:{form}}" for s, v in each.at_share.items())
+        at = "; ".join(f"{percent(float(s))}: {number(v, form)}" for s, v in each.at_share.items())
         notes.append(
-            f"{_TERMS[each.term]}: the highest score of a negative is {each.highest:.3f}. "
+            f"{_TERMS[each.term]}: the highest score of a negative is "
+            f"{number(each.highest, '.3f')}. "
             f"Threshold that removes {at}."
         )
     if not settings.thresholds:
@@ -221,18 +235,19 @@ def _sets(sets: Sequence[SetChecks]) -> Grid:
         )
 
     def rank(each: SetChecks) -> str:
-        found = each.spectrum
-        if found is None:
+        spectrum = each.spectrum
+        if spectrum is None:
             return ""
-        of = f" ({found.rows:,} rows)" if found.rows < each.rows else ""
-        return f"{found.effective_rank:.1f}, centred {found.centred:.1f} of {found.most:,}{of}"
+        ranks = f"{spectrum.effective_rank:.1f}, centred {spectrum.centred:.1f}"
+        of = f" ({spectrum.rows:,} rows)" if spectrum.rows < each.rows else ""
+        return f"{ranks} of {spectrum.most:,}{of}"
 
     def near(each: SetChecks) -> str:
-        found = each.neighbours
-        if found is None:
+        neighbours = each.neighbours
+        if neighbours is None:
             return ""
-        sample = f", a sample of {found.of:,}" if found.compared < found.of else ""
-        return f"{found.above:,} of {found.compared:,} from {found.bound:g}{sample}"
+        sample = f", a sample of {neighbours.of:,}" if neighbours.compared < neighbours.of else ""
+        return f"{neighbours.above:,} of {neighbours.compared:,} from {neighbours.bound:g}{sample}"
 
     rows = (
         row("rows × width", lambda each: f"{each.rows:,} × {each.spec.dim:,} {each.spec.dtype}"),
@@ -245,7 +260,7 @@ def _sets(sets: Sequence[SetChecks]) -> Grid:
         row("equal rows of different inputs", lambda each: f"{each.copies.count:,}"),
         row(
             "mean cosine of two rows (1: one direction)",
-            lambda each: "" if each.mean_cosine is None else f"{each.mean_cosine:.3f}",
+            lambda each: "" if each.mean_cosine is None else number(each.mean_cosine, ".3f"),
         ),
         row("effective rank", rank),
         row("near-duplicates", near),
@@ -255,10 +270,10 @@ def _sets(sets: Sequence[SetChecks]) -> Grid:
 
 
 def _closest(checks: SetChecks) -> Grid:
-    found = checks.neighbours
+    neighbours = checks.neighbours
     rows = tuple(
-        GridRow(f"{each.cosine:.4f}", (text_cell(each.one), text_cell(each.other)))
-        for each in (found.closest if found else ())
+        GridRow(number(each.cosine, ".4f"), (text_cell(each.one), text_cell(each.other)))
+        for each in (neighbours.closest if neighbours else ())
     )
     return Grid(f"Closest rows of {checks.path}", ("cosine", "row", "other row"), rows, left=3)
 
@@ -283,24 +298,17 @@ def _share(value: float | None) -> GridCell:
 
 def cosine_figure(diagnosis: Diagnosis) -> Figure | None:
     """Histograms of matched and mismatched cosines, one panel per kind (KDMCSE, figure 6)."""
-    drawn: list[tuple[str, Cosines, str, tuple[str, str]]] = []
-    if diagnosis.cross is not None:
-        names = "an image and its caption", "an image and another's caption"
-        drawn.append(("image and caption", diagnosis.cross.cosines, "image", names))
-    if diagnosis.captions is not None:
-        names = "two captions of one image", "captions of two images"
-        drawn.append(("two captions", diagnosis.captions, "teacher_text", names))
-    if not drawn:
+    kinds = _kinds(diagnosis)
+    if not kinds:
         return None
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH, 3.3), layout="constrained")
-        for axis, (title, cosines, term, names) in zip(
-            figure.subplots(1, len(drawn), squeeze=False).flat, drawn, strict=True
-        ):
-            _outline(axis, cosines.mismatched, _MISMATCHED, names[1])
-            _outline(axis, cosines.matched, _MATCHED, names[0])
-            _mark_thresholds(axis, diagnosis.filters, term, diagnosis.settings.whose)
-            axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
+        axes = figure.subplots(1, len(kinds), squeeze=False).flat
+        for axis, kind in zip(axes, kinds, strict=True):
+            _outline(axis, kind.cosines.mismatched, _MISMATCHED, kind.unlike)
+            _outline(axis, kind.cosines.matched, _MATCHED, kind.alike)
+            _mark_thresholds(axis, diagnosis.filters, kind.term, diagnosis.settings.whose)
+            axis.set_title(kind.title, loc="left", fontsize=10, fontweight="bold")
             axis.set_xlabel("cosine")
             axis.set_yticks([])
             axis.set_ylim(bottom=0)
@@ -311,33 +319,24 @@ def cosine_figure(diagnosis: Diagnosis) -> Figure | None:
 
 def rank_figure(cross: CrossChecks) -> Figure:
     """Share of queries whose true match is within a rank (KDMCSE, figure 5, cumulated)."""
-    lines: list[tuple[str, Ranks, str]] = [
-        (f"best caption of an image, among {cross.best_caption.pool:,}", cross.best_caption, "-"),
-        (
-            f"worst caption of an image, among {cross.worst_caption.pool:,}",
-            cross.worst_caption,
-            "--",
-        ),
-        (f"image of a caption, among {cross.image.pool:,}", cross.image, "-"),
+    lines: list[tuple[str, Ranks, str, str]] = [
+        ("best caption of an image", cross.best_caption, "-", _MATCHED),
+        ("worst caption of an image", cross.worst_caption, "--", _MATCHED),
+        ("image of a caption", cross.image, "-", _THIRD),
     ]
-    colours = _MATCHED, _MATCHED, _THIRD
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH, 4.0), layout="constrained")
         axis = figure.subplots()
-        for (label, ranks, style), colour in zip(lines, colours, strict=True):
+        for name, ranks, style, colour in lines:
             at, shares = zip(*ranks.curve, strict=True)
+            label = f"{name}, among {ranks.pool:,}"
             axis.plot(at, shares, style, color=colour, linewidth=1.8, label=label)
         for rank in (100, 200):
             if rank < cross.worst_caption.pool:
                 axis.axvline(rank, color=FAINT, linewidth=0.9, linestyle=":")
-        ranks = np.geomspace(1, cross.image.pool, 100)
-        axis.plot(
-            ranks,
-            ranks / cross.image.pool,
-            color=FAINT,
-            linewidth=1.2,
-            label="image of a caption by chance",
-        )
+        by_chance = np.geomspace(1, cross.image.pool, 100)
+        label = "image of a caption by chance"
+        axis.plot(by_chance, by_chance / cross.image.pool, color=FAINT, linewidth=1.2, label=label)
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axis.xaxis.set_minor_formatter(NullFormatter())
@@ -358,19 +357,18 @@ def removal_figure(filters: Sequence[Filter], whose: str) -> Figure | None:
         whose: configured or default, for the legend.
     """
     titles = {"image": "image term", "teacher_text": "teacher-text term"}
-    drawn = [each for each in filters if each.term in titles]
-    if not drawn:
+    cosine_terms = [each for each in filters if each.term in titles]
+    if not cosine_terms:
         return None
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
-        axes = figure.subplots(1, len(drawn), squeeze=False, sharey=True).flat
-        for axis, each in zip(axes, drawn, strict=True):
+        axes = figure.subplots(1, len(cosine_terms), squeeze=False, sharey=True).flat
+        for axis, each in zip(axes, cosine_terms, strict=True):
             _removal_panel(axis, each)
             axis.set_title(titles[each.term], loc="left", fontsize=10, fontweight="bold")
             _mark_thresholds(axis, filters, each.term, whose)
             _legend_below(axis)
-        axes = figure.axes
-        axes[0].set_ylabel("share (logarithmic)")
+        figure.axes[0].set_ylabel("share (logarithmic)")
     return figure
 
 
@@ -403,7 +401,6 @@ def set_figure(checks: SetChecks) -> Figure:
         for axis in (norms, nearest):
             axis.set_ylabel("rows")
         for axis in (norms, nearest, spectrum):
-            axis.title.set_fontsize(10)
             axis.xaxis.label.set_fontsize(8.5)
             clean(axis)
     return figure
@@ -445,14 +442,10 @@ def _bars(axis: Axes, values: Distribution) -> None:
 
 
 def _mark_thresholds(axis: Axes, filters: Sequence[Filter], term: str, whose: str) -> None:
-    for each in filters:
-        if each.term == term:
-            for removal in each.removals:
-                if removal.configured:
-                    label = f"{whose} threshold {removal.threshold:g}"
-                    axis.axvline(
-                        removal.threshold, color=INK, linewidth=1, linestyle="--", label=label
-                    )
+    of_term = [removal for each in filters if each.term == term for removal in each.removals]
+    for removal in (removal for removal in of_term if removal.configured):
+        label = f"{whose} threshold {removal.threshold:g}"
+        axis.axvline(removal.threshold, color=INK, linewidth=1, linestyle="--", label=label)
 
 
 def _legend_below(axis: Axes, columns: int = 1) -> None:

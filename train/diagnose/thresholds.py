@@ -167,13 +167,13 @@ def _scores(
 ) -> dict[str, Tensor]:
     """Term → the scores that its threshold is compared with, [N, N] (`KDMCSE.statistics`)."""
     captions = read(texts, batch.text_rows)
-    found = {"teacher_text": cosine_matrix(captions, captions)}
+    scores = {"teacher_text": cosine_matrix(captions, captions)}
     if images is not None:
         assert batch.image_rows is not None
         pictures = read(images, batch.image_rows)
-        found["image"] = cosine_matrix(captions, pictures)
-        found["released"] = product_matrix(captions, pictures)  # its transpose has the same share
-    return found
+        scores["image"] = cosine_matrix(captions, pictures)
+        scores["released"] = product_matrix(captions, pictures)  # its transpose has the same share
+    return scores
 
 
 def _removals(
@@ -203,5 +203,5 @@ def _thinned(scores: Tensor) -> Tensor:
 
 
 def _quantiles(scores: Tensor) -> dict[str, float]:
-    found = np.quantile(scores.numpy(), [1 - share for share in SHARES])
-    return {str(share): float(value) for share, value in zip(SHARES, found, strict=True)}
+    thresholds = np.quantile(scores.numpy(), [1 - share for share in SHARES])
+    return {str(share): float(value) for share, value in zip(SHARES, thresholds, strict=True)}

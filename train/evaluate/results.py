@@ -287,10 +287,10 @@ def load_result(path: str | Path) -> RunResult:
         raise SightlineError(
             f"{file}: truncated or not JSON ({error}); run its evaluate stage again"
         ) from error
-    found = body.get("schema") if isinstance(body, dict) else type(body).__name__
-    if found != SCHEMA:
+    schema = body.get("schema") if isinstance(body, dict) else type(body).__name__
+    if schema != SCHEMA:
         raise SightlineError(
-            f"{file}: schema {found!r}, expected {SCHEMA!r}; run its evaluate stage again"
+            f"{file}: schema {schema!r}, expected {SCHEMA!r}; run its evaluate stage again"
         )
     try:
         return RunResult.model_validate(body)

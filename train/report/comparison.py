@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,11 +64,11 @@ class RunComparison:
     results: tuple[RunResult, ...]
 
 
-def find_run(given: str, root: Path) -> FoundRun:
+def find_run(word: str, root: Path) -> FoundRun:
     """The results of one run.
 
     Args:
-        given: a run's name, a folder of result files, one result file, or a folder of results that
+        word: a run's name, a folder of result files, one result file, or a folder of results that
             MTEB wrote; a prefix `NAME=` renames the run.
         root: folder of the runs' results, one folder each.
 
@@ -76,16 +76,16 @@ def find_run(given: str, root: Path) -> FoundRun:
         SightlineError: no such run (names the nearest), no result file, a damaged one, or results
             of more than one run in a folder.
     """
-    label, source = "", given
-    if "=" in given and not _place(given, root).exists():
-        label, _, source = given.partition("=")
+    label, source = "", word
+    if "=" in word and not _place(word, root).exists():
+        label, _, source = word.partition("=")
     place = _place(source, root)
     if source and place.is_dir() and not results_in(place):
         mteb = MtebFolder.read(place)
         if mteb is not None:
             name = label or mteb.model
             result = mteb.result().model_copy(update={"run": name})
-            return FoundRun(given, name, (mteb.path,), (result,), mteb)
+            return FoundRun(word, name, (mteb.path,), (result,), mteb)
     files = _files(source, root)
     results = [load_result(file) for file in files]
     names = list(dict.fromkeys(result.run for result in results))
@@ -96,11 +96,11 @@ def find_run(given: str, root: Path) -> FoundRun:
         )
     if label:
         results = [result.model_copy(update={"run": label}) for result in results]
-    return FoundRun(given, label or names[0], tuple(files), tuple(results))
+    return FoundRun(word, label or names[0], tuple(files), tuple(results))
 
 
 def find_runs(
-    given: Sequence[str], root: Path, baseline: str | None = None
+    words: Sequence[str], root: Path, baseline: str | None = None
 ) -> tuple[list[FoundRun], str]:
     """The requested runs, and the name of the baseline among them.
 
@@ -111,7 +111,7 @@ def find_runs(
     Raises:
         SightlineError: see `find_run`.
     """
-    runs = [find_run(each, root) for each in given]
+    runs = [find_run(each, root) for each in words]
     if not runs:
         raise SightlineError("no run to compare; name at least one")
     if baseline is None:
@@ -205,7 +205,7 @@ def compare_results(
     every_note = [
         *notes,
         *_notes_on_tests(table, differences),
-        *_notes_on_data(results),
+        *_notes_on_data(table),
         *_notes_on_published(results, published),
         *table.notes,
         *notes_on_training(results),
@@ -280,10 +280,9 @@ def _notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str
     return notes
 
 
-def _notes_on_data(results: Sequence[RunResult]) -> list[str]:
-    """For which of the scores lower is better."""
-    tasks = [task for result in results for task in result.tasks.values()]
-    lower = dict.fromkeys(metric for task in tasks for metric in task.lower_is_better)
+def _notes_on_data(table: Table) -> list[str]:
+    """In which columns lower is better."""
+    lower = [task for task in table.tasks if task in table.lower_is_better]
     return [f"lower is better: {', '.join(lower)}"] if lower else []
 
 
@@ -310,10 +309,6 @@ def _notes_on_published(results: Sequence[RunResult], published: Sequence[Row]) 
     return notes
 
 
-def _runs(results: Iterable[RunResult]) -> str:
-    return ", ".join(dict.fromkeys(each.run for each in results))
-
-
 def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
     seen: dict[str, tuple[Path, RunResult]] = {}
     for file, result in every:
@@ -328,16 +323,16 @@ def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
                 )
 
 
-def _place(given: str, root: Path) -> Path:
+def _place(word: str, root: Path) -> Path:
     """Where the results are: a run's folder takes precedence over a path of the same name."""
-    path = Path(given)
+    path = Path(word)
     is_name = len(path.parts) == 1 and path.parts[0] != ".."
-    return root / given if is_name and (root / given).is_dir() else path
+    return root / word if is_name and (root / word).is_dir() else path
 
 
-def _files(given: str, root: Path) -> list[Path]:
-    path = _place(given, root)
-    if given and path.is_dir():
+def _files(word: str, root: Path) -> list[Path]:
+    path = _place(word, root)
+    if word and path.is_dir():
         files = results_in(path)
         if not files:
             raise SightlineError(
@@ -349,9 +344,9 @@ def _files(given: str, root: Path) -> list[Path]:
         return [path]
     known = [folder.name for folder in _run_folders(root)]
     what = "is a file, not a result (.json)" if path.is_file() else "is not a run, folder or file"
-    nearest = difflib.get_close_matches(given, known, n=1)
+    nearest = difflib.get_close_matches(word, known, n=1)
     raise SightlineError(
-        f"{given!r} {what}"
+        f"{word!r} {what}"
         + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
         + (_known(known, f"{root} holds") or f"; {root} holds no results: evaluate a run first")
     )

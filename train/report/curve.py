@@ -221,8 +221,8 @@ def _differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _what_differs(settings: Iterable[Mapping[str, Any]]) -> str:
-    found = _differing(settings)
-    return f"The runs differ in {', '.join(found)}" if found else "The runs have equal parameters"
+    names = _differing(settings)
+    return f"The runs differ in {', '.join(names)}" if names else "The runs have equal parameters"
 
 
 def _sorted(name: str, points: list[Point]) -> tuple[Point, ...]:

@@ -194,7 +194,7 @@ def beside_mteb(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
         versions |= folder.versions
     if len(versions) > 1:
         notes.append(f"MTEB's tasks were evaluated by its versions {', '.join(sorted(versions))}")
-    found = []
+    reduced = []
     for run in runs:
         if run.mteb is None:
             results = [
@@ -203,8 +203,8 @@ def beside_mteb(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
             ]
         else:
             results = [run.mteb.result(tasks, beside).model_copy(update={"run": run.name})]
-        found.append(replace(run, results=tuple(results)))
-    return found, notes
+        reduced.append(replace(run, results=tuple(results)))
+    return reduced, notes
 
 
 def _json_files(folder: Path) -> list[Path]:
@@ -224,11 +224,11 @@ def _read(file: Path) -> TaskFile:
         return TaskFile.model_validate(json.loads(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         first = error.errors()[0]
-        found = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (OSError, ValueError) as error:
-        found = str(error)
+        what = str(error)
     raise SightlineError(
-        f"{file}: not a result of MTEB 1.11 or later ({found}); remove it, or evaluate it again"
+        f"{file}: not a result of MTEB 1.11 or later ({what}); remove it, or evaluate it again"
     )
 
 

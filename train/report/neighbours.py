@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sightline.html_pages import Thumbnail, html_templates
 from train.evaluate.results import Found, ModelNeighbours, Neighbour, RunResult
-from train.report.grid import Document, Grid, GridCell, GridRow, Section, printable
+from train.report.grid import Document, Grid, GridCell, GridRow, Section, number, printable
 
 SCHEMA = "sightline.neighbours/2"
 OWN = "•"
@@ -53,7 +53,7 @@ def section_of(
     template = html_templates(Path(__file__).parent).get_template("neighbours.html.j2")
     first = next(iter(models.values()))
     body = template.render(
-        models=models, asked=first, own=OWN, classes=classes, thumbnails=thumbnails or {}
+        models=models, first=first, own=OWN, classes=classes, thumbnails=thumbnails or {}
     )
     grids = tuple(
         grid
@@ -89,26 +89,26 @@ def neighbours_in(
         if not runs:
             continue
         question = neighbours[runs[0]].question
-        asked = {run: neighbours[run] for run in runs if neighbours[run].question == question}
-        thumbnails, notes = None, notes_of(asked)
+        models = {run: neighbours[run] for run in runs if neighbours[run].question == question}
+        thumbnails, notes = None, notes_of(models)
         if photographer is not None:
             keys = {
                 image: bytes.fromhex(key)
-                for each in reversed(asked.values())
+                for each in reversed(models.values())
                 for image, key in each.keys.items()
             }
-            pictures = photographer(task, shown_images(asked), keys)
+            pictures = photographer(task, shown_images(models), keys)
             if isinstance(pictures, str):
                 notes.append(f"Photographs are not shown: {pictures}.")
             else:
                 thumbnails = pictures
-        notes += [f"{run}: {mark}." for run in asked for mark in lowest[run].marks]
-        if others := [run for run in runs if run not in asked]:
+        notes += [f"{run}: {mark}." for run in models for mark in lowest[run].marks]
+        if others := [run for run in runs if run not in models]:
             notes.append(f"Left out, as they were asked something else: {', '.join(others)}.")
-        used = sorted({lowest[run].seed for run in asked})
+        used = sorted({lowest[run].seed for run in models})
         notes.append(f"Each run with seed {' or '.join(map(str, used))}, its lowest.")
         title = "Neighbours" if task == "neighbours" else f"Neighbours: {task}"
-        sections.append(section_of(asked, title, thumbnails, notes))
+        sections.append(section_of(models, title, thumbnails, notes))
     return tuple(sections)
 
 
@@ -121,9 +121,9 @@ def shown_images(models: Models) -> list[str]:
     for place, images in enumerate(next(iter(models.values())).images):
         shown.update(dict.fromkeys(images[:1]))
         for what in ("captions", "pictures"):
-            for found in _found(models, what).values():
-                for each in found.neighbours[place] if found.neighbours else ():
-                    shown.update(dict.fromkeys(each.images[:1]))
+            for answers in _found(models, what).values():
+                for neighbour in answers.neighbours[place] if answers.neighbours else ():
+                    shown.update(dict.fromkeys(neighbour.images[:1]))
     return list(shown)
 
 
@@ -138,25 +138,25 @@ def notes_of(models: Models) -> list[str]:
             f"{', or that image' if _found(models, 'pictures') else ''}."
         )
     for name, what in (("captions", "captions"), ("images", "pictures")):
-        for model, found in _found(models, what).items():
-            said = (found.reason, found.warning)
+        for model, answers in _found(models, what).items():
+            said = (answers.reason, answers.warning)
             notes += [f"{model}, {name}: {each}." for each in said if each]
     return notes
 
 
 def _found(models: Models, what: str) -> dict[str, Found]:
     """Model → its captions or pictures, if it was asked for them."""
-    found = {name: getattr(each, what) for name, each in models.items()}
-    return {name: each for name, each in found.items() if each is not None}
+    answers = {name: getattr(model, what) for name, model in models.items()}
+    return {name: answer for name, answer in answers.items() if answer is not None}
 
 
 def _answers(models: Models, place: int, what: str) -> tuple[Grid, ...]:
     """The nearest captions or images of one query, a column for each model that finds any."""
     first = next(iter(models.values()))
     rows_of = {
-        name: found.neighbours[place]
-        for name, found in _found(models, what).items()
-        if not found.reason
+        name: answers.neighbours[place]
+        for name, answers in _found(models, what).items()
+        if not answers.reason
     }
     if not rows_of:
         return ()
@@ -177,7 +177,7 @@ def _cell(neighbour: Neighbour | None) -> GridCell:
         return GridCell(("",))
     own = f" {OWN}" if neighbour.own else ""
     text = printable(neighbour.text or neighbour.images[0])
-    return GridCell((f"{neighbour.cosine:.3f}{own} {text}",), bold=neighbour.own)
+    return GridCell((f"{number(neighbour.cosine, '.3f')}{own} {text}",), bold=neighbour.own)
 
 
 def _counts(models: Models) -> tuple[Grid, ...]:
@@ -188,9 +188,9 @@ def _counts(models: Models) -> tuple[Grid, ...]:
     columns = {}
     for name, what in (("caption", "captions"), ("image", "pictures")):
         counts = {}
-        for model, found in _found(models, what).items():
-            if not found.reason:
-                pairs = zip(images, found.neighbours, strict=True)
+        for model, answers in _found(models, what).items():
+            if not answers.reason:
+                pairs = zip(images, answers.neighbours, strict=True)
                 firsts = [bool(row and row[0].own) for own, row in pairs if own]
                 counts[model] = (sum(firsts), len(firsts))
         if counts:

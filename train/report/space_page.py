@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -36,6 +37,7 @@ from train.report.grid import (
     GridCell,
     GridRow,
     Section,
+    number,
     number_cell,
     only,
     printable,
@@ -51,16 +53,16 @@ _DPI = 180  # of what is drawn as pixels inside an SVG
 _BLUES = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.18, 1, 256)))
 
 
-_COLUMNS = (
-    "model",
-    "Spearman × 100",
-    "alignment",
-    "uniformity",
-    "mean cosine",
-    "largest singular value",
-    "effective rank",
-    "silhouette",
-)
+_COLUMNS: Mapping[str, tuple[Callable[[ModelSpace], float | None], str, Callable | None]] = {
+    "Spearman × 100": (lambda space: space.similarity.spearman, ".2f", max),
+    "alignment": (lambda space: space.geometry.alignment, ".3f", min),
+    "uniformity": (lambda space: space.geometry.uniformity, ".3f", min),
+    "mean cosine": (lambda space: space.mean_cosine, ".3f", None),
+    "largest singular value": (lambda space: float(space.spectrum.singular_values[0]), ".3f", None),
+    "effective rank": (lambda space: space.spectrum.effective_rank, ".1f", None),
+    "silhouette": (lambda space: space.map.silhouette if space.map else None, ".3f", None),
+}
+"""Column → its value, how that is printed, and which end is better, if one is."""
 _MEASURES = (
     "Alignment and uniformity as the papers define them, lower is better. Bold: the best. Mean "
     "cosine of all pairs of distinct sentences: near 1 if all embeddings point one way. Singular "
@@ -196,32 +198,26 @@ def document_of(study: SpaceStudy, title: str, figures: Mapping[str, str]) -> Do
 
 def grid_of_spaces(study: SpaceStudy) -> Grid:
     """A row for each model with its figures; the best of a column in which one end is better."""
-    best = _best(study.models)
-    rows = []
-    for each in study.models:
-        values = {
-            "spearman": each.similarity.spearman,
-            "alignment": each.geometry.alignment,
-            "uniformity": each.geometry.uniformity,
-        }
-        cells = [
-            number_cell(
-                value,
-                ".2f" if name == "spearman" else ".3f",
-                value is not None and value == best[name],
-            )
-            for name, value in values.items()
-        ]
-        rank = each.spectrum.effective_rank
-        cells += [
-            number_cell(each.mean_cosine, ".3f"),
-            number_cell(float(each.spectrum.singular_values[0]), ".3f"),
-            GridCell((f"{rank:.1f}", f"of {each.width}"), value=rank),
-            number_cell(each.map.silhouette if each.map else None, ".3f"),
-        ]
-        rows.append(GridRow(printable(each.name), tuple(cells), runs=(each.name,)))
+    columns = []
+    for name, (value, form, better) in _COLUMNS.items():
+        best = _best([value(space) for space in study.models], form, better)
+        cells = [number_cell(value(space), form) for space in study.models]
+        if name == "effective rank":
+            widths = [f"of {space.width}" for space in study.models]
+            cells = [replace(c, parts=(*c.parts, of)) for c, of in zip(cells, widths, strict=True)]
+        columns.append([replace(cell, bold=cell.parts[0] == best) for cell in cells])
+    rows = [
+        GridRow(printable(space.name), cells, runs=(space.name,))
+        for space, cells in zip(study.models, zip(*columns, strict=True), strict=True)
+    ]
     title = f"{len(study.pairs):,} pairs of {printable(study.pairs.name)}"
-    return Grid(title, _COLUMNS, tuple(rows))
+    return Grid(title, ("model", *_COLUMNS), tuple(rows))
+
+
+def _best(values: Sequence[float | None], form: str, better: Callable | None) -> str:
+    """The best value as it is printed; empty if no end is better or all print alike."""
+    texts = {number(value, form): value for value in values if value is not None}
+    return better(texts, key=lambda text: texts[text]) if better and len(texts) > 1 else ""
 
 
 def _map_note(study: SpaceStudy) -> str:
@@ -253,8 +249,8 @@ def _agreement(study: SpaceStudy) -> tuple[Grid, ...]:
     names = list(study.groupings)
     if len(names) < 2:
         return ()
-    found = study.agreements()
-    found |= {(two, one): both for (one, two), both in found.items()}
+    agreements = study.agreements()
+    agreements |= {(two, one): both for (one, two), both in agreements.items()}
     rows = []
     for one in names:
         cells = []
@@ -262,8 +258,8 @@ def _agreement(study: SpaceStudy) -> tuple[Grid, ...]:
             if one == two:
                 cells.append(GridCell(("–",)))
                 continue
-            both = found[(one, two)]
-            text = f"{both.adjusted_rand:.2f} / {both.mutual_information:.2f}"
+            both = agreements[(one, two)]
+            text = f"{number(both.adjusted_rand)} / {number(both.mutual_information)}"
             cells.append(GridCell((text,), value=both.adjusted_rand))
         rows.append(GridRow(printable(one), tuple(cells), runs=(one,)))
     header = ("agreement of clusters", *map(printable, names))
@@ -302,7 +298,7 @@ def _body(study: SpaceStudy) -> dict[str, object]:
             for each in study.models
         ],
         "agreement": [
-            {"between": names, **vars(found)} for names, found in study.agreements().items()
+            {"between": names, **vars(agreement)} for names, agreement in study.agreements().items()
         ],
     }
     return to_jsonable_python(body, fallback=_plain)
@@ -311,20 +307,6 @@ def _body(study: SpaceStudy) -> dict[str, object]:
 def _plain(values: np.ndarray) -> object:
     """An array as lists of numbers with six decimals; what is not finite is None."""
     return np.where(np.isfinite(values), np.round(values, 6), None).tolist()  # pyright: ignore
-
-
-def _best(models: Sequence[ModelSpace]) -> dict[str, float | None]:
-    """Column → its best value, of those in which one end is better; None for a single model."""
-    columns = {
-        "spearman": (max, [each.similarity.spearman for each in models]),
-        "alignment": (min, [each.geometry.alignment for each in models]),
-        "uniformity": (min, [each.geometry.uniformity for each in models]),
-    }
-    found: dict[str, float | None] = {}
-    for name, (best, values) in columns.items():
-        known = [value for value in values if value is not None]
-        found[name] = best(known) if known and len(models) > 1 else None
-    return found
 
 
 def _reasons(models: Sequence[ModelSpace]) -> list[str]:
@@ -371,7 +353,7 @@ def map_chart(study: SpaceStudy) -> Figure | None:
             axis.set_xticks([])
             axis.set_yticks([])
             clean(axis, keep=())
-            _title(axis, each.name, f"silhouette {each.map.silhouette:.2f}")
+            _title(axis, each.name, f"silhouette {number(each.map.silhouette)}")
     return figure
 
 
@@ -390,7 +372,7 @@ def gold_chart(study: SpaceStudy) -> Figure | None:
     across = (least, most) if most > least else (least - 0.5, most + 0.5)
     with matplotlib.rc_context(STYLE):
         figure, axes = _panels(len(drawn), (2.9, 2.75), shared=True)
-        for number, (axis, each) in enumerate(zip(axes, drawn, strict=True)):
+        for place, (axis, each) in enumerate(zip(axes, drawn, strict=True)):
             if len(gold) > MANY_PAIRS:
                 axis.hexbin(
                     gold,
@@ -421,9 +403,9 @@ def gold_chart(study: SpaceStudy) -> Figure | None:
             )
             clean(axis, lines="y")
             score = each.similarity.spearman
-            said = "not defined" if score is None else f"{score:.2f}"
+            said = "not defined" if score is None else number(score)
             _title(axis, each.name, f"Spearman × 100: {said}")
-            if number % 3 == 0:
+            if place % 3 == 0:
                 axis.set_ylabel("cosine")
             axis.set_xlabel("gold score")
     return figure
@@ -439,14 +421,14 @@ def spectrum_chart(study: SpaceStudy) -> Figure | None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
         axis = figure.subplots()
-        for number, each in enumerate(study.models):
+        for place, each in enumerate(study.models):
             values = each.spectrum.singular_values
             values = values[values > 1e-6]  # the rest is rounding of float32
             axis.plot(
                 np.arange(1, len(values) + 1),
                 values,
-                color=colour_of(number),
-                linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
+                color=colour_of(place),
+                linestyle=("-", "--", ":")[place // len(COLOURS) % 3],
                 linewidth=1.6,
                 marker="o" if len(values) == 1 else None,
                 label=f"{short(each.name)}: effective rank "
