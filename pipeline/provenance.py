@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 from pipeline import graph
-from pipeline.datasets.kinds import source_type
-from pipeline.datasets.source import Source
+from pipeline.datasets.source import LICENCE, RECORD, Source
 from sightline.cache.groundings import grounding_counts
 from sightline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
-from sightline.errors import SightlineError
 
 _NORMALISED = {
     True: "normalised",
@@ -22,10 +20,9 @@ _NORMALISED = {
 def licence_note(folder: Path) -> str:
     """The licence of the data behind a set in the graph's folders, as far as known."""
     try:
-        dataset = graph.below_features(folder)[0]
-        record = graph.dataset_folder(dataset) / "dataset.json"
-        return source_type(json.loads(record.read_text(encoding="utf-8"))["kind"]).licence
-    except (ValueError, IndexError, OSError, KeyError, TypeError, SightlineError):
+        record = graph.dataset_folder(graph.below_features(folder)[0]) / RECORD
+        return str(json.loads(record.read_text(encoding="utf-8"))[LICENCE])
+    except (ValueError, IndexError, OSError, KeyError, TypeError):
         return Source.licence
 
 

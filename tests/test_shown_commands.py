@@ -147,8 +147,8 @@ def features_of(folder: str) -> np.ndarray:
 MISTAKES = [
     ("prepare pairs --images nowhere --captions captions.csv --out x", "no such image folder"),
     ("prepare pairs --images photos --captions nothing.csv --out x", "no such file"),
-    ("prepare pairs --images photos --captions captions.csv --split train --out x", "NAME=VALUE"),
-    ("prepare flickr30k --images photos --out x", "but not both"),
+    ("prepare pairs --images photos --captions captions.csv --splits train --out x", "NAME=VALUE"),
+    ("prepare flickr30k --images photos --out x", "`captions` is missing"),
     ("prepare coco --images photos --captions tain=c.json --out x", "unknown split 'tain'"),
     ("prepare sentences --path captions --out x", "no such file"),
     (

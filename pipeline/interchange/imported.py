@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.datasets.captioned import write_captioned
+from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.source import PrepareReport
 from sightline.cache import (
     CAPTIONS,
@@ -116,11 +116,13 @@ def write_manifests(
     keys: Keys,
     captions: Sequence[tuple[str, str]],
     report: PrepareReport,
+    where: str,
 ) -> None:
     """Manifests of images represented only by their rows, and of (image_id, text) captions.
 
     Args:
         folder, report: from `pipeline.datasets.folder.building`.
+        where: the source, for messages.
     """
     count = len(image_ids)
     none = np.zeros(count, dtype=np.int32)
@@ -144,5 +146,6 @@ def write_manifests(
         "text": [text for _, text in captions],
         "split": ["train"] * len(captions),
     }
-    report.counts |= {"images": count, "captions": len(captions)}
-    write_captioned(folder, pa.table(images, schema=IMAGES), pa.table(table, schema=CAPTIONS))
+    write_captioned(
+        folder, pa.table(images, IMAGES), pa.table(table, CAPTIONS), report, where=where
+    )

@@ -81,7 +81,7 @@ def import_kdmcse(
             (([key_of_text(text) for text in e.captions], e.texts) for e in read_entries(path)),
             [path],
         )
-        write_manifests(folder, names, as_keys(image_keys), captions, report)
+        write_manifests(folder, names, as_keys(image_keys), captions, report, str(path))
         return image_record, text_record
 
 

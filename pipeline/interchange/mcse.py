@@ -61,7 +61,9 @@ def import_mcse(
             record = write_rows(out, spec, list(names), blocks, [features, texts])
         pairs = [(names[key], text) for key, text in zip(keys, captions, strict=True)]
         images = sorted(names, key=lambda key: names[key])
-        write_manifests(folder, [names[key] for key in images], as_keys(images), pairs, report)
+        write_manifests(
+            folder, [names[key] for key in images], as_keys(images), pairs, report, str(features)
+        )
     return record
 
 

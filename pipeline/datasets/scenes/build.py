@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.scenes.captions import Caption, describe, write
 from pipeline.datasets.scenes.draw import draw, png
 from pipeline.datasets.scenes.models import write_models
@@ -17,14 +18,7 @@ from pipeline.datasets.scenes.similarity import GradedPair, graded_pairs
 from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.datasets.source import PrepareReport, Progress
 from sightline.cache.keys import as_keys, key_of_bytes
-from sightline.cache.manifest import (
-    CAPTIONS,
-    IMAGES,
-    SENTENCES,
-    key_array,
-    whole_files,
-    write_manifest,
-)
+from sightline.cache.manifest import CAPTIONS, IMAGES, key_array, whole_files
 
 CAPTIONS_EACH = 5
 SPLITS = ("train", "dev", "test")
@@ -53,7 +47,6 @@ def build(
         taken.update(text for pair in pairs[split] for text in pair[1:])
         _write_pairs(folder / "similarity" / f"{split}.tsv", pairs[split])
         report.counts[f"{split}_pairs"] = count
-    _write_sentences(source, folder, report)
 
     train = [i for i, scene in enumerate(scenes) if scene.split == "train"]
     write_models(
@@ -118,18 +111,22 @@ def _write_pictures(
         "height": [edge] * count,
         "split": splits,
     }
-    write_manifest(folder / "images.parquet", pa.table(image_columns, schema=IMAGES), IMAGES)
     rows = [
         (f"{names[i]}#{k}", names[i], caption.text, splits[i])
         for i in range(count)
         for k, caption in enumerate(captions[i])
     ]
     caption_columns = dict(zip(CAPTIONS.names, map(list, zip(*rows, strict=True)), strict=True))
-    table = pa.table(caption_columns, schema=CAPTIONS)
-    write_manifest(folder / "captions.parquet", table, CAPTIONS)
+    write_captioned(
+        folder,
+        pa.table(image_columns, IMAGES),
+        pa.table(caption_columns, CAPTIONS),
+        report,
+        where="scenes",
+        sentences=_sentences(source),
+    )
     phrases.write(folder / "phrases.parquet")
-    report.counts |= {"images": count, "captions": len(rows), "phrases": len(phrases)}
-    report.counts |= {f"images_{split}": splits.count(split) for split in SPLITS}
+    report.counts["phrases"] = len(phrases)
     return pixels
 
 
@@ -140,13 +137,10 @@ def _write_pairs(path: Path, pairs: list[GradedPair]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _write_sentences(source: ScenesSource, folder: Path, report: PrepareReport) -> None:
+def _sentences(source: ScenesSource) -> list[str]:
     """The text-only corpus: one caption each for undrawn scenes, with things from `train`."""
     random = stream(source.seed, "sentences")
-    texts = [
+    return [
         write(describe(random_scene(random, "train"), random)[0], random).text
         for _ in range(source.sentences)
     ]
-    table = pa.table({"text": texts}, schema=SENTENCES)
-    write_manifest(folder / "sentences.parquet", table, SENTENCES)
-    report.counts["sentences"] = len(texts)
