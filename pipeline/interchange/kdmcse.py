@@ -1,33 +1,33 @@
 """KDMCSE's format: one JSON object, image name → image_feat, captions, lang_feat (row per caption).
 
 As read by its released trainer (https://github.com/duyngtr16061999/KDMCSE, src/data.py). The file
-is gigabytes of digits; this module reads it one image at a time.
+is gigabytes of digits; `ijson` reads it one image at a time.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.datasets.folder import building
+from pipeline.datasets.manifests import cleaned
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
 from sightline.cache import FeatureSetRecord, as_keys, key_of_text
-from sightline.errors import SightlineError
-
-MAX_ENTRY = 64 << 20
-"""Maximum characters per image; real ones take about 100,000."""
-_CHUNK = 1 << 20
+from sightline.errors import SightlineError, first_lines
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One image: its name, its row float32 [dim], and a row for each caption float32 [k, dim]."""
+    """One image: its name, its row float32 [dim], and a row for each caption float32 [k, dim].
+
+    The captions are as manifests hold them (`pipeline.datasets.manifests.cleaned`).
+    """
 
     name: str
     image: NDArray[np.float32]
@@ -91,76 +91,27 @@ def read_entries(path: Path) -> Iterator[Entry]:
     Raises:
         SightlineError: as `import_kdmcse`.
     """
-    if not path.is_file():
-        found = "is a folder" if path.is_dir() else "no such file"
-        raise SightlineError(f"{path}: {found}; expected KDMCSE's JSON")
-    for name, value in _members(path):
-        yield _entry(path, name, value)
+    import ijson
+
+    try:
+        with path.open("rb") as file:
+            for name, value in ijson.kvitems(file, "", use_float=True):
+                yield _entry(path, name, value)
+    except OSError as error:
+        raise SightlineError(
+            f"{path}: cannot be read ({error.strerror}); expected KDMCSE's JSON"
+        ) from error
+    except (ijson.JSONError, ValueError) as error:
+        raise SightlineError(
+            f"{path}: damaged, or not JSON ({first_lines(error, 1)}); expected KDMCSE's file"
+        ) from error
 
 
-def _members(path: Path) -> Iterator[tuple[str, Any]]:
-    """Names and values of the JSON object in ``path``, one at a time."""
-    decode = json.JSONDecoder(parse_constant=_refuse).raw_decode
-    buffer, at, ended = "", 0, False
-    with path.open(encoding="utf-8") as file:
-
-        def more() -> None:
-            nonlocal buffer, at, ended
-            if ended:
-                raise SightlineError(f"{path}: truncated, or not JSON")
-            if len(buffer) - at > MAX_ENTRY:
-                raise SightlineError(f"{path}: one image takes more than {MAX_ENTRY:,} characters")
-            try:
-                chunk = file.read(_CHUNK)
-            except UnicodeDecodeError as error:
-                raise SightlineError(f"{path}: not UTF-8 ({error})") from error
-            buffer, at, ended = buffer[at:] + chunk, 0, not chunk
-
-        def sign(expected: str) -> str:
-            nonlocal at
-            while True:
-                while at < len(buffer) and buffer[at] in " \t\r\n":
-                    at += 1
-                if at < len(buffer):
-                    break
-                more()
-            if buffer[at] not in expected:
-                raise SightlineError(
-                    f"{path}: found {buffer[at]!r} where JSON has "
-                    f"{' or '.join(expected)}; expected KDMCSE's file"
-                )
-            at += 1
-            return buffer[at - 1]
-
-        def value() -> Any:
-            nonlocal at
-            while True:
-                try:
-                    found, at = decode(buffer, at)
-                    return found
-                except RecursionError:
-                    raise SightlineError(f"{path}: nested too deeply") from None
-                except ValueError:
-                    more()  # the value may continue past the data read so far
-
-        sign("{")
-        if sign('"}') == "}":
-            return
-        while True:
-            at -= 1
-            name = value()
-            sign(":")
-            sign("{")
-            at -= 1
-            yield name, value()
-            if sign(",}") == "}":
-                return
-            sign('"')
-
-
-def _entry(path: Path, name: str, value: dict[str, Any]) -> Entry:
+def _entry(path: Path, name: str, value: Any) -> Entry:
     where = f"{path}: image {name[:80]!r}"
-    missing = {"image_feat", "captions", "lang_feat"} - value.keys()
+    missing = {"image_feat", "captions", "lang_feat"} - (
+        value.keys() if isinstance(value, dict) else set()
+    )
     if missing:
         raise SightlineError(f"{where}: lacks {', '.join(sorted(missing))}")
     captions, rows = value["captions"], value["lang_feat"]
@@ -178,8 +129,6 @@ def _entry(path: Path, name: str, value: dict[str, Any]) -> Entry:
             f"{where}: {len(captions)} captions, but lang_feat has shape {texts.shape}; "
             "expected one row per caption"
         )
-    return Entry(name, image, captions, texts)
-
-
-def _refuse(name: str) -> None:
-    raise SightlineError(f"the JSON contains {name}, which is not a number; fix the features")
+    if not (np.isfinite(image).all() and np.isfinite(texts).all()):
+        raise SightlineError(f"{where}: a feature is not a finite number; fix the features")
+    return Entry(name, image, cleaned(pa.array(captions, pa.string())).to_pylist(), texts)

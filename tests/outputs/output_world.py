@@ -24,7 +24,7 @@ LIBRARIES = [
     *("open_clip", "torchvision.io", "train.train_run", "train.report.write"),
     *("pipeline.encoders.clip", "pipeline.encoders.teacher", "pipeline.grounding.stage"),
     *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
-    *("pipeline.interchange.export", "pipeline.interchange.import_export"),
+    *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
     *("train.report.space_page", "train.report.neighbours_page", "train.evaluate.named_models"),
 ]
@@ -134,16 +134,8 @@ FOLDERS = [
         ("export.json", "README.md", "img_emb/img_emb_0000.npy", "metadata/metadata_0000.parquet"),
     ),
     Command(
-        "cache export safetensors",
-        f"{EXPORT} safetensors",
-        (
-            "export.json",
-            "README.md",
-            "data/rows-0000.safetensors",
-            "metadata/metadata_0000.parquet",
-        ),
+        "cache import of an export", "cache import @exported --kind image --out OUT", ("set.json",)
     ),
-    Command("cache import of an export", "cache import @exported --out OUT", ("set.json",)),
     Command(
         "cache import of clip-retrieval",
         "cache import @clip-retrieval --images @scenes/images --out OUT",

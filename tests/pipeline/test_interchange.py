@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from pipeline.interchange.kdmcse import import_kdmcse, read_entries
+from pipeline.interchange.kdmcse import import_kdmcse
 from pipeline.interchange.mcse import export_mcse, import_mcse
 from sightline.cache import (
     CAPTIONS,
@@ -69,23 +69,24 @@ def test_a_different_number_of_lines_is_an_error(mcse, tmp_path, lines):
     assert not (tmp_path / "set").exists()
 
 
-@pytest.mark.parametrize("trick", ["external", "soft", "gzip", "flat", "text", "no file"])
-def test_anything_but_one_plain_array_is_refused(mcse, tmp_path, trick):
+def test_a_compressed_file_is_read_like_any_other(mcse, tmp_path):
+    with h5py.File(mcse[0], "w") as file:
+        file.create_dataset("features", data=ROWS, compression="gzip")
+    assert import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "").rows == 5
+
+
+@pytest.mark.parametrize("trick", ["nothing", "flat", "text", "truncated", "no file"])
+def test_anything_but_an_array_of_rows_is_refused(mcse, tmp_path, trick):
     path, texts = mcse
-    path.unlink()
-    if trick != "no file":
+    if trick == "truncated":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        path.unlink()
+    if trick in ("nothing", "flat", "text"):
         with h5py.File(path, "w") as file:
-            if trick == "external":
-                (tmp_path / "raw").write_bytes(ROWS.tobytes())
-                raw = [(str(tmp_path / "raw"), 0, ROWS.nbytes)]
-                file.create_dataset("features", ROWS.shape, np.float32, external=raw)
-            elif trick == "soft":
-                file["features"] = h5py.SoftLink("/other")
-            elif trick == "gzip":
-                file.create_dataset("features", data=ROWS, compression="gzip")
-            elif trick == "flat":
+            if trick == "flat":
                 file["features"] = ROWS.ravel()
-            else:
+            elif trick == "text":
                 file["features"] = [["a", "b"]]
     with pytest.raises(SightlineError, match=path.name):
         import_mcse(path, texts, tmp_path / "data", tmp_path / "set", "")
@@ -115,12 +116,15 @@ def test_kdmcse_becomes_two_feature_sets(tmp_path):
     np.testing.assert_array_equal(FeatureSet.open(tmp_path / "texts").take(words), ROWS[:4] * 2)
 
 
-@pytest.mark.parametrize("size", [1, 7, 100])
-def test_an_entry_may_span_any_reads(tmp_path, monkeypatch, size):
-    monkeypatch.setattr("pipeline.interchange.kdmcse._CHUNK", size)
-    path = tmp_path / "flickr.json"
-    path.write_text(json.dumps(entries()))
-    assert [each.name for each in read_entries(path)] == list(entries())
+def test_captions_and_their_rows_have_the_key_of_the_trimmed_text(tmp_path):
+    body = entries()
+    body["2.jpg"]["captions"] = [f" {TEXTS[2]}\n", "other"]
+    (tmp_path / "flickr.json").write_text(json.dumps(body))
+    places = tmp_path / "data", tmp_path / "images", tmp_path / "texts"
+    import_kdmcse(tmp_path / "flickr.json", *places, "")
+    assert TEXTS[2] in image_rows(*places[:2])
+    row = FeatureSet.open(tmp_path / "texts").take([key_of_text(TEXTS[2])])
+    np.testing.assert_array_equal(row[0], ROWS[2] * 2)
 
 
 def spoilt(**changes) -> str:
@@ -136,10 +140,12 @@ def spoilt(**changes) -> str:
         (spoilt(image_feat=[1, "x"]), "'2.jpg': features are not rows"),
         (spoilt(image_feat=[1.0]), "'2.jpg': row lengths differ"),
         (spoilt(lang_feat=[[1.0], [1.0, 2.0]]), "'2.jpg'"),
-        (spoilt(image_feat=[float("nan")] * 5), "not a number"),
-        (spoilt()[:-40], "truncated"),
+        (spoilt(image_feat=[float("nan")] * 5), "damaged, or not JSON"),
+        (spoilt(image_feat=[1e39] * 5), "'2.jpg': a feature is not a finite number"),
+        (spoilt()[:-40], "damaged, or not JSON"),
         ('{"a.jpg": {"captions": []}}', "lacks image_feat, lang_feat"),
-        ("[]", "where JSON has {; expected KDMCSE's file"),
+        ("[]", "contains no images"),
+        ("nothing", "damaged, or not JSON"),
         ("{}", "contains no images"),
         ('{"a": ' + '{"b": ' * 100_000, "flickr.json"),
     ],
