@@ -25,7 +25,7 @@ from pipeline.datasets.scenes.similarity import similarity
 from pipeline.datasets.scenes.vocabulary import ATTRIBUTES
 from pipeline.params import load_params
 from sightline.cache import CAPTIONS, FeatureSet, keys_of_texts, read_manifest
-from train.objectives.similarity import cosine_matrix
+from train.losses import cosine_matrix
 from train.pairs import read_pairs
 from train.schedule import Schedule
 

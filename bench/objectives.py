@@ -67,7 +67,7 @@ class OnlineTeachers(Step):
     def __init__(self, system: str, cache: Cache, encoder: Any, options: Any) -> None:
         super().__init__(system, cache, encoder, options)
         self.teachers = {
-            slot: encoder().eval().requires_grad_(False) for slot in batch_slots(self.data)
+            feature: encoder().eval().requires_grad_(False) for feature in teachers_of(self.data)
         }
 
     def prepared(self, batch: Batch) -> Batch:
@@ -75,15 +75,15 @@ class OnlineTeachers(Step):
         mask = torch.arange(batch.input_ids.shape[1], device=self.device) < lengths[:, None]
         features = dict(batch.features)
         with torch.no_grad():
-            for slot, teacher in self.teachers.items():
+            for feature, teacher in self.teachers.items():
                 states = teacher(input_ids=batch.input_ids, attention_mask=mask.long())
-                features[slot] = states.last_hidden_state[:, 0]
+                features[feature] = states.last_hidden_state[:, 0]
         return replace(batch, features=features)
 
 
-def batch_slots(data: TrainingData) -> list[str]:
-    """The slots of the teachers."""
-    return [slot for slot in data.feature_sets if slot.startswith("teacher-")]
+def teachers_of(data: TrainingData) -> list[str]:
+    """The sets of the teachers."""
+    return [feature for feature in data.feature_sets if feature.startswith("teacher-")]
 
 
 def main() -> None:

@@ -40,13 +40,12 @@ from transformers import BertConfig, BertModel
 
 from sightline.cache import keys_of_texts
 from sightline.devices import device_name, pick_device
-from train.checkpoints import Progress
 from train.data import TrainingData
-from train.log_names import DEV
-from train.loop import Callback, Loop, LoopState
+from train.distributed import Processes
+from train.loop import Callback, Loop
 from train.model import GroundedModel
 from train.objectives import make_objective
-from train.processes import Processes
+from train.records import DEV, RunState
 from train.run_folder import RunFolder
 from train.run_spec import Precision, TrainConfig
 from train.train_run import train_run
@@ -191,7 +190,7 @@ class Stop(Callback):
     def __init__(self) -> None:
         self.left = 0
 
-    def step(self, state: LoopState) -> None:
+    def step(self, state: RunState) -> None:
         self.left -= 1
         state.should_stop = self.left == 0
 
@@ -212,9 +211,8 @@ class OurSide:
             "cls",
             data.dims,
             precision=variant.precision,
-            compiled_rows=config.batch_size if variant.compiled else None,
+            compiled=variant.compiled,
         )
-        folder = RunFolder(world.folder / "never")
         self._stop = Stop()
         self._loop = Unsaved(
             model,
@@ -223,9 +221,8 @@ class OurSide:
             seed=0,
             device=world.device,
             processes=Processes(),
-            checkpoints=folder.checkpoints,
-            best=folder.best,
-            progress=Progress(""),
+            folder=RunFolder(world.folder / "never"),
+            state=RunState(),
             callbacks=[self._stop],
         )
 
@@ -336,16 +333,16 @@ class Clock(Callback):
     def __init__(self) -> None:
         self.logged: dict[int, float] = {}
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self.begun = time.perf_counter()
 
-    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+    def log(self, state: RunState, entry: dict[str, float]) -> None:
         if DEV in entry:
             self.scored = time.perf_counter()
         else:
             self.logged[state.step] = time.perf_counter()
 
-    def end(self, state: LoopState) -> None:
+    def end(self, state: RunState) -> None:
         self.ended = time.perf_counter()
 
 

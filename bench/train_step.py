@@ -29,7 +29,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from sightline.cache import TokenHeader, TokenSet, keys_of_texts, write_tokens
 from train.batch import Batch
-from train.lookup import TokenLookup
+from train.data import TokenLookup
 from train.losses import info_nce
 from train.model import TOTAL, GroundedModel
 from train.objectives import make_objective
@@ -101,7 +101,7 @@ class Stream(RowsOfTexts):
         ids = tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]
         write_tokens(folder, header, keys, ids)
         self.tokens = TokenSet.open(folder)
-        self.rows = TokenLookup.of(self.tokens, self.tokens.rows(keys))
+        self.rows = TokenLookup(self.tokens, self.tokens.rows(keys))
         self.keys = keys
 
     def batch(self, k: int, rows: np.ndarray) -> Batch:

@@ -21,8 +21,15 @@ import numpy as np
 import torch
 
 from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
-from train.evaluate.transfer_data import EXPECTED_EXAMPLES, TASKS, Examples, TransferTask
-from train.evaluate.transfer_folds import Fold, Selection, selections, task_labels
+from train.evaluate.transfer import (
+    EXPECTED_EXAMPLES,
+    TASKS,
+    Examples,
+    Fold,
+    Selection,
+    TransferTask,
+    selections,
+)
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import one_by_one
@@ -51,7 +58,7 @@ def make(name: str, dim: int) -> tuple[TransferTask, torch.Tensor]:
     }
     protocol = {"SST-2": "split", "TREC": "k-fold", "MRPC": "k-fold"}.get(name, "nested")
     task = TransferTask(name, protocol, len(shares), splits)  # pyright: ignore[reportArgumentType]
-    labels = task_labels(task)
+    labels = task.labels
     width = 2 * dim if name == "MRPC" else dim
     centres = rng.standard_normal((len(shares), width)) * 0.8 / np.sqrt(width)
     features = (rng.standard_normal((len(labels), width)) * 0.35 + centres[labels]) * 0.5
@@ -88,7 +95,7 @@ def one_task(name: str, dim: int, full: bool) -> tuple[np.ndarray, np.ndarray, i
     """Seconds of both sides (wall, processor), batched first; number of classifiers and steps."""
     recipe = Recipe()
     task, features = make(name, dim)
-    labels = task_labels(task)
+    labels = task.labels
     planned = selections(task, 10, recipe.seed)
     folds = list({f: None for s in planned for f in (*s.inner, s.final)})
     start = np.array([time.perf_counter(), time.process_time()])

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
 from pipeline import extract_features, named_encoder, prepare_dataset, tokenize
 from train import OBJECTIVES, make_objective, train_model
 from train.batch import Batch
-from train.objectives.grounded import GroundedObjective, GroundedParams
-from train.objectives.objective import FeatureNeed, Heads, Views
-from train.objectives.terms import text_term
+from train.objectives.objective import (
+    FeatureNeed,
+    GroundedObjective,
+    GroundedParams,
+    Heads,
+    Views,
+    text_term,
+)
 
 
 def sigmoid_loss(texts: Tensor, images: Tensor, scale: float = 10.0, bias: float = -5.0) -> Tensor:
@@ -63,23 +68,16 @@ class Sigmoid(GroundedObjective[SigmoidParams]):
     Params = SigmoidParams
     source = "SigLIP (Zhai et al., ICCV 2023, arXiv 2303.15343) beside SimCSE"
 
-    @classmethod
-    def features(cls, params: SigmoidParams) -> dict[str, FeatureNeed]:
-        return {"image": FeatureNeed("image", params.image, ("sigmoid",))}
-
     @property
-    def projected_slots(self) -> dict[str, tuple[str, ...]]:
-        return {"image": ("image",)}
-
-    def heads(self, hidden: int, dims: dict[str, int]) -> nn.ModuleDict:
-        return self.make_heads(hidden, dims, text="text" in self.weights)
+    def features(self) -> list[FeatureNeed]:
+        return [FeatureNeed("image", self.params.image, ("sigmoid",), head="image")]
 
     def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
             terms["text"] = text_term(views, heads["text"], self.params.temperature)
         if batch.stream == "pairs":
-            images = heads["image"](batch.features["image"])
+            images = heads["image"](batch.features_of("image", self.params.image))
             first, second = (
                 sigmoid_loss(heads["grounding"](view), images, self.params.scale)
                 for view in (views.first, views.second)
@@ -102,7 +100,7 @@ def main() -> None:
         "loss/run",
         tokens="loss/tokens",
         pairs=data.folder,
-        features={"image": images},
+        features={"image-resnet": images},
         dev="loss/data/similarity/dev.tsv",
         max_steps=20,
         eval_steps=10,

@@ -17,4 +17,4 @@ images = extract_features(data, named_encoder(encoder, weights), "mine/features"
 tokenize(data.texts, student, 32, "mine/tokens")
 objective = make_objective("mcse", {"image": encoder})
 inputs = {"tokens": "mine/tokens", "pairs": data.folder, "sentences": data.folder}
-print(train_model(objective, student, "mine/run", features={"image": images}, **inputs))
+print(train_model(objective, student, "mine/run", features={f"image-{encoder}": images}, **inputs))

@@ -190,8 +190,8 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
 
     config = params.run(run)
     objective = make_objective(config.objective, config.parameters)
-    needs = objective.features(objective.params)
-    _require_features_of_the_system(params, run, {_feature_set(need) for need in needs.values()})
+    needs = objective.features
+    _require_features_of_the_system(params, run, {_feature_set(need) for need in needs})
     pairs, text, student = params.graph.pairs, params.graph.text, params.student
     train = params.train_of(run)
     has_pairs = pairs in params.joined or params.dataset(pairs).source.has_pairs
@@ -207,7 +207,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
             images=images_manifest(pairs),
             tokens=tokens_folder(student.name),
             phrases=phrase_tokens_folder(pairs, student.name)
-            if any(need.kind == "object" for need in needs.values())
+            if any(need.kind == "object" for need in needs)
             else None,
         )
         if has_pairs
@@ -215,9 +215,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
         text=TextSource(sentences=sentences_manifest(text), tokens=tokens_folder(student.name))
         if objective.trains_on_text and train.text_stream
         else None,
-        features={
-            slot: features_folder(pairs, need.kind, need.encoder) for slot, need in needs.items()
-        },
+        features={need.name: features_folder(pairs, need.kind, need.encoder) for need in needs},
         dev=params.evaluation.dev,
         out=run_folder(run, seed),
     )
@@ -234,7 +232,7 @@ def _require_features_of_the_system(params: Params, run: str, read: set[str]) ->
     name = params.run(run).system
     system = params.systems[name]
     objective = make_objective(str(system.objective), system.parameters)
-    declared = {_feature_set(need) for need in objective.features(objective.params).values()}
+    declared = {_feature_set(need) for need in objective.features}
     if more := sorted(read - declared):
         raise ParamsError(
             f"{FILE_NAME}: systems.{name}.runs.{run} reads {', '.join(more)}, and its system reads "

@@ -20,7 +20,7 @@ from sightline import outside
 from sightline.cache.record import DTypeName, Kind
 from sightline.errors import SightlineError
 from sightline.settings import Settings, explain, unknown
-from train.evaluate.task_registry import TASKS
+from train.evaluate.task import TASKS
 from train.run_spec import Precision, StudentConfig, TrainConfig
 
 FILE_NAME = "params.yaml"

@@ -23,7 +23,7 @@ from sightline.settings import unknown
 if TYPE_CHECKING:
     from pipeline.grounding.stats import GroundStats
     from sightline.html_pages import Thumbnail
-    from train.evaluate.score import Evaluation
+    from train.evaluate.evaluation import Evaluation
     from train.report.results import RunResult
 
 EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
@@ -111,15 +111,14 @@ def phrase_tokens(params: Params, dataset: str) -> str:
 
 def code(params: Params) -> Iterator[str]:
     """Write digests of the source files that train each system; yields a line for each."""
-    from train.code_digest import CODE_SCHEMA, code_of
-    from train.objective_registry import modules_of
+    from train.code_digest import CODE_SCHEMA, code_of, objectives_of
 
     for name, system in params.systems.items():
         if not system.runs or system.objective is None:
             continue
         runs = [params.run(run) for run in system.runs]
-        modules = {each for run in runs for each in modules_of(run.objective, run.parameters)}
-        found = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(modules)}
+        objectives = {each for run in runs for each in objectives_of(run.objective, run.parameters)}
+        found = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(objectives)}
         out = graph.code_file(name)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_file(out, (json.dumps(found, indent=1) + "\n").encode(), CODE_SCHEMA.encode())
@@ -135,17 +134,16 @@ def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
     Raises:
         SightlineError: there is no such run.
     """
-    from train.code_digest import code_of
-    from train.objective_registry import modules_of
+    from train.code_digest import code_of, objectives_of
+    from train.records import FILE_NAME
     from train.run_folder import RunFolder
-    from train.run_summary import RunSummary
 
     for name in names or params.runs:
         run = params.run(name)
-        current = code_of(modules_of(run.objective, run.parameters))
+        current = code_of(objectives_of(run.objective, run.parameters))
         for seed in params.graph.seeds:
             folder = graph.run_folder(name, seed)
-            if RunSummary.load(folder) is None:
+            if not (folder / FILE_NAME).is_file():
                 yield f"{folder}: not trained yet"
             elif RunFolder(folder).accept(current):
                 yield f"{folder}: accepted"
@@ -261,7 +259,7 @@ def _scores_of(result: RunResult, scored: Sequence[str]) -> str:
 
 def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
     """Some of the tasks in params.yaml, with their data."""
-    from train.evaluate.score import Evaluation
+    from train.evaluate.evaluation import Evaluation
 
     given = {name: params.evaluation.tasks[name].settings for name in names}
     return Evaluation.load(given, "params.yaml: evaluation.tasks.")

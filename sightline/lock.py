@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import socket
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}
 """Options of nfs(5) with which other machines do not see the locks of this one."""
 _held: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process; the kernel would let it take them again."""
-_OURS = re.compile(rb"(worker \d+/\d+, )?process ")  # how a lock of ours begins
+_OURS = (b"process ", b"worker ")  # how a lock of ours begins
 _WAIT = 0.02  # seconds between polls of a lock that a worker plans or publishes under
 _GRACE = 1.0  # seconds that a worker which took the lock needs to write its line into it
 
@@ -70,7 +69,7 @@ class WriterLock:
         handle = self._opened_and_locked()
         found = os.pread(handle, 1 << 16, 0)
         self.found_empty = there and not found
-        if found and not _OURS.match(found):
+        if not _ours(found):
             os.close(handle)
             raise SightlineError(
                 f"{self.path}: not a lock of Sightline, so {self.path.parent} belongs to something "
@@ -189,6 +188,11 @@ def _locked(handle: int, *, exclusive: bool, length: int = 0, start: int = 0) ->
             return False
         raise
     return True
+
+
+def _ours(found: bytes) -> bool:
+    """Whether a run or worker of ours wrote it, even if it was killed while it wrote."""
+    return any(found[: len(start)] == start[: len(found)] for start in _OURS)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

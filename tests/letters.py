@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from train.evaluate.evaluated_model import EvaluatedModel
+from train.evaluate.models import EvaluatedModel
 
 
 class Letters:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from pipeline.cli.commands import app
-from train.evaluate.task_registry import TASKS
-from train.evaluate.tasks import task_class
+from train.evaluate.task import TASKS, task_class
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

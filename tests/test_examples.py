@@ -21,7 +21,7 @@ from pipeline import FeatureSet
 from train import OBJECTIVES, RunSummary
 
 EXAMPLES = ROOT / "examples"
-SCRIPTS = {"own_photographs.py", "new_loss.py", "classifier.py"}
+SCRIPTS = {"own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"}
 Run = Callable[..., None]
 
 
@@ -74,7 +74,7 @@ def test_own_photographs_take_ten_lines_and_train(run, tmp_path, capsys):
     assert "features from untrained weights" in capsys.readouterr().out
     summary = RunSummary.read(tmp_path / "mine/run")
     assert summary.objective == "mcse"
-    assert summary.features["image"].rows == 12
+    assert summary.features["image-resnet18"].rows == 12
     assert (tmp_path / "mine/run/model/README.md").is_file()
 
 
@@ -120,4 +120,4 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
         exec(compile("".join(cell["source"]), f"tour.ipynb, cell {number}", "exec"), names)
     assert set(names["runs"]) == set(names["scores"]) == {"simcse", "mcse"}
     assert names["nearest"][0] == 0
-    assert names["runs"]["mcse"].features["image"].rows == len(names["images"])
+    assert names["runs"]["mcse"].features["image-resnet"].rows == len(names["images"])

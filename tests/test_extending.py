@@ -32,7 +32,7 @@ from sightline.cache.groundings import read_phrases
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from sightline.settings import Registry
-from train.evaluate.task_registry import TASKS
+from train.evaluate.task import TASKS
 from train.objectives import OBJECTIVES, make_objective
 
 PAGE = ROOT / "docs/extending.md"
@@ -249,7 +249,7 @@ def test_its_objective_can_be_part_of_a_combination(lamplight):
             "mcse": {"parameters": {"image": image, "text_weight": 0}},
         }
         objective = make_objective("combined", {"parts": parts})
-        return set(objective.heads(8, dict.fromkeys(objective.features(objective.params), 5)))
+        return set(objective.heads(8, {need.name: 5 for need in objective.features}))
 
     shared = {"hardest-text", "hardest-grounding", "hardest-image"}
     assert heads_with("thumbnail") == shared
@@ -284,7 +284,7 @@ def test_the_stage_on_the_page_matches_the_inputs_of_the_run(clone):
         "hardest-margin",
     }
     spec = graph.run_spec(params, "hardest-margin", 0)
-    assert spec.features == {"image": Path("data/features/album/image/thumbnail")}
+    assert spec.features == {"image-thumbnail": Path("data/features/album/image/thumbnail")}
     assert spec.parameters == {"image": "thumbnail", "margin": 0.5}
 
 

@@ -58,7 +58,7 @@ def test_the_page_grounds_trains_and_evaluates(page):
     assert len(names["objects"]) > 0
     assert names["summary"].steps == 4
     assert len(names["summary"].dev_history) == 2
-    assert names["summary"].features["image"].fingerprint == names["images"].fingerprint
+    assert names["summary"].features["image-resnet"].fingerprint == names["images"].fingerprint
     assert set(names["result"].scores) == set(names["result"].evaluated_on)
     assert (place / "runs/mcse/model/README.md").is_file()
 

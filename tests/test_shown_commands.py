@@ -176,8 +176,8 @@ MISTAKES = [
     ("evaluate sts --modle student --data photos", "did you mean '--model'?"),
     ("evaluate sts --model student --data", "--data has no value"),
     (
-        "evaluate transfer --model student --data senteval/downstream --classifier svm",
-        "classifier: input should be 'senteval' or 'sklearn'; found 'svm'",
+        "evaluate retrieval --model student --data photos --features features --folds 0",
+        "retrieval.folds: input should be greater than or equal to 1; found '0'",
     ),
     ("evaluate sts --model student --data senteval/downstream", "does not say how to pool"),
 ]

@@ -11,14 +11,13 @@ from sightline.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from train.embed import Embedder
-    from train.evaluate.evaluated_model import EvaluatedModel
-    from train.evaluate.score import Evaluation
+    from train.evaluate.evaluation import Evaluation
+    from train.evaluate.models import EvaluatedModel
     from train.evaluate.score_run import evaluate_model
-    from train.new_run import train_model
-    from train.objective_registry import OBJECTIVES
-    from train.objectives import Objective, make_objective
+    from train.objectives import OBJECTIVES, Objective, make_objective
+    from train.records import RunSummary
     from train.report.results import RunResult
-    from train.run_summary import RunSummary
+    from train.train_run import train_model
 
 __all__ = [
     "OBJECTIVES",
@@ -36,16 +35,16 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "OBJECTIVES": "train.objective_registry",
+        "OBJECTIVES": "train.objectives",
         "Embedder": "train.embed",
-        "EvaluatedModel": "train.evaluate.evaluated_model",
-        "Evaluation": "train.evaluate.score",
+        "EvaluatedModel": "train.evaluate.models",
+        "Evaluation": "train.evaluate.evaluation",
         "Objective": "train.objectives",
         "RunResult": "train.report.results",
-        "RunSummary": "train.run_summary",
+        "RunSummary": "train.records",
         "evaluate_model": "train.evaluate.score_run",
         "make_objective": "train.objectives",
-        "train_model": "train.new_run",
+        "train_model": "train.train_run",
     },
 )
 

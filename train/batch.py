@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from sightline.cache.record import Kind
+
+
+def feature_name(kind: Kind, encoder: str | None) -> str:
+    """What a feature set is called in a run: `image-clip` are the image features of clip."""
+    return f"{kind}-{encoder}"
+
 
 @dataclass(frozen=True)
 class Phrases:
@@ -87,8 +94,8 @@ class Batch:
         stream: `pairs` or `text`.
         input_ids: int64 [N, L], padded with ``pad_token_id`` to the longest of the batch.
         lengths: int64 [N] on the host, tokens of each row, special tokens included.
-        features: slot → float32, one row per sentence [N, D], or one per phrase [P, D] in the slots
-            of objects; empty on the text stream.
+        features: by `feature_name`, float32: one row per sentence [N, D], of objects one per phrase
+            [P, D]; empty on the text stream.
         keys: uint8 [N, 32] of the texts, for error messages.
         phrases: the phrases of all captions; None if the objective reads no objects.
     """
@@ -107,10 +114,14 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on ``device``."""
-        features = {slot: to_device(rows, device) for slot, rows in self.features.items()}
+        features = {name: to_device(rows, device) for name, rows in self.features.items()}
         phrases = None if self.phrases is None else self.phrases.to(device)
         ids = to_device(self.input_ids, device)
         return replace(self, input_ids=ids, features=features, phrases=phrases)
+
+    def features_of(self, kind: Kind, encoder: str | None) -> Tensor:
+        """The rows of one feature set."""
+        return self.features[feature_name(kind, encoder)]
 
     @property
     def sentences(self) -> Sentences:

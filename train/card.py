@@ -13,8 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from sightline.cache import key_of_file
 from sightline.errors import SightlineError
-from train.feature_use import FeatureUse
-from train.run_summary import FILE_NAME, RunSummary
+from train.records import FILE_NAME, FeatureUse, RunSummary
 
 if TYPE_CHECKING:
     from train.report.results import RunResult
@@ -87,8 +86,8 @@ def model_card(
         "layer; similarity is the cosine.",
         *([_UNTRAINED] if untrained else []),
         *(
-            f"**Imported features**: `{slot}` is {used.provenance}."
-            for slot, used in summary.features.items()
+            f"**Imported features**: `{name}` is {used.provenance}."
+            for name, used in summary.features.items()
             if used.provenance != "computed here"
         ),
         f"## Use\n\n```python\n{_SENTENCE_TRANSFORMERS}\n```",
@@ -193,13 +192,13 @@ def _title(summary: RunSummary) -> str:
 
 
 def _features(summary: RunSummary) -> str:
-    lines = ["## Cached features", "", "| slot | set | encoder | weights | rows | fingerprint |"]
+    lines = ["## Cached features", "", "| name | set | encoder | weights | rows | fingerprint |"]
     lines += ["|---|---|---|---|---|---|"]
-    for slot, used in summary.features.items():
+    for name, used in summary.features.items():
         weights = "**untrained**" if used.untrained else used.source
         doubt = f" ({used.doubt})" if used.doubt else ""
         lines.append(
-            f"| {slot} | {used.name} | {used.encoder} | {weights}{doubt} | {used.rows:,} "
+            f"| {name} | {used.name} | {used.encoder} | {weights}{doubt} | {used.rows:,} "
             f"| `{used.fingerprint}` |"
         )
     return "\n".join(lines)

@@ -1,79 +1,114 @@
-"""A digest of the code that trains a system: editing a loss changes it, editing a comment does not.
+"""Digests of the code that trains a system: they change with a loss, not with a comment.
 
-Source files are parsed and never imported, so this needs neither torch nor an installed extra.
+They are of the files that train every system, of the objective's file, and of the losses that it
+names. Source files are parsed and never imported, so this needs neither torch nor an installed
+extra.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from sightline.digest import digest
 from sightline.errors import SightlineError
+from train.objectives import OBJECTIVES
 
-ROOTS = (
+CORE = (
+    "train.batch",
+    "train.data",
+    "train.distributed",
+    "train.gradient_cache",
     "train.loop",
     "train.model",
-    "train.data",
-    "train.schedule",
+    "train.objectives.objective",
     "train.optimizer",
+    "train.pairs",
+    "train.run_spec",
+    "train.schedule",
     "sightline.pooling",
     "sightline.cache.caption_choice",
 )
-"""Modules that train every system. The last two are arithmetic outside `train`."""
+"""The modules that train every system (tests/train/test_code_digest.py says why not the others)."""
 
 CODE_SCHEMA = "sightline.code/1"
-_FOLLOWED = "train"  # imports are followed within this package and the objective's own
+_LOSSES = "train.losses"
 
 
-def code_of(modules: Iterable[str]) -> dict[str, str]:
-    """Module → digest of its syntax tree, for ``modules``, `ROOTS` and everything they import.
+def objectives_of(name: str, parameters: Mapping[str, Any]) -> set[str]:
+    """``name`` and, of a combination, the objectives of its parts."""
+    names = {name}
+    parts = parameters.get("parts")
+    for part, settings in parts.items() if isinstance(parts, Mapping) else ():
+        own = settings.get("objective") if isinstance(settings, Mapping) else None
+        names |= objectives_of(own or part, {})
+    return names
 
-    Imports are followed within `train` and within the packages of ``modules``. A name imported from
-    a package is followed to the module that defines it: an objective depends on the losses that it
-    names, not on all of `train.losses`.
+
+def code_of(objectives: Iterable[str]) -> dict[str, str]:
+    """Module or loss → digest of its syntax tree, of all that trains these objectives.
+
+    Of another package's objective that is its whole package.
 
     Raises:
-        SightlineError: a module has no source file, or one that is not valid Python.
+        SightlineError: an objective is unknown, or its source is missing or not valid Python.
     """
-    wanted = [*modules, *ROOTS]
-    packages = {_FOLLOWED, *(name.partition(".")[0] for name in modules)}
-    found: dict[str, str] = {}
+    places = (OBJECTIVES.place(name).partition(":")[0] for name in objectives)
+    modules = {*CORE, *(module for place in places for module in _with_its_package(place))}
+    wanted, losses = [*modules], set[str]()
     while wanted:
-        module = wanted.pop()
-        if module in found:
-            continue
-        found[module] = _digest(module)
-        wanted += [name for name in _imported(module) if name.partition(".")[0] in packages]
-    return dict(sorted(found.items()))
+        for package, name in _imported(wanted.pop()):
+            if package == _LOSSES:
+                losses.add(name)
+            elif package.startswith("train.objectives.") and package not in modules:
+                modules.add(package)
+                wanted.append(package)
+    digests = {module: _digest(module) for module in modules}
+    return dict(sorted({**digests, **_digests_of_losses(losses)}.items()))
 
 
-def tree_digest(source: str) -> str:
-    """SHA-256 (hex) of the syntax tree of ``source`` without docstrings, comments and positions.
-
-    Empty fields of nodes are left out, so the digest is the same on Python 3.11 to 3.13, which
-    have different fields.
-    """
-    return digest(_plain(ast.parse(source)))
+def _digests_of_losses(names: set[str]) -> dict[str, str]:
+    """Digests of these definitions of `train.losses` and of all that they name in turn."""
+    own, imports = dict[str, ast.AST](), dict[str, ast.AST]()
+    for node in _tree(_LOSSES).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own[node.name] = node
+        elif isinstance(node, ast.Assign):
+            own |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            imports |= {name.asname or name.name.partition(".")[0]: node for name in node.names}
+    wanted, digests = sorted(own if "*" in names else names & own.keys()), dict[str, str]()
+    while wanted:
+        name = wanted.pop()
+        named = {node.id for node in ast.walk(own[name]) if isinstance(node, ast.Name)}
+        nodes = [own[name], *(imports[each] for each in sorted(named & imports.keys()))]
+        digests[f"{_LOSSES}.{name}"] = digest(_plain(nodes))
+        wanted += [each for each in named & own.keys() if f"{_LOSSES}.{each}" not in digests]
+    return digests
 
 
 def _plain(node: object) -> object:
-    """A syntax tree as lists and numbers; a string that is a statement is a docstring."""
+    """A syntax tree as lists and numbers, without docstrings, comments and positions.
+
+    Empty fields of nodes are left out, so it is the same on Python 3.11 to 3.13, which have
+    different fields.
+    """
     if isinstance(node, ast.AST):
         fields = {name: _plain(value) for name, value in ast.iter_fields(node)}
         if isinstance(node, ast.JoinedStr):
             # Python 3.12 adds an empty text after the last field of a format specification
-            parts = [each for each in node.values if getattr(each, "value", None) != ""]
-            fields = {"values": [_plain(each) for each in parts]}
+            parts = [part for part in node.values if getattr(part, "value", None) != ""]
+            fields = {"values": [_plain(part) for part in parts]}
         filled = {name: value for name, value in fields.items() if value not in (None, [], "")}
         if isinstance(node, ast.Constant):
             filled = {"value": [type(node.value).__name__, repr(node.value)]}
         return [type(node).__name__, filled]
     if isinstance(node, list):
-        return [_plain(each) for each in node if not _is_docstring(each)]
+        return [_plain(item) for item in node if not _is_docstring(item)]
     return node
 
 
@@ -85,32 +120,29 @@ def _is_docstring(node: object) -> bool:
     )
 
 
-@cache
-def _file(module: str) -> Path | None:
-    """The source of ``module``, found without importing its packages."""
-    top, *below = module.split(".")
-    spec = importlib.util.find_spec(top)
-    if spec is None:
-        return None
-    if not below and spec.origin:
-        return Path(spec.origin)
-    for root in spec.submodule_search_locations or ():
-        place = Path(root, *below)
-        for file in (place.with_suffix(".py"), place / "__init__.py"):
-            if file.is_file():
-                return file
-    return None
-
-
-@cache
-def _digest(module: str) -> str:
-    return digest(_plain(_tree(module)))
+def _with_its_package(module: str) -> list[str]:
+    """``module``; of another package, all modules of that package."""
+    top = module.partition(".")[0]
+    spec = None if top == "train" else importlib.util.find_spec(top)
+    modules = {module}
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for file in Path(root).rglob("*.py"):
+            parts = (top, *file.relative_to(root).with_suffix("").parts)
+            modules.add(".".join(parts[:-1] if file.name == "__init__.py" else parts))
+    return sorted(modules)
 
 
 @cache
 def _tree(module: str) -> ast.Module:
-    file = _file(module)
-    if file is None or file.suffix != ".py":
+    """The syntax tree of ``module``, found without importing its packages."""
+    top, *below = module.split(".")
+    spec = importlib.util.find_spec(top)
+    files = [Path(spec.origin)] if spec is not None and spec.origin and not below else []
+    for root in (spec.submodule_search_locations or ()) if spec is not None and below else ():
+        place = Path(root, *below)
+        files += [place.with_suffix(".py"), place / "__init__.py"]
+    file = next((file for file in files if file.suffix == ".py" and file.is_file()), None)
+    if file is None:
         raise SightlineError(
             f"{module}: source not found, but a run records the code that trains it; "
             "install the package with its source"
@@ -122,50 +154,16 @@ def _tree(module: str) -> ast.Module:
 
 
 @cache
-def _imported(module: str) -> tuple[str, ...]:
-    """Modules that ``module`` imports, except for type checking; names resolve to their module."""
-    found: list[str] = []
-    for node in _without_type_checking(_tree(module)):
+def _digest(module: str) -> str:
+    return digest(_plain(_tree(module)))
+
+
+def _imported(module: str) -> Iterator[tuple[str, str]]:
+    """(package, name) of every `from package import name` in ``module``; * of a whole module."""
+    for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
-            found += [name.name for name in node.names if _file(name.name)]
+            yield from ((alias.name, "*") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = _absolute(module, node)
-            found += [each for name in node.names for each in _definition(package, name.name)]
-    return tuple(dict.fromkeys(found))
-
-
-def _without_type_checking(tree: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(tree):
-        is_guard = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
-        if not is_guard:
-            yield child
-            yield from _without_type_checking(child)
-
-
-def _absolute(module: str, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    file = _file(module)
-    parts = module.split(".")
-    above = node.level - (file is not None and file.name == "__init__.py")
-    base = parts[: len(parts) - above]
-    return ".".join([*base, *([node.module] if node.module else [])])
-
-
-def _definition(package: str, name: str) -> Iterator[str]:
-    """The module that ``from package import name`` gets ``name`` from."""
-    submodule = f"{package}.{name}"
-    if _file(submodule):
-        yield submodule
-        return
-    file = _file(package)
-    if file is None:
-        return
-    if file.name == "__init__.py":
-        for node in ast.walk(_tree(package)):
-            if isinstance(node, ast.ImportFrom):
-                for each in node.names:
-                    if name in (each.asname, each.name):
-                        yield from _definition(_absolute(package, node), each.name)
-                        return
-    yield package
+            for alias in node.names:
+                whole = node.module == "train" and alias.name == "losses"
+                yield (_LOSSES, "*") if whole else (node.module or "", alias.name)

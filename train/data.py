@@ -6,8 +6,10 @@ Every input of a run is found, and everything missing is reported, before a mode
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,16 +26,16 @@ from sightline.cache import (
     read_manifest,
 )
 from sightline.cache.record import Kind
+from sightline.devices import to_device
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.lookup import FeatureLookup, TokenLookup
-from train.object_rows import ObjectRows
-from train.pairs import Pairs, describe_source, read_pairs
+from train.pairs import Pairs, PhraseTable, describe_source, read_pairs, read_phrases
 from train.run_spec import RunSpec, TextSource
 from train.schedule import Schedule, Stream
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from train.objectives.objective import FeatureNeed, Objective
 
@@ -48,25 +50,129 @@ CONTROLLED: Mapping[str, set[Kind]] = {
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """One stream, resolved: where each of its rows is in its token set and feature sets."""
+class FeatureLookup:
+    """Cached features of rows 0 … n − 1 of a stream, from the host or a device.
 
-    set: TokenSet
-    tokens: TokenLookup
-    keys: NDArray[np.uint8]
-    features: Mapping[str, FeatureLookup]
-    objects: ObjectRows | None = None
+    A run reads the same rows in every epoch. On a GPU they are moved there once if they fit, and a
+    batch is then a lookup on the device; the values are the same.
+
+    Attributes:
+        table: the feature set, read on the host, or the rows of it that are needed, on a device:
+            [distinct, D], in the type of the cache.
+        rows: int64 [n], row of the table for each row of the stream.
+    """
+
+    table: FeatureSet | Tensor
+    rows: NDArray[np.int64]
+
+    def take(self, rows: NDArray[np.int64]) -> Tensor:
+        """Features of ``rows``: float32 [len(rows), D]."""
+        import torch
+
+        at = self.rows[rows]
+        if not isinstance(self.table, FeatureSet):
+            return self.table[_index(at, self.table.device)].float()
+        return torch.from_numpy(self.table.gather(at).astype(np.float32, copy=False))
 
     @property
     def nbytes(self) -> int:
-        of_objects = {} if self.objects is None else self.objects.features
-        lookups = (*self.features.values(), *of_objects.values())
-        return self.tokens.nbytes + sum(each.nbytes for each in lookups)
+        """What the distinct rows take on a device."""
+        if not isinstance(self.table, FeatureSet):
+            return self.table.nbytes
+        return len(np.unique(self.rows)) * self.table.dim * self.table.dtype.itemsize
 
-    def moved(self, device: torch.device) -> _Rows:
-        features = {slot: each.moved(device) for slot, each in self.features.items()}
-        objects = None if self.objects is None else self.objects.moved(device)
-        return replace(self, tokens=self.tokens.moved(device), features=features, objects=objects)
+    def moved(self, device: torch.device) -> FeatureLookup:
+        """The same features on ``device``, each distinct row once."""
+        import torch
+
+        if not isinstance(self.table, FeatureSet):
+            return replace(self, table=self.table.to(device))
+        distinct, places = np.unique(self.rows, return_inverse=True)
+        dtype = torch.from_numpy(np.empty(0, self.table.dtype)).dtype
+        table = torch.empty(len(distinct), self.table.dim, dtype=dtype, device=device)
+        chunk = 1 << 15  # the host may not have the memory for all
+        for start in range(0, len(distinct), chunk):
+            part = self.table.gather(distinct[start : start + chunk])
+            table[start : start + len(part)] = torch.from_numpy(part).to(device)
+        return FeatureLookup(table, places.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class TokenLookup:
+    """Token ids of rows 0 … n − 1 of a stream, likewise.
+
+    Attributes:
+        tokens: their token set.
+        rows: int64 [n], row of the set for each row of the stream.
+        table: the padded ids of all rows, on a device: int32 [n, longest]; None reads the set.
+    """
+
+    tokens: TokenSet
+    rows: NDArray[np.int64]
+    table: Tensor | None = None
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row, int64 [n]."""
+        return self.tokens.lengths[self.rows].astype(np.int64)
+
+    def take(self, rows: NDArray[np.int64]) -> Tensor:
+        """Token ids of ``rows``, padded to the longest: int64 [len(rows), L]."""
+        import torch
+
+        if self.table is None:
+            return torch.from_numpy(self._padded(rows).astype(np.int64))
+        longest = int(self.lengths[rows].max())
+        return self.table[:, :longest][_index(rows, self.table.device)].long()
+
+    @property
+    def nbytes(self) -> int:
+        """What the padded rows take on a device."""
+        return len(self.rows) * int(self.lengths.max(initial=0)) * 4
+
+    def moved(self, device: torch.device) -> TokenLookup:
+        """The same ids on ``device``, padded to the longest of all rows."""
+        import torch
+
+        padded = torch.from_numpy(self._padded(np.arange(len(self.rows))))
+        return replace(self, table=padded.to(device))
+
+    def _padded(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Token ids of ``rows`` from the set, padded to the longest of them: int32 [n, L]."""
+        flat, lengths = self.tokens.gather(self.rows[rows])
+        inside = np.arange(lengths.max()) < lengths[:, None]  # (n, L)
+        ids = np.full(inside.shape, self.tokens.header.pad_token_id, dtype=np.int32)
+        ids[inside] = flat
+        return ids
+
+
+def _index(rows: NDArray[np.int64], device: torch.device) -> Tensor:
+    import torch
+
+    return to_device(torch.tensor(rows), device)  # a copy: rows may be read-only
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """One stream, resolved: where each of its rows is in its token set and feature sets.
+
+    Attributes:
+        features: by name, of the rows; of the phrases' objects for the names in `of_objects`.
+    """
+
+    keys: NDArray[np.uint8]
+    tokens: TokenLookup
+    features: Mapping[str, FeatureLookup] = field(default_factory=dict)
+    phrases: PhraseTable | None = None
+    of_objects: frozenset[str] = frozenset()
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens.nbytes + sum(lookup.nbytes for lookup in self.features.values())
+
+    def moved(self, device: torch.device) -> _Stream:
+        features = {name: lookup.moved(device) for name, lookup in self.features.items()}
+        return replace(self, tokens=self.tokens.moved(device), features=features)
 
 
 class TrainingData:
@@ -74,7 +180,7 @@ class TrainingData:
 
     Attributes:
         schedule: which rows are in micro-batch k.
-        feature_sets: slot → feature set.
+        feature_sets: by `FeatureNeed.name`.
         dropped_pairs: pairs left out because their image could not be extracted.
         dropped_phrases: phrases left out because their object could not be extracted.
         phrases_digest: content digest of the phrase tokens, if the objective reads them.
@@ -89,19 +195,16 @@ class TrainingData:
             SightlineError: an input is missing, damaged, or does not match the objective or the
                 other inputs: a feature set not given, keys missing from a set, too few rows.
         """
-        params = objective.params
-        needs = objective.features(params)
-        self._check_slots(spec, needs)
-        self._check_streams(spec, objective)
-        self._check_controls(objective)
+        _check(spec, objective)
+        needs = objective.features
         self.seed = spec.seed
-        self.feature_sets = {slot: _open(spec, slot, need) for slot, need in needs.items()}
+        self.feature_sets = {need.name: _open(spec, need) for need in needs}
         objective.check_widths(self.dims)
         self.dropped_pairs = self.dropped_phrases = 0
         self.phrases_digest: str | None = None
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
-        self._streams: dict[Stream, _Rows] = {}
+        self._streams: dict[Stream, _Stream] = {}
         self._paced_by: int | None = None
         if spec.pairs is not None:
             self._add_pairs(spec, objective, needs)
@@ -125,18 +228,21 @@ class TrainingData:
 
     @property
     def dims(self) -> dict[str, int]:
-        """Slot → width of its features."""
-        return {slot: features.dim for slot, features in self.feature_sets.items()}
+        """Name of a feature set → width of its rows."""
+        return {name: features.dim for name, features in self.feature_sets.items()}
 
     @property
     def token_digests(self) -> dict[str, str]:
         """Stream → content digest of its token set."""
-        return {stream: rows.set.record.content_digest for stream, rows in self._streams.items()}
+        return {
+            stream: rows.tokens.tokens.record.content_digest
+            for stream, rows in self._streams.items()
+        }
 
     @property
     def vocabulary_size(self) -> int:
         """Size of the vocabulary that the token ids are from."""
-        return max(rows.set.header.vocabulary_size for rows in self._streams.values())
+        return max(rows.tokens.tokens.header.vocabulary_size for rows in self._streams.values())
 
     @property
     def nbytes(self) -> int:
@@ -155,11 +261,13 @@ class TrainingData:
         draw = self.schedule.draw(k)
         rows = self.schedule.rows(draw)
         stream = self._streams[draw.stream]
-        features = {slot: each.take(rows) for slot, each in stream.features.items()}
-        phrases = None
-        if stream.objects is not None:
-            phrases, of_objects = stream.objects.take(rows)
-            features |= of_objects
+        phrases, numbers = None, rows
+        if stream.phrases is not None:
+            phrases, numbers = stream.phrases.take(rows)
+        features = {
+            name: lookup.take(numbers if name in stream.of_objects else rows)
+            for name, lookup in stream.features.items()
+        }
         return Batch(
             k,
             self.seed,
@@ -171,19 +279,16 @@ class TrainingData:
             phrases,
         )
 
-    def _add_pairs(
-        self, spec: RunSpec, objective: Objective, needs: Mapping[str, FeatureNeed]
-    ) -> None:
+    def _add_pairs(self, spec: RunSpec, objective: Objective, needs: Sequence[FeatureNeed]) -> None:
         assert spec.pairs is not None
-        params = objective.params
-        source = spec.pairs
+        params, source = objective.params, spec.pairs
         pairs = read_pairs(source.captions, source.images, params.caption, params.data_seed)
-        of_images = [slot for slot, need in needs.items() if need.kind == "image"]
-        failed = {key for slot in of_images for key in self.feature_sets[slot].failed}
+        of_images = [self.feature_sets[need.name] for need in needs if need.kind == "image"]
+        failed = {key for features in of_images for key in features.failed}
         if failed:
             pairs = pairs.without_images(failed)
         self.dropped_pairs = pairs.dropped
-        self.source["pairs"] = describe_source(spec.pairs)
+        self.source["pairs"] = describe_source(source)
         if not len(pairs):
             raise SightlineError(
                 f"{self.source['pairs']}: the images of all {pairs.dropped} pairs could not be "
@@ -192,8 +297,11 @@ class TrainingData:
         if params.pairs is not None:
             self._paced_by = len(pairs)
             pairs = pairs.sample(params.pairs, params.data_seed)
-        tokens = open_tokens(spec.pairs.tokens, spec.student.max_length)
-        objects = self._objects(spec, needs, pairs, tokens, params.shuffle_objects)
+        tokens = open_tokens(source.tokens, spec.student.max_length)
+        of_objects = frozenset(need.name for need in needs if need.kind == "object")
+        phrases = self._phrases(spec, of_objects, pairs, tokens) if of_objects else None
+        if phrases is not None and params.shuffle_objects:
+            phrases = phrases.exchanged()
         if params.shuffle_images:
             pairs = pairs.with_shuffled_images(params.data_seed)
         if params.random_images:
@@ -206,47 +314,41 @@ class TrainingData:
             "text": of_captions,
             "teacher": of_captions,
         }
-        features: dict[str, FeatureLookup] = {}
-        for slot, need in needs.items():
-            if need.kind != "object":
-                found = self.feature_sets[slot]
-                where = _rows(found, by_kind[need.kind], slot, need)
-                features[slot] = FeatureLookup(found, where)
+        if phrases is not None:
+            by_kind["object"] = phrases.cutouts
+        features = {need.name: self._lookup(need, by_kind[need.kind]) for need in needs}
         rows = tokens.rows(pairs.caption_keys)
-        self._streams["pairs"] = _Rows(
-            tokens, TokenLookup.of(tokens, rows), pairs.caption_keys, features, objects
-        )
+        lookup = TokenLookup(tokens, rows)
+        self._streams["pairs"] = _Stream(pairs.caption_keys, lookup, features, phrases, of_objects)
         self.samples["pairs"] = _samples(pairs.texts, tokens, rows)
 
-    def _objects(
-        self,
-        spec: RunSpec,
-        needs: Mapping[str, FeatureNeed],
-        pairs: Pairs,
-        tokens: TokenSet,
-        exchanged: bool,
-    ) -> ObjectRows | None:
-        """The phrases of ``pairs`` and the rows of their objects, if the objective reads any."""
-        sets = {s: self.feature_sets[s] for s, need in needs.items() if need.kind == "object"}
-        if not sets:
-            return None
+    def _phrases(
+        self, spec: RunSpec, of_objects: Iterable[str], pairs: Pairs, tokens: TokenSet
+    ) -> PhraseTable:
+        """The phrases of ``pairs``, without those whose object could not be extracted."""
         assert spec.pairs is not None
         if spec.pairs.phrases is None:
             raise SightlineError(
-                f"objective {spec.objective} reads features of objects ({', '.join(sets)}), so it "
-                "needs phrase tokens; make them with `sightline phrase-tokens` and give "
+                f"objective {spec.objective} reads features of objects ({', '.join(of_objects)}), "
+                "so it needs phrase tokens; make them with `sightline phrase-tokens` and give "
                 "`--phrases` (in a RunSpec `pairs.phrases`)"
             )
-        objects = ObjectRows.find(
-            spec.pairs.phrases,
-            pairs,
-            sets,
-            tokens,
-            lambda slot, keys: _rows(sets[slot], keys, slot, needs[slot]),
-        )
-        self.phrases_digest = objects.content_digest
-        self.dropped_phrases = objects.dropped
-        return objects.exchanged() if exchanged else objects
+        phrases, self.phrases_digest = read_phrases(spec.pairs.phrases, pairs, tokens)
+        failed = {key for name in of_objects for key in self.feature_sets[name].failed}
+        kept = phrases.without(failed)
+        self.dropped_phrases = len(phrases.starts) - len(kept.starts)
+        return kept
+
+    def _lookup(self, need: FeatureNeed, keys: NDArray[np.uint8]) -> FeatureLookup:
+        """Where the features of ``keys`` are; an error names the set that does not match."""
+        features = self.feature_sets[need.name]
+        try:
+            return FeatureLookup(features, features.rows(keys))
+        except MissingKeys as error:
+            raise MissingKeys(
+                f"{error}\n  They belong to training pairs, for {need.name}: {need}. "
+                f"Features and captions must come from one data set; `{need.command}` makes them."
+            ) from error
 
     def _add_text(self, source: TextSource, max_length: int) -> None:
         texts = read_manifest(source.sentences, SENTENCES).column("text").to_pylist()
@@ -258,57 +360,58 @@ class TrainingData:
         tokens = open_tokens(source.tokens, max_length)
         rows = tokens.rows(keys)
         self.source["text"] = str(source.sentences)
-        self._streams["text"] = _Rows(tokens, TokenLookup.of(tokens, rows), keys, {})
+        self._streams["text"] = _Stream(keys, TokenLookup(tokens, rows))
         self.samples["text"] = _samples(texts, tokens, rows)
 
-    def _check_slots(self, spec: RunSpec, needs: Mapping[str, FeatureNeed]) -> None:
-        if needs and spec.pairs is None:
-            wanted = ", ".join(f"{slot} ({need})" for slot, need in needs.items())
-            raise SightlineError(
-                f"objective {spec.objective} needs pairs, for {wanted}; give captions and images"
-            )
-        missing = [
-            f"{slot} ({need}; made by `{need.command}`)"
-            for slot, need in needs.items()
-            if slot not in spec.features
-        ]
-        if missing:
-            raise SightlineError(
-                f"objective {spec.objective} needs a feature set for {', '.join(missing)}; "
-                f"given: {', '.join(spec.features) or 'none'}"
-            )
-        unused = [slot for slot in spec.features if slot not in needs]
-        if unused:
-            raise SightlineError(
-                f"objective {spec.objective} does not read features for {', '.join(unused)}; "
-                f"it reads {', '.join(needs) or 'none'}"
-            )
-
-    def _check_streams(self, spec: RunSpec, objective: Objective) -> None:
-        if spec.text is not None and not objective.trains_on_text:
-            raise SightlineError(
-                f"objective {spec.objective}: its text term is off, so a batch of plain sentences "
-                "trains nothing; omit the text stream, or set text_weight to a value above 0"
-            )
-
-    def _check_controls(self, objective: Objective) -> None:
-        """Refuse a control for features that the objective does not read: it would do nothing."""
-        kinds = {need.kind for need in objective.features(objective.params).values()}
-        for control, of_kinds in CONTROLLED.items():
-            if getattr(objective.params, control) and not kinds & of_kinds:
-                raise SightlineError(
-                    f"{control} is on, but objective {objective.name} reads no "
-                    f"{' or '.join(sorted(of_kinds))} features here; remove it"
-                )
-
     def _check_one_tokenizer(self) -> None:
-        digests = {rows.set.header.tokenizer_sha256 for rows in self._streams.values()}
-        if len(digests) > 1:
-            paths = ", ".join(str(rows.set.path) for rows in self._streams.values())
+        sets = [rows.tokens.tokens for rows in self._streams.values()]
+        if len({tokens.header.tokenizer_sha256 for tokens in sets}) > 1:
             raise SightlineError(
-                f"{paths}: made with different tokenizers; run `sightline tokens` for both streams "
-                "with the same student"
+                f"{', '.join(str(tokens.path) for tokens in sets)}: made with different "
+                "tokenizers; run `sightline tokens` for both streams with the same student"
             )
+
+
+def _check(spec: RunSpec, objective: Objective) -> None:
+    """Refuse inputs and parameters that the objective lacks, or that would do nothing."""
+    needs, which = objective.features, f"objective {spec.objective}"
+    names, kinds = [need.name for need in needs], {need.kind for need in needs}
+    missing = [
+        f"{need.name} ({need}; made by `{need.command}`)"
+        for need in needs
+        if need.name not in spec.features
+    ]
+    unused = [name for name in spec.features if name not in names]
+    idle = [
+        f"{control} is on, but {which} reads no {' or '.join(sorted(of_kinds))} features here; "
+        "remove it"
+        for control, of_kinds in CONTROLLED.items()
+        if getattr(objective.params, control) and not kinds & of_kinds
+    ]
+    for refused, why in (
+        (
+            needs and spec.pairs is None,
+            f"{which} needs pairs, for {', '.join(map(str, needs))}; give captions and images",
+        ),
+        (
+            missing,
+            f"{which} needs a feature set for {', '.join(missing)}; "
+            f"given: {', '.join(spec.features) or 'none'}",
+        ),
+        (
+            unused,
+            f"{which} does not read features for {', '.join(unused)}; "
+            f"it reads {', '.join(names) or 'none'}",
+        ),
+        (
+            spec.text is not None and not objective.trains_on_text,
+            f"{which}: its text term is off, so a batch of plain sentences trains nothing; omit "
+            "the text stream, or set text_weight to a value above 0",
+        ),
+        (idle, "; ".join(idle)),
+    ):
+        if refused:
+            raise SightlineError(why)
 
 
 def first_paired(data: TrainingData, batches: int, count: int = 100) -> Iterator[Batch]:
@@ -317,36 +420,23 @@ def first_paired(data: TrainingData, batches: int, count: int = 100) -> Iterator
     return (data[k] for k in itertools.islice(paired, count))
 
 
-def _open(spec: RunSpec, slot: str, need: FeatureNeed) -> FeatureSet:
-    """The feature set of ``slot``; an error says what it is for and how to make it."""
-    path = spec.features[slot]
+def _open(spec: RunSpec, need: FeatureNeed) -> FeatureSet:
+    """The feature set of a need; an error says what it is for and how to make it."""
+    path = spec.features[need.name]
     try:
-        found = FeatureSet.open(path)
+        features = FeatureSet.open(path)
     except CacheError as error:
         raise SightlineError(
-            f"{error}\n  Needed for slot {slot!r} of objective {spec.objective}: {need}; "
+            f"{error}\n  Objective {spec.objective} needs it as {need.name}: {need}; "
             f"`{need.command}` makes it."
         ) from error
-    kind = found.record.spec.kind
+    kind = features.record.spec.kind
     if kind != need.kind:
         raise SightlineError(
-            f"{path}: holds {kind} features, but slot {slot!r} of objective {spec.objective} "
-            f"needs {need}; `{need.command}` makes them"
+            f"{path}: holds {kind} features, but objective {spec.objective} needs it as "
+            f"{need.name}: {need}; `{need.command}` makes them"
         )
-    return found
-
-
-def _rows(
-    found: FeatureSet, keys: NDArray[np.uint8], slot: str, need: FeatureNeed
-) -> NDArray[np.int64]:
-    """Row of each key; an error names the slot that does not match the pairs."""
-    try:
-        return found.rows(keys)
-    except MissingKeys as error:
-        raise MissingKeys(
-            f"{error}\n  They belong to training pairs, for slot {slot!r}: {need}. "
-            f"Features and captions must come from one data set; `{need.command}` makes them."
-        ) from error
+    return features
 
 
 def open_tokens(path: Path, max_length: int) -> TokenSet:
@@ -369,3 +459,41 @@ def _samples(
     flat, lengths = tokens.gather(rows[chosen])
     parts = np.split(flat, np.cumsum(lengths)[:-1])
     return [(texts[i], ids.tolist()) for i, ids in zip(chosen, parts, strict=True)]
+
+
+Feed = Callable[[int], Batch]
+"""Micro-batch k, on the device."""
+
+
+def make_feed(data: TrainingData, device: torch.device, share: float) -> Feed:
+    """The micro-batches of ``data``, on ``device``.
+
+    Token ids and features move to a GPU if they take at most ``share`` of its memory; otherwise a
+    thread reads the next batch while a step runs. A CPU reads the cache as it is.
+    """
+    import torch
+
+    if device.type == "cpu":
+        return data.__getitem__
+    if device.type == "cuda" and data.nbytes > share * torch.cuda.mem_get_info(device)[1]:
+        return ReadAhead(data, device)
+    data.move_to(device)
+    return lambda k: data[k].to(device)
+
+
+class ReadAhead:
+    """Micro-batches in order, the next one read and on its way while the caller uses one."""
+
+    def __init__(self, data: TrainingData, device: torch.device) -> None:
+        self._data, self._device = data, device
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._next: tuple[int, Future[Batch]] | None = None
+
+    def __call__(self, k: int) -> Batch:
+        expected, self._next = self._next, None
+        future = self._read(k) if expected is None or expected[0] != k else expected[1]
+        self._next = k + 1, self._read(k + 1)
+        return future.result()
+
+    def _read(self, k: int) -> Future[Batch]:
+        return self._pool.submit(lambda: self._data[k].to(self._device))

@@ -15,74 +15,48 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from sightline import devices
 from sightline.devices import peak_memory
 from sightline.errors import SightlineError
+from sightline.files import write_bytes
 from train.batch import Batch
-from train.checkpoints import FAILURE_FILE, Best, Checkpoints, Progress
-from train.data import TrainingData
-from train.feed import make_feed
+from train.data import TrainingData, make_feed
+from train.distributed import Processes
 from train.gradient_cache import CachedEmbeddings, chunks_of
-from train.log_names import DEV
-from train.log_window import LogWindow
 from train.model import TOTAL, GroundedModel
 from train.objectives.objective import Views
 from train.optimizer import learning_rate, make_optimizer
-from train.processes import Processes
+from train.records import DEV, RunState
+from train.run_folder import FAILURE_FILE, LOOP_FILE, MODEL_FILE, RunFolder
 from train.run_spec import TrainConfig
-from train.watch import BadStep, Watch
-
-_MODEL_FILE, _OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"
 
 
 class NonFiniteLoss(SightlineError):
     """A loss term or a gradient became NaN or infinite; the message says where."""
 
 
-@dataclass
-class LoopState:
-    """The progress of a run.
-
-    Attributes:
-        step: optimiser steps done.
-        steps: of the whole run.
-        log: entries so far, each with its ``step``.
-        best: dev score of the best weights, or None.
-        should_stop: end after this step, with a checkpoint; a callback may set it, in any process.
-        signal: number of the signal that asked for it, or 0; the same in all processes.
-    """
-
-    steps: int
-    step: int = 0
-    log: list[dict[str, float]] = field(default_factory=list)
-    best: float | None = None
-    should_stop: bool = False
-    signal: int = 0
-
-
 class Callback:
     """Observes a run; a subclass overrides the methods that it needs."""
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         """Before the first step, of a resumed run too."""
 
-    def step(self, state: LoopState) -> None:
+    def step(self, state: RunState) -> None:
         """After an optimiser step, before anything is logged, scored or saved."""
 
-    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+    def log(self, state: RunState, entry: dict[str, float]) -> None:
         """A log entry was added: means since the last one, or the dev score."""
 
-    def end(self, state: LoopState) -> None:
+    def end(self, state: RunState) -> None:
         """After the last step, or the one after which the run stops."""
 
 
@@ -92,14 +66,9 @@ class Loop:
     Args:
         seed: of the run.
         processes: that train together; each has a loop, model and data of its own.
-        checkpoints, best, progress: of its folder, which process 0 writes to.
+        folder: of the run, which process 0 writes to.
+        state: how far the run is; `load` a checkpoint's tensors if it has begun.
         dev_score: scores the current model, in process 0; None trains without selection.
-
-    Attributes:
-        state: its progress.
-
-    Raises:
-        SightlineError: a precision that the device does not have.
     """
 
     def __init__(
@@ -111,14 +80,11 @@ class Loop:
         seed: int,
         device: torch.device,
         processes: Processes,
-        checkpoints: Checkpoints,
-        best: Best,
-        progress: Progress,
+        folder: RunFolder,
+        state: RunState,
         dev_score: Callable[[], float] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        if model.precision == "fp16" and device.type == "cpu":
-            raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
         self._data, self._config, self._seed = data, config, seed
         self._batch = make_feed(data, device, config.device_cache)
         self._device, self._processes = device, processes
@@ -127,55 +93,53 @@ class Loop:
         self._optimizer = make_optimizer(model, config)
         self._scaler = GradScaler(device.type) if model.precision == "fp16" else None
         # under fp16 the loss scaler skips a step whose gradient overflows, and halves the scale
-        self._watch = Watch(norm_counts=self._scaler is None)
+        self._norm_counts = self._scaler is None
+        self._unseen: list[TakenStep] = []
         self._waits = not devices.runs_ahead(device) or self._scaler is not None
         self._started: float | None = None
         self._micro_batches = micro_batches(config, data)
-        self._checkpoints, self._best, self.progress = checkpoints, best, progress
+        self._folder = folder
         self._dev_score = dev_score
         self._callbacks = callbacks
         self._window = LogWindow()
-        self.state = LoopState(-(-self._micro_batches // config.gradient_accumulation))
+        self.state = state
+        state.steps = -(-self._micro_batches // config.gradient_accumulation)
 
-    def run(self, resume: Path | None = None) -> LoopState:
+    def run(self) -> None:
         """Train to the end, or until a callback stops it.
-
-        Args:
-            resume: checkpoint to resume from.
 
         Raises:
             NonFiniteLoss: a loss or gradient became NaN or infinite; nothing is saved after it.
             LostProcess: another process ended.
         """
         state, config = self.state, self._config
-        if resume is not None:
-            self._load(resume)
         self._processes.follow_main(self._model.state_dict().values())
         for callback in self._callbacks:
             callback.begin(state, self._model)
-        while state.step < state.steps and not self.progress.stopped_early:
+        while state.step < state.steps and not state.stopped_early:
             self._step()
             for callback in self._callbacks:
                 callback.step(state)
             self._agree_to_stop()
             every = config.save_steps or config.eval_steps
             saves = state.step == state.steps or state.should_stop or state.step % every == 0
-            logs = state.step % config.logging_steps == 0
+            logs = state.step == state.steps or state.step % config.logging_steps == 0
             if saves or logs or self._score_is_due():
                 self._look()
                 self._pause()
             if logs:
-                self._log(self._window.means(learning_rate(config, state.step - 1, state.steps)))
-                self._window = LogWindow()
+                self._log_window()
             if self._score_is_due():
                 self._select()
+            if state.stopped_early and not logs:
+                self._log_window()
             if saves or state.should_stop:
-                self._processes.together(self._save)
+                with self._processes.one_outcome():
+                    self._save()
             if state.should_stop:
                 break
         for callback in self._callbacks:
             callback.end(state)
-        return state
 
     def _step(self) -> None:
         """Draw, forward, backward, clip, step: the micro-batches of one optimiser step.
@@ -202,12 +166,12 @@ class Loop:
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)
-        self._watch.add(state.step + 1, terms, norm)
+        self._unseen.append((state.step + 1, terms, norm))
         if self._waits:
             self._look()
         self._update(learning_rate(config, state.step, state.steps))
         state.step += 1
-        self.progress.sentences += sentences
+        state.sentences += sentences
         self._window.step(norm, sentences)
         if self._waits:
             self._pause()
@@ -253,22 +217,24 @@ class Loop:
 
         All processes have the same terms and gradients, so they find the same step.
         """
-        bad = self._watch.first_bad()
-        if bad is None:
-            return
-
-        def stop() -> NoReturn:
-            raise self._non_finite(bad)
-
-        self._processes.together(stop)
+        unseen, self._unseen = self._unseen, []
+        bad = first_bad(unseen, norm_counts=self._norm_counts)
+        if bad is not None:
+            with self._processes.one_outcome():
+                raise self._non_finite(*bad)
 
     def _pause(self) -> None:
         """Count the time since the first step after the last pause."""
         if self._started is not None:
             seconds = time.perf_counter() - self._started
             self._window.seconds += seconds
-            self.progress.seconds += seconds
+            self.state.seconds += seconds
             self._started = None
+
+    def _log_window(self) -> None:
+        step, steps = self.state.step, self.state.steps
+        self._log(self._window.means(learning_rate(self._config, step - 1, steps)))
+        self._window = LogWindow()
 
     def _log(self, entry: dict[str, float]) -> None:
         self.state.log.append({**entry, "step": self.state.step})
@@ -278,7 +244,7 @@ class Loop:
     def _agree_to_stop(self) -> None:
         """Stop in all processes after this step if a callback in one of them asks for it."""
         state = self.state
-        wish = self._processes.most(1 + state.signal if state.should_stop else 0)
+        wish = self._processes.largest(1 + state.signal if state.should_stop else 0)
         if wish:
             state.should_stop, state.signal = True, wish - 1
 
@@ -292,95 +258,156 @@ class Loop:
     def _select(self) -> None:
         """Score the weights, keep them when they are a new best, and stop early if none came."""
         assert self._dev_score is not None
-        state, dev_score = self.state, self._dev_score
-        score = float(self._processes.from_main(lambda: repr(float(dev_score()))))
-        if not math.isfinite(score):
-            self._fail(
-                SightlineError(
+        state, main, score = self.state, self._processes.main, 0.0
+        with self._processes.one_outcome():
+            if main:
+                score = self._dev_score()
+        score = self._processes.from_main(score)
+        with self._processes.one_outcome():
+            if not math.isfinite(score):
+                raise SightlineError(
                     f"the dev score of step {state.step} is {score}: all embeddings are equal or "
                     "not finite; lower the learning rate"
                 )
-            )
-        if state.best is None or score > state.best:
-            self._processes.together(lambda: self._keep_best(score))
-            state.best = score
+            if state.best is None or score > state.best:
+                state.best, state.best_step = score, state.step
+                if main:
+                    weights = save(_on_the_host(self._model.state_dict()))
+                    write_bytes(self._folder.best, weights, via=self._folder.output.run_folder)
         self._log({DEV: score})
         patience = self._config.early_stopping_patience
         scores = [entry[DEV] for entry in state.log if DEV in entry]
         # counted from the log, which is part of every checkpoint
         if patience is not None and len(scores) - 1 - scores.index(max(scores)) >= patience:
-            self.progress.stopped_early = state.step < state.steps
+            state.stopped_early = state.step < state.steps
             state.should_stop = True
-
-    def _keep_best(self, score: float) -> None:
-        if self._processes.main:
-            self._best.keep(self._model.state_dict(), self.state.step, score)
-
-    def _fail(self, error: SightlineError) -> None:
-        """End all processes with an error that each of them has found; process 0 reports it."""
-
-        def fail() -> NoReturn:
-            raise error
-
-        self._processes.together(fail)
 
     def _save(self) -> None:
         """Write the checkpoint of this step, in process 0."""
-        if self._processes.main:
-            self._write_checkpoint()
-
-    def _write_checkpoint(self) -> None:
+        if not self._processes.main:
+            return
+        peaks = self.state.peak_memory
         for name, peak in peak_memory(self._device).items():
-            self.progress.peak_memory[name] = max(peak, self.progress.peak_memory.get(name, 0))
-        made = self._checkpoints.made(self.state.step)
-        made.mkdir(parents=True, exist_ok=True)
-        weights = {name: value.contiguous() for name, value in self._model.state_dict().items()}
-        save_file(weights, made / _MODEL_FILE, metadata={"format": "pt"})
-        state = {
+            peaks[name] = max(peak, peaks.get(name, 0))
+        of_the_loop = {
             "optimizer": self._optimizer.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "window": vars(self._window),
         }
-        torch.save(state, made / _OPTIMIZER_FILE)
-        (made / STATE_FILE).write_text(json.dumps(asdict(self.state)))
-        self._checkpoints.publish(self.state.step, self.progress)
+        with self._folder.checkpoint(self.state) as tensors:
+            weights = {name: value.contiguous() for name, value in self._model.state_dict().items()}
+            save_file(weights, tensors / MODEL_FILE, metadata={"format": "pt"})
+            torch.save(of_the_loop, tensors / LOOP_FILE)
 
-    def _load(self, checkpoint: Path) -> None:
-        self._model.load_state_dict(load_file(checkpoint / _MODEL_FILE))
-        found = torch.load(checkpoint / _OPTIMIZER_FILE, map_location="cpu", weights_only=True)
-        self._optimizer.load_state_dict(found["optimizer"])
-        if self._scaler is not None and found["scaler"] is not None:
-            self._scaler.load_state_dict(found["scaler"])
-        state = read_state(checkpoint)
-        self.state.step, self.state.log, self.state.best = state.step, state.log, state.best
+    def load(self, tensors: Path) -> None:
+        """Take the tensors of the checkpoint that `state` is from.
 
-    def _non_finite(self, bad: BadStep) -> NonFiniteLoss:
+        Raises:
+            SightlineError: this process cannot see them.
+        """
+        if not (tensors / MODEL_FILE).is_file():
+            raise SightlineError(
+                f"{tensors}: process 0 resumes from this checkpoint, but this process cannot see "
+                "it; put the run's folder where all processes can see it"
+            )
+        self._model.load_state_dict(load_file(tensors / MODEL_FILE))
+        saved = torch.load(tensors / LOOP_FILE, map_location="cpu", weights_only=True)
+        self._optimizer.load_state_dict(saved["optimizer"])
+        if self._scaler is not None and saved["scaler"] is not None:
+            self._scaler.load_state_dict(saved["scaler"])
+        vars(self._window).update(saved["window"])
+
+    def _non_finite(self, step: int, k: int, values: dict[str, float]) -> NonFiniteLoss:
         """The error that names a bad step; process 0 lists the texts of its batch in a file."""
-        batch = self._data[bad.micro_batch]
+        batch = self._data[k]
         keys = [key.tobytes().hex() for key in batch.keys]
         report = {
-            "step": bad.step,
-            "micro_batch": batch.k,
+            "step": step,
+            "micro_batch": k,
             "stream": batch.stream,
-            "values": {name: repr(value) for name, value in bad.values.items()},
+            "values": {name: repr(value) for name, value in values.items()},
             "keys": keys,
         }
-        path = self._checkpoints.folder.parent / FAILURE_FILE
         if self._processes.main:
-            self._checkpoints.report(report)
-        kept = self._checkpoints.newest()
-        terms = ", ".join(f"{name} is {bad.values[name]}" for name in bad.culprits)
+            text = json.dumps(report, indent=1) + "\n"
+            self._folder.output.write(FAILURE_FILE, text.encode())
+        saved = self._folder.state()
+        kept = "there is no checkpoint"
+        if saved is not None and saved.step:
+            kept = f"the last checkpoint is of step {saved.step}"
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        culprits = [name for name in bad if name != TOTAL] or bad
+        terms = ", ".join(f"{name} is {values[name]}" for name in culprits)
         return NonFiniteLoss(
-            f"step {bad.step} (micro-batch {batch.k}, {batch.stream}): {terms}. Nothing is saved "
-            f"after it; {f'the last checkpoint is {kept}' if kept else 'there is no checkpoint'}. "
-            f"{path} lists the {len(keys)} texts of the batch by key ({keys[0][:16]} …). Lower the "
-            "learning rate, or train in fp32: that starts over. After a first step look at the "
-            "features: `sightline cache verify`"
+            f"step {step} (micro-batch {k}, {batch.stream}): {terms}. Nothing is saved after it; "
+            f"{kept}. {self._folder.path / FAILURE_FILE} lists the {len(keys)} texts of the batch "
+            f"by key ({keys[0][:16]} …). Lower the learning rate, or train in fp32: that starts "
+            "over. After a first step look at the features: `sightline cache verify`"
         )
 
 
-def read_state(checkpoint: Path) -> LoopState:
-    """The state of a checkpoint."""
-    return LoopState(**json.loads((checkpoint / STATE_FILE).read_bytes()))
+class LogWindow:
+    """Sums since the last log entry; they stay on the device until they are needed."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, list[Any]] = {}  # term or statistic → [sum, count]
+        self.loss: Any = 0.0
+        self.norm: Any = 0.0
+        self.steps = self.sentences = 0
+        self.seconds = 0.0
+
+    def add(self, terms: dict[str, Tensor], statistics: dict[str, Tensor], parts: int) -> None:
+        """Take the terms of one of ``parts`` micro-batches of a step."""
+        self.loss = self.loss + terms[TOTAL] / parts
+        figures = {f"loss_{name}": term for name, term in terms.items() if name != TOTAL}
+        for name, figure in {**figures, **statistics}.items():
+            sums = self.sums.setdefault(name, [0.0, 0])
+            sums[0] = sums[0] + figure.float()
+            sums[1] += 1
+
+    def step(self, norm: Tensor, sentences: int) -> None:
+        self.steps, self.norm = self.steps + 1, norm
+        self.sentences += sentences
+
+    def means(self, rate: float) -> dict[str, float]:
+        """The log entry: means of the terms, the last gradient norm and learning rate."""
+        entry = {"loss": float(self.loss) / self.steps, "learning_rate": rate}
+        if math.isfinite(norm := float(self.norm)):  # else fp16's loss scaler skipped the step
+            entry["grad_norm"] = norm
+        entry |= {name: float(value) / count for name, (value, count) in self.sums.items()}
+        if self.seconds > 0:
+            entry["sentences_per_second"] = self.sentences / self.seconds
+        return entry
+
+
+TakenStep = tuple[int, Mapping[int, Mapping[str, Tensor]], Tensor]
+"""Its number, from 1; micro-batch → loss terms; norm of the gradient."""
+
+
+def first_bad(
+    steps: Sequence[TakenStep], *, norm_counts: bool
+) -> tuple[int, int, dict[str, float]] | None:
+    """The first step that is not finite, or None. Waits for the device.
+
+    Args:
+        norm_counts: a gradient norm that is not finite is bad too.
+
+    Returns:
+        Its number, the first micro-batch to blame, and that one's loss terms; or the gradient norm,
+        if they are finite.
+    """
+    values = [each[TOTAL].float() for _, terms, _ in steps for each in terms.values()]
+    if norm_counts:
+        values += [norm.float() for _, _, norm in steps]
+    if not values or torch.isfinite(torch.stack(values)).all():
+        return None
+    for step, terms, norm in steps:
+        for k, each in terms.items():
+            if not torch.isfinite(each[TOTAL]):
+                return step, k, {name: term.item() for name, term in each.items()}
+        if norm_counts and not torch.isfinite(norm):
+            return step, max(terms), {"gradient norm": norm.item()}
+    return None
 
 
 def micro_batches(config: TrainConfig, data: TrainingData) -> int:
@@ -389,6 +416,13 @@ def micro_batches(config: TrainConfig, data: TrainingData) -> int:
         return config.max_steps * config.gradient_accumulation
     assert config.epochs is not None
     return config.epochs * len(data)
+
+
+def steps_on_pairs(config: TrainConfig, data: TrainingData, steps: int) -> int:
+    """How many of a run's first ``steps`` optimiser steps have a batch of pairs."""
+    before, parts = data.schedule.pairs_before, config.gradient_accumulation
+    last = micro_batches(config, data)
+    return sum(before(min((k + 1) * parts, last)) > before(k * parts) for k in range(steps))
 
 
 def dropout_seed(seed: int, k: int, rank: int) -> int:
@@ -408,3 +442,7 @@ def _rows(embeddings: Tensor | None, rows: range) -> Tensor | None:
     if embeddings is None or embeddings.grad is None:
         return None
     return embeddings.grad[:, rows.start : rows.stop]
+
+
+def _on_the_host(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in weights.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,7 @@ from sightline.encoder_folder import (
 from sightline.errors import SightlineError
 from sightline.pooling import pool
 from train.batch import Batch, Phrases, Sentences
-from train.length_groups import group_overhead, length_groups
 from train.objectives.objective import Objective, Views
-from train.phrase_embeddings import phrase_embeddings
 from train.run_spec import Precision, StudentConfig, TrainedPooling
 
 Embed = Callable[..., tuple[Tensor, Tensor]]
@@ -33,12 +32,13 @@ TOTAL = "total"
 """Name under which the weighted sum of the terms is returned."""
 
 
-_BUCKET = 8
-"""Compiled code pads a batch to a multiple of so many tokens, so that few shapes are compiled."""
+_TOKENS_A_GROUP = 48
+_WIDTH = 768
+"""Cost of one more length group on a CPU, in tokens of a model of that width. At a width of 128 the
+best is between 200 and 400 tokens (90 ms a step of the demo against 112 ms with one group), which
+agrees with 48 at 768 divided by the width (bench/train_step.py)."""
 _TAKE_4D = {"bert", "roberta", "xlm-roberta"}
 """Encoders that take a mask for every query."""
-_GRAPHS = 64
-"""Shapes that may be compiled before PyTorch would go on without compiling."""
 
 
 class GroundedModel(nn.Module):
@@ -59,16 +59,15 @@ class GroundedModel(nn.Module):
         group_overhead: int | None = None,
         *,
         precision: Precision = "fp32",
-        compiled_rows: int | None = None,
+        compiled: bool = False,
     ) -> None:
         """
         Args:
             encoder: any transformers encoder.
-            dims: slot → width of the objective's cached features.
+            dims: name of a need → width of the objective's cached features.
             group_overhead: cost of another length group, in tokens; None uses the value measured
                 for the batch's device and the encoder's width (see `length_groups`).
-            compiled_rows: compile the encoder (`torch.compile`) for batches of so many rows; others
-                run as they are. None compiles nothing.
+            compiled: compile the encoder (`torch.compile`), for batches of any shape.
         """
         super().__init__()
         self.encoder = encoder
@@ -78,8 +77,7 @@ class GroundedModel(nn.Module):
         self.pooling: TrainedPooling = pooling
         self.group_overhead = group_overhead
         self.precision: Precision = precision
-        self.compiled_rows = compiled_rows
-        self._compiled = compiled(self._embed) if compiled_rows is not None else self._embed
+        self._embed = _compiled(self._embedded) if compiled else self._embedded
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`."""
@@ -106,17 +104,16 @@ class GroundedModel(nn.Module):
         if not len(sentences):
             nothing = next(self.encoder.parameters()).new_zeros(2, 0, self.width)
             return nothing, None if sentences.phrases is None else nothing
-        is_compiled = len(sentences) == self.compiled_rows
-        embed = self._compiled if is_compiled else self._embed
-        overhead = None if is_compiled else self._overhead(device)
-        groups = length_groups(sentences.lengths.tolist(), overhead)
+        groups = length_groups(sentences.lengths.tolist(), self._overhead(device))
         weights = self._rounded_weights()
         pooled, of_phrases, order = [], [], []
         for rows in groups:
             part, numbers = (sentences, None) if len(groups) == 1 else _group(sentences, rows)
-            ids, mask = _padded(part, _BUCKET if is_compiled else 1)
+            ids, mask = _padded(part)
             with self._autocast(device):
-                vectors, states = embed(torch.cat([ids, ids]), torch.cat([mask, mask]), weights)
+                vectors, states = self._embed(
+                    torch.cat([ids, ids]), torch.cat([mask, mask]), weights
+                )
             pooled.append(vectors.unflatten(0, (2, len(rows))))  # (2, n, d)
             if self.objective.needs_phrases and part.phrases is not None:
                 views = states.unflatten(0, (2, len(rows)))
@@ -134,9 +131,16 @@ class GroundedModel(nn.Module):
         return embeddings, phrases.to(dtype)
 
     def _overhead(self, device: torch.device) -> int | None:
-        if self.group_overhead is not None:
+        """Cost of one more length group, in tokens; None makes one group.
+
+        On a CPU time is proportional to the number of tokens, so several groups pay off; the
+        overhead of a group, for launching its kernels and reading all weights once more, grows more
+        slowly with the width than the time of a token. A GPU that waits for kernel launches is
+        fastest with one group.
+        """
+        if self.group_overhead is not None or device.type != "cpu":
             return self.group_overhead
-        return group_overhead(device.type, self.width)
+        return round(_TOKENS_A_GROUP * _WIDTH / self.width)
 
     def _rounded_weights(self) -> dict[str, Tensor] | None:
         """The encoder's weights in bfloat16, with a graph to its own; None to use these."""
@@ -158,7 +162,7 @@ class GroundedModel(nn.Module):
             return _additive(mask, low.get(self.precision, self.encoder.dtype))
         return mask.to(torch.int64)
 
-    def _embed(
+    def _embedded(
         self, ids: Tensor, mask: Tensor, weights: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """Sentence embeddings [n, d] and last hidden states [n, L, d] of one padded group.
@@ -182,20 +186,19 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return added[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
 
 
-def compiled(function: Embed) -> Embed:
-    """``function`` by `torch.compile`, for a few shapes.
+def _compiled(function: Embed) -> Embed:
+    """``function`` by `torch.compile`, once for all shapes.
 
     Raises:
         SightlineError: when it is called, if it cannot be compiled on this machine.
     """
-    from torch._dynamo import config, exc  # takes seconds
+    from torch._dynamo import exc  # takes seconds
 
-    made = torch.compile(function, dynamic=False)
+    compiled = torch.compile(function, dynamic=True)
 
-    def run(*given: Any) -> tuple[Tensor, Tensor]:
+    def run(*inputs: Any) -> tuple[Tensor, Tensor]:
         try:
-            with config.patch(cache_size_limit=_GRAPHS):
-                return made(*given)
+            return compiled(*inputs)
         except exc.TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise SightlineError(
@@ -206,12 +209,63 @@ def compiled(function: Embed) -> Embed:
     return run
 
 
-def _padded(sentences: Sentences, multiple: int) -> tuple[Tensor, Tensor]:
-    """Token ids [n, L] and mask: bool [n, L]; L is the longest row, rounded up to ``multiple``."""
-    longest = -(-int(sentences.lengths.max()) // multiple) * multiple
+def length_groups(lengths: Sequence[int], overhead: int | None) -> list[list[int]]:
+    """The partition of a batch with the lowest cost: Σ over groups of (rows × longest + overhead).
+
+    Sorted by length, an optimal partition is a cut into runs that never separates rows of equal
+    length; so this is a shortest path over the distinct lengths (at most 32 of them in training).
+
+    Args:
+        lengths: tokens of each row.
+        overhead: cost of a group, in tokens; None makes one group.
+
+    Returns:
+        Row numbers of each group; in the batch's own order if there is only one group.
+    """
+    whole = list(range(len(lengths)))
+    if overhead is None:
+        return [whole]
+    order = sorted(whole, key=lengths.__getitem__)
+    runs = [list(rows) for _, rows in groupby(order, key=lengths.__getitem__)]
+    ends = np.cumsum([len(run) for run in runs]).tolist()
+    best, cut = (
+        [0],
+        [0],
+    )  # of the first i runs: their lowest cost, and where their last group begins
+    for end in ends:
+        longest = lengths[order[end - 1]]
+        starts = [0, *ends[: len(best) - 1]]
+        costs = [best[i] + (end - start) * longest + overhead for i, start in enumerate(starts)]
+        cut.append(min(range(len(costs)), key=costs.__getitem__))
+        best.append(costs[cut[-1]])
+    groups: list[list[int]] = []
+    position = len(runs)
+    while position:
+        groups.append([row for run in runs[cut[position] : position] for row in run])
+        position = cut[position]
+    return groups[::-1] if len(groups) > 1 else [whole]
+
+
+def phrase_embeddings(tokens: Tensor, phrases: Phrases) -> Tensor:
+    """The mean of each phrase's token embeddings: [N, L, d] → [P, d].
+
+    One matrix product with the P × N·L matrix of token weights: no loop over captions, and no
+    scatter with a nondeterministic order of addition.
+    """
+    count, longest, _ = tokens.shape
+    position = torch.arange(longest, device=tokens.device)
+    inside = (position >= phrases.starts[:, None]) & (position < phrases.ends[:, None])  # (P, L)
+    shares = inside / (phrases.ends - phrases.starts)[:, None]
+    # not one_hot, which reads the largest owner back from the device
+    owners = phrases.owners[:, None] == torch.arange(count, device=tokens.device)  # (P, N)
+    of_tokens = owners[:, :, None] * shares[:, None, :]  # (P, N, L)
+    return of_tokens.flatten(1).to(tokens.dtype) @ tokens.flatten(0, 1)
+
+
+def _padded(sentences: Sentences) -> tuple[Tensor, Tensor]:
+    """Token ids [n, L] and mask: bool [n, L]; L is the longest row."""
+    longest = int(sentences.lengths.max())
     ids = sentences.input_ids[:, :longest]
-    if ids.shape[1] < longest:  # masked, so any id will do
-        ids = nn.functional.pad(ids, (0, longest - ids.shape[1]))
     inside = np.arange(longest) < sentences.lengths[:, None]
     return ids, to_device(torch.from_numpy(inside), ids.device)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from train.run_spec import TrainConfig
@@ -47,15 +47,12 @@ class ReleasedAdamW(AdamW):
       the image head on a batch of plain sentences, still moves by its momentum, and its second
       moment decays. Before its first gradient it has no momentum and is left alone.
 
-    Parameters that had their first gradient at the same time share a group, so that one t, and one
-    fused step, works for the whole group.
+    A fused step works for parameters with one t, so each group is split by it for the step.
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], **settings: Any) -> None:
         super().__init__(params, **settings)
-        self._epsilon = settings["eps"]
-        for group in self.param_groups:
-            group["t"] = 0
+        self._steps: dict[Tensor, int] = {}  # t; here, as that of AdamW's state is on the device
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Fill every existing gradient with zeros."""
@@ -64,41 +61,28 @@ class ReleasedAdamW(AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step of every parameter that has had a gradient."""
-        self._part()
-        for group in self.param_groups:
-            if any(parameter.grad is not None for parameter in group["params"]):
-                group["t"] += 1
-                group["eps"] = self._epsilon / math.sqrt(1 - group["betas"][1] ** group["t"])
-        return super().step(closure)
+        whole, parted = self.param_groups, []
+        for group in whole:
+            parts: dict[int, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    t = self._steps[parameter] = self._steps.get(parameter, 0) + 1
+                    parts.setdefault(t, []).append(parameter)
+            for t, parameters in parts.items():
+                epsilon = group["eps"] / math.sqrt(1 - group["betas"][1] ** t)
+                parted.append({**group, "params": parameters, "eps": epsilon})
+        self.param_groups = parted
+        try:
+            return super().step(closure)
+        finally:
+            self.param_groups = whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the moments, and the groups that they belong to."""
-        every = {
-            name: parameter
-            for group in self.param_groups
-            for name, parameter in zip(group["names"], group["params"], strict=True)
-        }
-        self.param_groups = [
-            {**group, "params": [every[name] for name in group["names"]]}
-            for group in state_dict["param_groups"]
-        ]
+        """Load the moments; what has moved has a gradient from then on."""
         super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            for parameter in group["params"] if group["t"] else []:
-                parameter.grad = torch.zeros_like(parameter)
-
-    def _part(self) -> None:
-        """Move parameters with their first gradient into a group of their own."""
-        parted: list[dict[str, Any]] = []
-        for group in self.param_groups:
-            pairs = list(zip(group["names"], group["params"], strict=True))
-            begun = [pair for pair in pairs if pair[1].grad is not None]
-            rest = [pair for pair in pairs if pair[1].grad is None]
-            for part in [pairs] if group["t"] or not begun else [begun, rest]:
-                if part:
-                    names, parameters = zip(*part, strict=True)
-                    parted.append({**group, "names": list(names), "params": list(parameters)})
-        self.param_groups = parted
+        self._steps = {parameter: int(each["step"]) for parameter, each in self.state.items()}
+        for parameter in self._steps:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def _groups(model: nn.Module, weight_decay: float) -> Iterator[dict[str, Any]]:
@@ -113,7 +97,6 @@ def _groups(model: nn.Module, weight_decay: float) -> Iterator[dict[str, Any]]:
         chosen = {n: p for n, p in model.named_parameters() if (n not in fixed) == decays}
         if chosen:
             yield {
-                "names": list(chosen),
                 "params": list(chosen.values()),
                 "weight_decay": weight_decay if decays else 0.0,
             }

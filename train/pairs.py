@@ -1,4 +1,4 @@
-"""Which captions and images to train on: caption policy, failed images, shuffled images."""
+"""Which captions, images and phrases to train on: caption policy, failures, and the controls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from sightline.cache import (
     CAPTIONS,
     IMAGES,
     TRAINED_SPLITS,
+    PhraseTokens,
+    TokenSet,
     as_keys,
     key_column,
     keys_of_texts,
+    ranges,
     read_manifest,
 )
 from sightline.cache.caption_choice import CaptionPolicy, choose_captions
 from sightline.errors import SightlineError
+from train.batch import Phrases
 from train.run_spec import PairSource
 
 
@@ -160,6 +164,83 @@ def _exchanged(keys: NDArray[np.uint8], seed: int, control: str) -> NDArray[np.u
 def _need_two(found: int, control: str, what: str) -> None:
     if found < 2:
         raise SightlineError(f"{control} needs at least two different {what}; found {found}")
+
+
+@dataclass(frozen=True)
+class PhraseTable:
+    """The phrases of every pair, a ragged table, and the keys of their objects.
+
+    Attributes:
+        offsets: int64 [n + 1]; phrases of pair i are offsets[i] … offsets[i + 1] − 1.
+        starts, ends: int64 [m] token spans.
+        cutouts: uint8 [m, 32], keys of the objects.
+    """
+
+    offsets: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    cutouts: NDArray[np.uint8]
+
+    def without(self, failed: set[bytes]) -> PhraseTable:
+        """Those whose object is not among ``failed``."""
+        kept = np.array([key.tobytes() not in failed for key in self.cutouts], dtype=bool)
+        before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
+        return PhraseTable(
+            before[self.offsets], self.starts[kept], self.ends[kept], self.cutouts[kept]
+        )
+
+    def exchanged(self) -> PhraseTable:
+        """Every phrase with the object of its caption's next phrase, the last with the first's.
+
+        The control of the object term. Where a caption names one object twice in a row, the phrase
+        keeps it.
+        """
+        next_ = np.arange(len(self.starts)) + 1
+        full = np.diff(self.offsets) > 0
+        next_[self.offsets[1:][full] - 1] = self.offsets[:-1][full]
+        return replace(self, cutouts=self.cutouts[next_])
+
+    def take(self, pairs: NDArray[np.int64]) -> tuple[Phrases, NDArray[np.int64]]:
+        """The phrases of ``pairs``, and their numbers in this table, int64 [P]."""
+        import torch
+
+        begin = self.offsets[pairs]
+        counts = self.offsets[pairs + 1] - begin
+        numbers = ranges(begin, counts)
+        owners = np.repeat(np.arange(len(pairs)), counts)
+        spans = owners, self.starts[numbers], self.ends[numbers]
+        owners, starts, ends = map(torch.from_numpy, spans)
+        return Phrases(owners, starts, ends, counts), numbers
+
+
+def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[PhraseTable, str]:
+    """The phrases of ``pairs``, and the content digest of the phrase tokens.
+
+    Raises:
+        SightlineError: the phrase tokens are missing, damaged or from another tokenizer, or no
+            pair has a phrase.
+    """
+    phrases = PhraseTokens.open(path)
+    header = phrases.header
+    if (header.tokenizer_sha256, header.max_length) != (
+        tokens.header.tokenizer_sha256,
+        tokens.header.max_length,
+    ):
+        raise SightlineError(
+            f"{phrases.path}: made with a different tokenizer or max_length than {tokens.path} "
+            f"({header.student}, {header.max_length} tokens; {tokens.header.student}, "
+            f"{tokens.header.max_length} tokens); run `sightline phrase-tokens` with the student "
+            "of this run"
+        )
+    rows = phrases.of_pairs(pairs.image_keys, pairs.caption_keys)
+    if not len(rows.starts):
+        raise SightlineError(
+            f"{phrases.path}: has {len(phrases):,} phrases, but none for the {len(pairs):,} pairs "
+            "to train on; make it from the phrases of this data set"
+        )
+    starts, ends = rows.starts.astype(np.int64), rows.ends.astype(np.int64)
+    table = PhraseTable(rows.offsets, starts, ends, rows.cutouts)
+    return table, phrases.record.content_digest
 
 
 def describe_source(source: PairSource) -> str:

@@ -1,4 +1,4 @@
-"""The folder of a training run: its ownership, its finished results, and one run at a time."""
+"""The folder of a training run: its ownership, its checkpoint, its results, one run at a time."""
 
 from __future__ import annotations
 
@@ -6,40 +6,46 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sightline.digest import digest
+from pydantic import ValidationError
+
+from sightline.digest import blake3_of_file, digest
 from sightline.errors import SightlineError
 from sightline.output import Output, json_record
-from train.checkpoints import CHECKPOINTS_FOLDER, FAILURE_FILE, Best, Checkpoints
 from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
-from train.run_summary import FILE_NAME, SCHEMA, RunSummary
+from train.records import FILE_NAME, SCHEMA, RunState, RunSummary
 
-_BEST_FILE = "best.safetensors"
+CHECKPOINTS = "checkpoints"
+BEST_FILE, FAILURE_FILE = "best.safetensors", "failure.json"
+TENSORS = MODEL_FILE, LOOP_FILE = "model.safetensors", "loop.pt"
+_STATE_FILE = f"{CHECKPOINTS}/state.json"
 _OF_AN_EXPORT = ("modules.json", "config.json", "model.safetensors", "tokenizer_config.json")
-_WHILE_IT_RUNS = (_BEST_FILE, FAILURE_FILE)
+_WHILE_IT_RUNS = (BEST_FILE, FAILURE_FILE, _STATE_FILE)
 
 
 class RunFolder:
     """Where a run writes: results that stay, and what a stopped run needs to resume.
 
-    Only files that ``run.json``, the checkpoints or an unfinished run have listed are replaced or
-    removed (`sightline.output`); notes beside or below them stay.
+    The checkpoint is ``checkpoints/state.json`` with the tensors that it lists, in ``a`` or ``b``
+    beside it: a new one is written into the other folder, and the state replaced last. Only files
+    that ``run.json`` or an unfinished run have listed are replaced or removed (`sightline.output`);
+    notes beside or below them stay.
 
     Args:
         inputs: files and folders that the run reads.
+
+    Attributes:
+        scratch: folder for work in progress, while the folder is claimed.
     """
 
     def __init__(self, path: Path, inputs: Iterable[Path] = ()) -> None:
         self.path = path
+        self.best = path / BEST_FILE
+        self.scratch = path
         self.output = Output(path, FILE_NAME, json_record(SCHEMA), inputs)
-        self.checkpoints = Checkpoints(self.output)
-        self.best = Best(path / _BEST_FILE, self.output.run_folder)
 
     @contextmanager
-    def claimed(self) -> Iterator[Path]:
+    def claimed(self) -> Iterator[None]:
         """Lock the folder, so that no other run writes there at the same time.
-
-        Yields:
-            A new folder for work in progress, removed at the end.
 
         Raises:
             BusyError: another run is writing there.
@@ -48,29 +54,29 @@ class RunFolder:
         """
         self._require_ours()
         with self.output as output:
-            output.owned |= self.checkpoints.listed()
-            if self.checkpoints.begun:
-                there = (name for name in _WHILE_IT_RUNS if (self.path / name).is_file())
-                output.owned.update(there)
             of_a_model = (f"{MODEL_FOLDER}/{name}" for name in EXPORTED_FILES)
             output.check([HEADS_FILE, *_WHILE_IT_RUNS, *of_a_model])
             self.path.mkdir(parents=True, exist_ok=True)
-            with output.scratch() as made:
-                self.checkpoints.part = made / CHECKPOINTS_FOLDER
-                yield made
+            with output.scratch() as self.scratch:
+                yield
+
+    # ---- a finished run -------------------------------------------------------------------------
 
     def finished(self, digest: str, code: Mapping[str, str]) -> RunSummary | None:
         """The finished run of this specification and code, or None."""
-        found = RunSummary.load(self.path)
-        return found if found and not self.outdated(found, digest, code) else None
+        return None if self.outdated(digest, code) else RunSummary.read(self.path)
 
-    def outdated(self, found: RunSummary, digest: str, code: Mapping[str, str]) -> str:
-        """Why a finished run has to be trained again; empty if it does not."""
-        if found.spec_digest != digest:
+    def outdated(self, digest: str, code: Mapping[str, str]) -> str:
+        """Why the run has to be trained, again if it is finished; empty if it does not."""
+        try:
+            summary = RunSummary.read(self.path)
+        except SightlineError as error:
+            return str(error)
+        if summary.spec_digest != digest:
             return "its parameters or inputs changed"
-        if not found.is_of(code):
-            changed = [name for name in code if found.code.get(name) != code[name]]
-            gone = [name for name in found.code if name not in code]
+        if not summary.is_of(code):
+            changed = [name for name in code if summary.code.get(name) != code[name]]
+            gone = [name for name in summary.code if name not in code]
             return f"its code changed: {', '.join(changed or gone)}"
         model = self.path / MODEL_FOLDER
         files = [self.path / HEADS_FILE, *(model / name for name in _OF_AN_EXPORT)]
@@ -85,30 +91,84 @@ class RunFolder:
             SightlineError: there is no finished run.
         """
         with self.output:
-            found = RunSummary.read(self.path)
-            if found.is_of(code):
+            summary = RunSummary.read(self.path)
+            if summary.is_of(code):
                 return False
-            accepted = (*found.accepted_code, digest(dict(code)))
-            summary = found.model_copy(update={"accepted_code": accepted})
+            accepted = (*summary.accepted_code, digest(dict(code)))
+            summary = summary.model_copy(update={"accepted_code": accepted})
             self.output.commit(summary.to_bytes())
             return True
 
-    def begin(self) -> bool:
+    # ---- a run ----------------------------------------------------------------------------------
+
+    def begin(self, state: RunState) -> None:
         """Remove what another run left, so that nothing stale is read beside the new results.
 
-        Returns whether a finished run was replaced.
+        Args:
+            state: of the new run; written first, so that a kill halfway leaves no checkpoint.
         """
-        replaced = (self.path / FILE_NAME).is_file()
+        self._write(state)
         self.output.claim(self.output.owned)
-        self.output.remove(self.output.owned - {FILE_NAME})
+        self.output.remove(self.output.owned - {FILE_NAME, _STATE_FILE})
         self.output.remove([FILE_NAME])
         self.output.claim(_WHILE_IT_RUNS)
-        self.checkpoints.begin()
-        return replaced
 
-    def finish(self, summary: RunSummary, made: Path) -> RunSummary:
-        """Publish the files of ``made`` and ``run.json``, and remove what is no longer needed."""
-        names = self.output.move_in(made)
+    @contextmanager
+    def checkpoint(self, state: RunState) -> Iterator[Path]:
+        """A folder for the tensors of ``state``: the new checkpoint, once the block has ended."""
+        older = state.tensors
+        name = "b" if any(file.startswith(f"{CHECKPOINTS}/a/") for file in older) else "a"
+        root = self.scratch / "checkpoint"
+        part = root / CHECKPOINTS / name
+        part.mkdir(parents=True, exist_ok=True)
+        yield part
+        files = sorted(part.iterdir())
+        state.tensors = {f.relative_to(root).as_posix(): blake3_of_file(f) for f in files}
+        self.output.move_in(root)
+        self._write(state)
+        self.output.remove(older)
+
+    def state(self) -> RunState | None:
+        """The state of an unfinished run, without a checkpoint at step 0; None if there is none.
+
+        Raises:
+            SightlineError: it is damaged.
+        """
+        path = self.path / _STATE_FILE
+        tensors = (self.path / CHECKPOINTS / part / name for part in "ab" for name in TENSORS)
+        if not path.is_file() and not any(file.is_file() for file in tensors):
+            return None
+        try:
+            return RunState.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise self._damaged(path) from error
+
+    def check(self, state: RunState) -> None:
+        """Refuse a checkpoint whose tensors are not as they were written, or without best weights.
+
+        Raises:
+            SightlineError: a file of it is missing or damaged.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        for name, digest_then in state.tensors.items():
+            file = self.path / name
+            if not file.is_file() or blake3_of_file(file) != digest_then:
+                raise self._damaged(file)
+        if state.best is not None:
+            try:
+                with safe_open(self.best, framework="pt"):
+                    pass
+            except (OSError, SafetensorError) as error:
+                raise self._damaged(self.best) from error
+
+    def tensors_of(self, state: RunState) -> Path:
+        """The folder with the tensors of a checkpoint."""
+        return (self.path / next(iter(state.tensors))).parent
+
+    def finish(self, summary: RunSummary, results: Path) -> RunSummary:
+        """Publish the files of ``results`` and ``run.json``; remove what is no longer needed."""
+        names = self.output.move_in(results)
         summary = summary.model_copy(update={"files": tuple(sorted(names))})
         self.output.commit(summary.to_bytes())
         self.output.remove_unlisted()
@@ -118,11 +178,19 @@ class RunFolder:
         """Remove what a run that was killed while it finished left beside its results."""
         self.output.remove_unlisted()
 
+    def _write(self, state: RunState) -> None:
+        self.output.write(_STATE_FILE, state.model_dump_json(indent=1, by_alias=True).encode())
+
+    def _damaged(self, file: Path) -> SightlineError:
+        return SightlineError(
+            f"{file}: missing or changed, so training cannot resume from this checkpoint; "
+            f"restore it, or delete {self.path / CHECKPOINTS} to train again"
+        )
+
     def _require_ours(self) -> None:
-        names = (MODEL_FOLDER, CHECKPOINTS_FOLDER, HEADS_FILE, *_WHILE_IT_RUNS)
+        names = (MODEL_FOLDER, CHECKPOINTS, HEADS_FILE, BEST_FILE, FAILURE_FILE)
         there = [name for name in names if (self.path / name).exists()]
-        ours = (self.path / FILE_NAME).exists() or self.checkpoints.begun or self.output.begun
-        if there and not ours:
+        if there and not ((self.path / FILE_NAME).exists() or self.output.begun):
             raise SightlineError(
                 f"{self.path}: contains {', '.join(there)}, which no training run of Sightline "
                 "left and this one would overwrite; name another folder, or move them away"

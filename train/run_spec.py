@@ -19,6 +19,13 @@ TrainedPooling = Literal["cls", "mean"]
 """The poolings that a folder of sentence-transformers can express."""
 
 
+OF_THE_MACHINE = frozenset(
+    {"device", "device_cache", "eval_batch_size", "logging_steps", "save_steps"}
+)
+"""Fields of `TrainConfig` that say where and how a run computes: they change no result beyond
+rounding, so a finished run stays finished, and rows of a paper are compared, whatever they are."""
+
+
 class StudentConfig(Settings):
     """The encoder that is fine-tuned.
 
@@ -133,10 +140,10 @@ class RunSpec(Settings):
 
     Attributes:
         run: name of the run, such as `mcse-clip`.
-        objective: name in the registry of train/objectives.
+        objective: name in `train.objectives.OBJECTIVES`.
         parameters: the objective's own parameters, checked by it.
         pairs, text: the two streams; at least one.
-        features: slot of the objective → folder of the feature set.
+        features: what the objective reads, such as `image-clip` → folder of the feature set.
         dev: SentEval's STSBenchmark folder or a similarity TSV; None trains without selection.
         out: folder of the run; see `train_run`.
     """
@@ -152,6 +159,14 @@ class RunSpec(Settings):
     features: dict[str, Path] = {}
     dev: Path | None = None
     out: Path
+
+    @property
+    def inputs(self) -> list[Path]:
+        """Files and folders that the run reads."""
+        streams = (source.model_dump() for source in (self.pairs, self.text) if source is not None)
+        named = (path for source in streams for path in source.values() if path is not None)
+        dev = [] if self.dev is None else [self.dev]
+        return [Path(self.student.model), *dev, *self.features.values(), *named]
 
     @model_validator(mode="after")
     def _some_stream(self) -> RunSpec:

@@ -1,11 +1,15 @@
-"""One training run, from explicit paths to an exported model; resumes where it was stopped."""
+"""One training run: open inputs → resume → loop → export → record."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from sightline.devices import device_name
 from sightline.digest import digest
@@ -13,28 +17,29 @@ from sightline.errors import SightlineError
 from sightline.hardware import cpu_warning, processor
 from sightline.hub_datasets import hub_datasets
 from sightline.progress import Say, to_stderr
-from train.checkpoints import Best, Checkpoints, Progress, step_of
+from sightline.settings import explain
 from train.data import first_paired
+from train.distributed import Processes, joined
+from train.evaluate.similarity import GradedPairs, evaluate_pairs
 from train.export import HEADS_FILE, MODEL_FOLDER, export_heads, export_model
-from train.feature_use import FeatureUse
-from train.processes import ARRIVAL_LIMIT, Processes
-from train.run_folder import RunFolder
-from train.run_inputs import (
-    RunInputs,
-    build_model,
-    checkpoint_to_resume,
-    paths_of,
-)
+from train.records import FILE_NAME, FeatureUse, RunState, RunSummary
+from train.run_folder import CHECKPOINTS, RunFolder
+from train.run_inputs import RunInputs
 from train.run_spec import RunSpec
-from train.run_summary import RunSummary
 
 if TYPE_CHECKING:
-    from train.loop import Callback, LoopState
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from sightline.cache import FeatureSet
+    from train.embed import Embedder
+    from train.loop import Callback
     from train.model import GroundedModel
+    from train.objectives import Objective
 
 
 def train_run(
-    spec: RunSpec, *, say: Say | None = None, callbacks: list[Callback] | None = None
+    spec: RunSpec, *, say: Say | None = None, callbacks: Sequence[Callback] = ()
 ) -> RunSummary:
     """Train one objective with one seed and export the best weights.
 
@@ -48,7 +53,7 @@ def train_run(
     unchanged; any other is replaced, once everything that the new one needs is loaded.
 
     Several processes started by `torchrun` or `accelerate launch` train one run together
-    (`train.processes`), and each gets its summary. Only process 0 writes and reports.
+    (`train.distributed`), and each gets its summary. Only process 0 writes and reports.
 
     Args:
         say: takes lines of progress; without it they go to stderr, or a bar on a terminal.
@@ -62,20 +67,160 @@ def train_run(
         LostProcess: another process of the run ended; the last checkpoint is resumed from.
         SaidElsewhere: in the other processes, whatever one of them raises.
     """
-    with Processes.joined(spec.train.device, ARRIVAL_LIMIT) as processes:
-        inputs = processes.together(lambda: RunInputs.open(spec, processes))
-        _require_one_run(processes, digest([inputs.digest, inputs.code]))
-        folder = RunFolder(spec.out, paths_of(spec))
-        tell = (say or to_stderr) if processes.main else _nobody
-        # a finished run needs no device, and not the seconds in which PyTorch is imported
-        if processes.count > 1 or not folder.finished(inputs.digest, inputs.code):
-            processes.together(lambda: inputs.device)
-        with ExitStack() as stack:
-            made = processes.together(lambda: _claimed(stack, folder, processes))
-            text = processes.from_main(lambda: _finished(folder, inputs, tell))
-            if not text:
-                text = _run(inputs, folder, made, processes, say, callbacks or [])
-            return RunSummary.model_validate_json(text)
+    with joined(spec.train.device) as processes, ExitStack() as stack:
+        main = processes.main
+        tell = (say or to_stderr) if main else _nobody
+        folder = RunFolder(spec.out, spec.inputs)
+
+        # open the inputs
+        with processes.one_outcome():
+            inputs = RunInputs.open(spec, processes.count)
+            if folder.outdated(inputs.digest, inputs.code):
+                training_device(spec, processes)  # a finished run needs none, nor PyTorch's import
+        starts = processes.every((inputs.digest, inputs.code))
+        with processes.one_outcome():
+            _require_equal(starts)
+        finished = None
+        with processes.one_outcome():
+            if main:
+                stack.enter_context(folder.claimed())
+                finished = folder.finished(inputs.digest, inputs.code)
+                if finished is not None:
+                    folder.tidy()
+        finished = processes.from_main(finished)
+        if finished is not None:
+            tell(f"{finished.run}: already trained, nothing to do ({folder.path})")
+            return finished
+
+        # resume
+        state = None
+        with processes.one_outcome():
+            if main:
+                state = to_resume(inputs, folder, tell)
+        state = processes.from_main(state) or new_state(inputs)
+        if state.processes[-1:] != [processes.count]:
+            state.processes.append(processes.count)
+        with processes.one_outcome():
+            device = training_device(spec, processes)
+            if main:
+                _warn(inputs, device, _steps(inputs), tell)
+            model, tokenizer = build_model(inputs)
+        with processes.one_outcome():
+            if main and not state.step:
+                if (folder.path / FILE_NAME).is_file():
+                    why = folder.outdated(inputs.digest, inputs.code)
+                    tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
+                folder.begin(state)
+
+        # loop
+        from train.embed import Embedder
+        from train.loop import Loop
+        from train.progress import ProgressReport, StopAtStep
+
+        embedder = Embedder(model.encoder, tokenizer, spec.student.pooling)
+        dev, size = inputs.dev, spec.train.eval_batch_size
+        stop = StopAtStep()
+        shown = [stack.enter_context(ProgressReport(spec.run, say))] if main else []
+        loop = Loop(
+            model,
+            inputs.data,
+            spec.train,
+            seed=spec.seed,
+            device=device,
+            processes=processes,
+            folder=folder,
+            state=state,
+            dev_score=None if dev is None else lambda: dev_score(embedder, dev, size),
+            callbacks=[*shown, stop, *callbacks],
+        )
+        if state.step:
+            with processes.one_outcome():
+                loop.load(folder.tensors_of(state))
+        try:
+            with stop:
+                loop.run()
+        except BaseException as error:
+            if stop.asked is not None and not isinstance(error, Exception):
+                error.add_note(_kept(inputs, folder))
+            raise
+
+        # export and record
+        summary = None
+        with processes.one_outcome():
+            if main:
+                summary = _export(inputs, folder, state, model, tokenizer, device)
+        summary = processes.from_main(summary)
+        assert summary is not None
+        return summary
+
+
+def train_model(
+    objective: Objective[Any],
+    student: Path | str,
+    out: Path | str,
+    *,
+    tokens: Path | str,
+    pairs: Path | str | None = None,
+    sentences: Path | str | None = None,
+    features: Mapping[str, FeatureSet] | None = None,
+    phrases: Path | str | None = None,
+    dev: Path | str | None = None,
+    seed: int = 0,
+    pooling: str = "cls",
+    max_length: int = 32,
+    say: Say | None = None,
+    **train: Any,
+) -> RunSummary:
+    """Fine-tune a student on cached features; after a kill, the same call resumes.
+
+    Afterwards ``out`` holds ``model`` (a sentence-transformers folder), the trained heads and
+    ``run.json``. A finished run of the same inputs is returned unchanged.
+
+    Args:
+        objective: from `make_objective`, or your own; its class is in `OBJECTIVES`.
+        student: folder of an encoder, or its name on the hub.
+        tokens: token set of every training text, as `pipeline.tokenize` wrote it.
+        pairs: folder of a prepared data set whose images and captions are trained on.
+        sentences: folder of a prepared data set whose sentences are trained on; default: none.
+        features: what the objective reads, such as `image-clip` → feature set.
+        phrases: phrase tokens, for an objective that reads objects.
+        dev: SentEval's STSBenchmark folder or a similarity TSV, for the choice of the best step.
+        seed: of heads, dropout and the order of rows.
+        pooling: `cls` or `mean`.
+        max_length: tokens of a training text, as in ``tokens``.
+        say: takes lines of progress; None: stderr, or a bar on a terminal.
+        train: as under `train` in params.yaml, such as ``batch_size``, ``learning_rate``,
+            ``epochs`` or ``max_steps``; 3 epochs by default.
+
+    Raises:
+        SightlineError: an unknown or invalid parameter; or as `train_run`.
+    """
+    body: dict[str, Any] = {
+        "run": Path(out).name,
+        "out": out,
+        "objective": objective.name,
+        "parameters": objective.describe(),
+        "student": {
+            "name": Path(student).name,
+            "model": str(student),
+            "pooling": pooling,
+            "max_length": max_length,
+        },
+        "train": {"epochs": None if train.get("max_steps") else 3, **train},
+        "features": {name: opened.path for name, opened in (features or {}).items()},
+        "dev": dev,
+        "seed": seed,
+    }
+    if pairs is not None:
+        manifests = {name: Path(pairs) / f"{name}.parquet" for name in ("captions", "images")}
+        body["pairs"] = {**manifests, "tokens": tokens, "phrases": phrases}
+    if sentences is not None:
+        body["text"] = {"sentences": Path(sentences) / "sentences.parquet", "tokens": tokens}
+    try:
+        spec = RunSpec.model_validate(body)
+    except ValidationError as error:
+        raise SightlineError(f"train_model: {'; '.join(explain(error))}") from error
+    return train_run(spec, say=say)
 
 
 @dataclass(frozen=True)
@@ -101,206 +246,175 @@ def steps_to_do(spec: RunSpec) -> StepsToDo:
     Raises:
         SightlineError: as `train_run` before it trains.
     """
-    from train.loop import micro_batches, read_state
-
-    inputs = RunInputs.open(spec, Processes())
-    folder = RunFolder(spec.out, paths_of(spec))
+    inputs = RunInputs.open(spec)
+    folder = RunFolder(spec.out, spec.inputs)
     folder.output.check_place()
     finished = folder.finished(inputs.digest, inputs.code)
     if finished is not None:
         return StepsToDo(spec.out.as_posix(), finished.steps, 0)
-    steps = -(-micro_batches(spec.train, inputs.data) // spec.train.gradient_accumulation)
-    name = checkpoint_to_resume(inputs, folder, to_stderr)
-    done = read_state(folder.checkpoints.folder / name).step if name else 0
-    return StepsToDo(spec.out.as_posix(), done, steps - done)
+    state = to_resume(inputs, folder, to_stderr)
+    done = state.step if state else 0
+    return StepsToDo(spec.out.as_posix(), done, _steps(inputs) - done)
+
+
+def _steps(inputs: RunInputs) -> int:
+    """Optimiser steps of the whole run."""
+    from train.loop import micro_batches
+
+    config = inputs.spec.train
+    return -(-micro_batches(config, inputs.data) // config.gradient_accumulation)
+
+
+def training_device(spec: RunSpec, processes: Processes) -> torch.device:
+    """Where this process trains.
+
+    Raises:
+        SightlineError: it is not available, or has not the precision.
+    """
+    device = processes.device(spec.train.device)
+    if spec.train.precision == "fp16" and device.type == "cpu":
+        raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
+    return device
+
+
+def new_state(inputs: RunInputs) -> RunState:
+    """That of a run which has not begun."""
+    optimizer = inputs.spec.train.optimizer
+    return RunState(spec_digest=inputs.digest, code=digest(inputs.code), optimizer=optimizer)
+
+
+def to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> RunState | None:
+    """The state of the checkpoint to resume from, or None if there is none of these inputs.
+
+    Raises:
+        SightlineError: it is damaged, was made by another optimiser, or lacks the best weights.
+    """
+    state, new, run = folder.state(), new_state(inputs), inputs.spec.run
+    if state is None or not state.step:
+        return None
+    if (state.spec_digest, state.code) == (new.spec_digest, new.code):
+        folder.check(state)
+        tell(f"{run}: resuming after step {state.step:,}")
+        return state
+    if state.optimizer != new.optimizer:
+        raise SightlineError(
+            f"{folder.path}: its checkpoint was made with train.optimizer {state.optimizer}, but "
+            f"this run has {new.optimizer}; set {state.optimizer} to resume, or delete "
+            f"{folder.path / CHECKPOINTS} to start over"
+        )
+    changed = "code" if state.spec_digest == new.spec_digest else "parameters or inputs"
+    tell(f"{run}: the {changed} changed since the checkpoint of step {state.step:,}; starting over")
+    return None
+
+
+def build_model(inputs: RunInputs) -> tuple[GroundedModel, PreTrainedTokenizerBase]:
+    """The student with its heads, drawn from the run's seed, and its tokenizer.
+
+    Raises:
+        SightlineError: the student cannot be loaded, or the token ids are not its tokenizer's.
+    """
+    import torch
+
+    from train.model import GroundedModel, check_tokenizer, load_student
+
+    spec, student, train, data = inputs.spec, inputs.spec.student, inputs.spec.train, inputs.data
+    torch.manual_seed(spec.seed)
+    encoder, tokenizer = load_student(student)
+    check_tokenizer(tokenizer, encoder, data.samples, student.max_length, data.vocabulary_size)
+    model = GroundedModel(
+        encoder,
+        inputs.objective,
+        student.pooling,
+        data.dims,
+        precision=train.precision,
+        compiled=train.compile == "on",
+    )
+    return model, tokenizer
+
+
+def dev_score(embedder: Embedder, pairs: GradedPairs, batch_size: int) -> float:
+    """Spearman × 100 of ``pairs``, which picks the best weights; NaN if it is not defined."""
+    result = evaluate_pairs(lambda texts: embedder.encode(texts, batch_size=batch_size), pairs)
+    return math.nan if result.spearman is None else result.spearman
 
 
 def _nobody(line: str) -> None:
     """Discards progress lines, in every process but 0."""
 
 
-def _claimed(stack: ExitStack, folder: RunFolder, processes: Processes) -> Path | None:
-    return stack.enter_context(folder.claimed()) if processes.main else None
+def _require_equal(starts: Sequence[object]) -> None:
+    """Refuse processes with different parameters, inputs or code."""
+    for rank, start in enumerate(starts):
+        if start != starts[0]:
+            raise SightlineError(
+                f"process {rank} was started with different parameters or inputs than process 0; "
+                "start all with the same command, where they see the same files"
+            )
 
 
-def _finished(folder: RunFolder, inputs: RunInputs, tell: Say) -> str:
-    """The summary of the finished run of these inputs, as JSON; empty if there is none."""
-    finished = folder.finished(inputs.digest, inputs.code)
-    if finished is None:
-        return ""
-    folder.tidy()
-    tell(f"{finished.run}: already trained, nothing to do ({folder.path})")
-    return finished.model_dump_json(by_alias=True)
-
-
-def _require_one_run(processes: Processes, digest: str) -> None:
-    """Refuse processes with different parameters or inputs."""
-    found = processes.exchange(digest)
-
-    def check() -> None:
-        for rank, other in enumerate(found):
-            if other != found[0]:
-                raise SightlineError(
-                    f"process {rank} was started with different parameters or inputs than process "
-                    "0; start all with the same command, where they see the same files"
-                )
-
-    processes.together(check)
-
-
-def _run(
-    inputs: RunInputs,
-    folder: RunFolder,
-    made: Path | None,
-    processes: Processes,
-    say: Say | None,
-    callbacks: list[Callback],
-) -> str:
-    """Train and export; the summary as JSON, in every process.
-
-    Args:
-        made: process 0's folder for work in progress.
-    """
-    import torch
-
-    from sightline.loading import quiet
-    from train.callbacks import ProgressReport
-    from train.card import model_card
-    from train.embed import Embedder
-    from train.loop import Loop
-    from train.selection import dev_score
-    from train.stop import StopAtStep
-
-    tell = (say or to_stderr) if processes.main else _nobody
-    spec, data, dev = inputs.spec, inputs.data, inputs.dev
-    found = processes.from_main(lambda: checkpoint_to_resume(inputs, folder, tell))
-    resume, progress = processes.together(lambda: _progress(inputs, folder, found))
-    if progress.processes[-1:] != [processes.count]:
-        progress.processes.append(processes.count)
-    processes.from_main(lambda: _warn(inputs, tell))
-
-    torch.manual_seed(spec.seed)  # before the heads are drawn
-    model, tokenizer = processes.together(lambda: build_model(inputs, processes))
-    embedder = Embedder(model.encoder, tokenizer, spec.student.pooling)
-    processes.from_main(lambda: _begin(inputs, folder, resume, tell))
-    size = spec.train.eval_batch_size
-    shown = [ProgressReport(spec.run, say)] if processes.main else []
-    stop = StopAtStep()
-    loop = Loop(
-        model,
-        data,
-        spec.train,
-        seed=spec.seed,
-        device=inputs.device,
-        processes=processes,
-        checkpoints=folder.checkpoints,
-        best=folder.best,
-        progress=progress,
-        dev_score=None if dev is None else lambda: dev_score(embedder, dev, size),
-        callbacks=[*shown, stop, *callbacks],
-    )
-    try:
-        with stop:
-            state = loop.run(resume)
-    except BaseException as error:
-        if stop.asked is not None and not isinstance(error, Exception):
-            error.add_note(_kept(spec.run, folder.checkpoints, loop.state.steps))
-        raise
-    finally:
-        for each in shown:
-            each.close()
-
-    def finish() -> str:
-        assert made is not None
-        results = made / "results"
-        results.mkdir()
-        best_step = None if dev is None else _load_best(model, folder.best)
-        trained = sum(each.numel() for each in model.parameters())
-        summary = _summarise(inputs, state, progress, best_step, trained)
-        card = model_card(summary, inputs.objective.source, spec.student.pooling)
-        with quiet():
-            folder_of_model = results / MODEL_FOLDER
-            export_model(folder_of_model, model.encoder, tokenizer, spec.student.pooling, card)
-        export_heads(results / HEADS_FILE, model.heads)
-        return folder.finish(summary, results).model_dump_json(by_alias=True)
-
-    return processes.from_main(finish)
-
-
-def _warn(inputs: RunInputs, tell: Say) -> str:
-    from train.loop import micro_batches
+def _warn(inputs: RunInputs, device: torch.device, steps: int, tell: Say) -> None:
+    """Say what is known of a run of so many ``steps`` before it begins."""
+    from train.loop import micro_batches, steps_on_pairs
 
     spec, data = inputs.spec, inputs.data
-    if warning := cpu_warning(inputs.device.type):
+    if data.feature_sets:
+        paired = steps_on_pairs(spec.train, data, steps)
+        tell(f"{spec.run}: {paired:,} of {steps:,} steps on pairs")
+        if paired * 50 < steps:
+            tell(
+                f"{spec.run}: warning: fewer than one step in fifty is on pairs, so the objective "
+                "can hardly differ from one without features; give more pairs or fewer sentences"
+            )
+    if warning := cpu_warning(device.type):
         tell(f"{spec.run}: warning: {warning}")
     if data.dropped_pairs:
         tell(f"{spec.run}: {data.dropped_pairs} pairs left out: their images were not extracted")
     for line in inputs.objective.warnings(first_paired(data, micro_batches(spec.train, data))):
         tell(f"{spec.run}: warning: {line}")
-    return ""
 
 
-def _begin(inputs: RunInputs, folder: RunFolder, resume: Path | None, tell: Say) -> str:
-    """Remove what is not from this run."""
-    spec = inputs.spec
-    before = RunSummary.load(folder.path)
-    if resume is None and folder.begin():
-        why = "this version cannot read it"
-        if before is not None:
-            why = folder.outdated(before, inputs.digest, inputs.code)
-        tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
-    return ""
-
-
-def _manifests(spec: RunSpec) -> list[Path]:
-    pairs = [] if spec.pairs is None else [spec.pairs.captions]
-    return pairs if spec.text is None else [*pairs, spec.text.sentences]
-
-
-def _progress(
-    inputs: RunInputs, folder: RunFolder, checkpoint: str
-) -> tuple[Path | None, Progress]:
-    """The checkpoint that process 0 found, and the run's progress; a new run without one."""
-    optimizer = inputs.spec.train.optimizer
-    if not checkpoint:
-        code = digest(inputs.code)
-        return None, Progress(inputs.digest, code, processes=[], optimizer=optimizer)
-    path = folder.checkpoints.folder / checkpoint
-    if not path.is_dir():
-        raise SightlineError(
-            f"{path}: process 0 resumes from this checkpoint, but this process cannot see it; "
-            "put the run's folder where all processes can see it"
-        )
-    progress = folder.checkpoints.read(path)
-    progress.optimizer = optimizer
-    return path, progress
-
-
-def _kept(run: str, checkpoints: Checkpoints, steps: int) -> str:
-    found = checkpoints.newest()
-    if found is None:
+def _kept(inputs: RunInputs, folder: RunFolder) -> str:
+    state, run = folder.state(), inputs.spec.run
+    if state is None or not state.step:
         return f"{run}: no step was finished; rerun the same command"
-    step = step_of(found)
-    return f"{run}: step {step:,} of {steps:,} is kept; rerun the same command to resume"
+    kept = f"{run}: step {state.step:,} of {state.steps:,} is kept"
+    return f"{kept}; rerun the same command to resume"
 
 
-def _load_best(model: GroundedModel, best: Best) -> int:
-    found = best.load()
-    if found is None:
-        raise SightlineError(f"{best.path}: the best weights are missing; run it again")
-    weights, step = found
-    model.load_state_dict(weights)
-    return step
-
-
-def _summarise(
+def _export(
     inputs: RunInputs,
-    state: LoopState,
-    progress: Progress,
-    best_step: int | None,
-    parameters: int,
+    folder: RunFolder,
+    state: RunState,
+    model: GroundedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
 ) -> RunSummary:
-    spec, data, seconds = inputs.spec, inputs.data, progress.seconds
+    """Write the best weights, the heads and the record of the run."""
+    from safetensors.torch import load_file
+
+    from sightline.loading import quiet
+    from train.card import model_card
+
+    if state.best_step is not None:
+        model.load_state_dict(load_file(folder.best))
+    results, pooling = folder.scratch / "results", inputs.spec.student.pooling
+    results.mkdir()
+    summary = _summary(inputs, state, sum(each.numel() for each in model.parameters()), device)
+    card = model_card(summary, inputs.objective.source, pooling)
+    with quiet():
+        export_model(results / MODEL_FOLDER, model.encoder, tokenizer, pooling, card)
+    export_heads(results / HEADS_FILE, model.heads)
+    return folder.finish(summary, results)
+
+
+def _summary(
+    inputs: RunInputs, state: RunState, parameters: int, device: torch.device
+) -> RunSummary:
+    from train.loop import steps_on_pairs
+
+    spec, data, seconds = inputs.spec, inputs.data, state.seconds
+    manifests = [] if spec.pairs is None else [spec.pairs.captions]
+    manifests += [] if spec.text is None else [spec.text.sentences]
     return RunSummary(
         run=spec.run,
         objective=spec.objective,
@@ -310,24 +424,25 @@ def _summarise(
         train=spec.train.model_dump(mode="json"),
         data=data.source,
         dropped_pairs=data.dropped_pairs,
-        features={slot: FeatureUse.of_set(used) for slot, used in data.feature_sets.items()},
+        features={name: FeatureUse.of_set(used) for name, used in data.feature_sets.items()},
         base_model="" if Path(spec.student.model).is_dir() else spec.student.model,
-        hub_datasets=hub_datasets(path.parent for path in _manifests(spec)),
+        hub_datasets=hub_datasets(path.parent for path in manifests),
         dev=None if inputs.dev is None else inputs.dev.name,
         dev_sha256="" if inputs.dev is None else inputs.dev.sha256,
         log=state.log,
-        best_step=best_step,
+        best_step=state.best_step,
         steps=state.step,
-        stopped_early=progress.stopped_early,
-        sentences=progress.sentences,
+        steps_on_pairs=steps_on_pairs(spec.train, data, state.step),
+        stopped_early=state.stopped_early,
+        sentences=state.sentences,
         seconds=seconds,
-        sentences_per_second=progress.sentences / seconds if seconds else 0.0,
-        peak_memory=progress.peak_memory,
+        sentences_per_second=state.sentences / seconds if seconds else 0.0,
+        peak_memory=state.peak_memory,
         trained_parameters=parameters,
         negatives_per_anchor=spec.train.batch_size - 1,
-        processes=tuple(progress.processes),
-        device=device_name(inputs.device),
-        processor=processor().model if inputs.device.type == "cpu" else "",
+        processes=tuple(state.processes),
+        device=device_name(device),
+        processor=processor().model if device.type == "cpu" else "",
         precision=spec.train.precision,
         spec_digest=inputs.digest,
         code=inputs.code,

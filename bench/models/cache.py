@@ -48,18 +48,18 @@ SETS: dict[str, tuple[str, int]] = {
 }
 SYSTEMS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "simcse": ("simcse", {}, {}),
-    "mcse": ("mcse", {"image": "resnet"}, {"image": "resnet"}),
+    "mcse": ("mcse", {"image": "resnet"}, {"image-resnet": "resnet"}),
     "kdmcse": (
         "kdmcse",
         {"image": "clip", "text": "clip-text", "caption": "random"},
-        {"image": "clip", "text": "clip-text"},
+        {"image-clip": "clip", "text-clip-text": "clip-text"},
     ),
     "dalr": (
         "dalr",
         {"image": "clip", "teachers": TEACHERS},
-        {"image": "clip", "teacher-simcse": "simcse", "teacher-diffcse": "diffcse"},
+        {"image-clip": "clip", "teacher-simcse": "simcse", "teacher-diffcse": "diffcse"},
     ),
-    "mcseo": ("mcseo", {"image": "clip"}, {"image": "clip", "object": "clip-objects"}),
+    "mcseo": ("mcseo", {"image": "clip"}, {"image-clip": "clip", "object-clip": "clip-objects"}),
 }
 
 
@@ -135,7 +135,7 @@ class Cache:
 
     def spec(self, system: str, batch_size: int, **changes: Any) -> RunSpec:
         """A run of ``system`` over both streams; ``changes`` replace top-level parts."""
-        objective, parameters, slots = SYSTEMS[system]
+        objective, parameters, sets = SYSTEMS[system]
         body: dict[str, Any] = {
             "run": system,
             "student": {"name": "bench", "model": "bench", "max_length": LONGEST},
@@ -148,7 +148,7 @@ class Cache:
                 "tokens": self.folder / "tokens",
                 "phrases": self.folder / "phrases",
             },
-            "features": {slot: self.folder / name for slot, name in slots.items()},
+            "features": {feature: self.folder / name for feature, name in sets.items()},
             "out": self.folder / "run",
         }
         if self._has_text:

@@ -15,7 +15,7 @@ from sightline.errors import SightlineError
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from train.evaluate.evaluated_model import EvaluatedModel
+    from train.evaluate.models import EvaluatedModel
     from train.report.results import RunResult
 
 LIST = "list"
@@ -51,8 +51,8 @@ def evaluate(
         return
     given = _settings_of(names, settings)
     sources = models_of(models)
-    from train.evaluate.named_models import load_each, name_models
-    from train.evaluate.score import Evaluation
+    from train.evaluate.evaluation import Evaluation
+    from train.evaluate.models import load_each, name_models
     from train.evaluate.score_run import evaluate_model
 
     named = name_models(sources)
@@ -123,7 +123,7 @@ def _tasks_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, str]
 def _settings_of(names: Sequence[str], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Task → its settings, from the values of the options."""
     from sightline.settings import unknown
-    from train.evaluate.tasks import task_class
+    from train.evaluate.task import task_class
 
     classes = {name: task_class(name) for name in names}
     given: dict[str, dict[str, str]] = {name: {} for name in names}
@@ -149,8 +149,7 @@ def _settings_of(names: Sequence[str], settings: Mapping[str, str]) -> dict[str,
 def _list_tasks(settings: Mapping[str, str], as_json: bool) -> None:
     """What there is, and whether the data that params.yaml or --data names is here."""
     from pipeline.params import FILE_NAME, load_params
-    from train.evaluate.task_registry import TASKS
-    from train.evaluate.tasks import task_class
+    from train.evaluate.task import TASKS, task_class
 
     configured: dict[str, dict[str, dict[str, Any]]] = {}
     if Path(FILE_NAME).is_file():
@@ -191,7 +190,7 @@ def _has_default(field: FieldInfo) -> bool:
 
 
 def _state(name: str, settings: Mapping[str, Any]) -> str:
-    from train.evaluate.tasks import make_task
+    from train.evaluate.task import make_task
 
     try:
         task = make_task(name, settings)

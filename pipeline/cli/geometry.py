@@ -80,10 +80,9 @@ def geometry(
     from sightline.progress import progress
 
     require("matplotlib", "a chart")
-    from train.evaluate.map_sentences import MapSentences, read_map_sentences
-    from train.evaluate.named_models import load_each, name_models
+    from train.evaluate.models import load_each, name_models
     from train.evaluate.similarity import sentences_of
-    from train.evaluate.space_study import MapSettings, SpaceStudy
+    from train.evaluate.space import MapSentences, MapSettings, SpaceStudy, read_map_sentences
     from train.report.space_page import check_output, grid_of_spaces, to_json, write_geometry
     from train.report.terminal import print_grids
 

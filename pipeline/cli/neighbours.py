@@ -77,10 +77,9 @@ def neighbours(
     from sightline.output import check_output_file, write_file
     from sightline.progress import progress
     from train.evaluate.caption_pool import read_pool, read_queries
-    from train.evaluate.find_neighbours import find_captions, find_images, read_images
     from train.evaluate.found_neighbours import ModelNeighbours
-    from train.evaluate.image_space import open_features
-    from train.evaluate.named_models import load_each, name_models
+    from train.evaluate.models import load_each, name_models, open_features
+    from train.evaluate.neighbours import find_captions, find_images, read_images
     from train.report.neighbours import Sides, print_neighbours, shown_images
     from train.report.neighbours_page import MARK, page_of
 

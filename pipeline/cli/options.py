@@ -187,5 +187,6 @@ def pairs_of(given: list[str], option: str) -> dict[str, str]:
 def first_mistake(error: ValidationError) -> str:
     """The first validation error, under the name of its option."""
     first = error.errors()[0]
-    where = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"][:1])
+    names = [part for part in first["loc"] if isinstance(part, str)]
+    where = "".join(f"--{name}: ".replace("_", "-") for name in names[-1:])
     return where + first["msg"].removeprefix("Value error, ")

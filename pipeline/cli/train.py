@@ -22,7 +22,8 @@ def train(
         Path | None, typer.Option(help="Phrase tokens, for an objective with objects.")
     ] = None,
     features: Annotated[
-        list[str], typer.Option(help="SLOT=FOLDER of a feature set that it needs; repeatable.")
+        list[str],
+        typer.Option(help="KIND-ENCODER=FOLDER of a set that it needs; repeatable."),
     ] = [],  # noqa: B006
     dev: Annotated[
         Path | None, typer.Option(help="Similarity TSV or SentEval folder for model selection.")
@@ -55,7 +56,7 @@ def train(
 ) -> None:
     """Fine-tune a student on cached features. If killed, rerun the same command to resume.
 
-    Example: sightline train --objective mcse --set image=clip --features image=features/clip
+    Example: sightline train --objective mcse --set image=clip --features image-clip=features/clip
     --captions data/mine/captions.parquet --images data/mine/images.parquet --tokens tokens
     --student bert-base-uncased --epochs 3 --out runs/mcse
     """
@@ -65,38 +66,48 @@ def train(
 
     from sightline.devices import is_first_process
     from sightline.errors import SightlineError
-    from train.new_run import new_run
+    from train.run_spec import RunSpec
     from train.train_run import steps_to_do, train_run
 
     if (captions is None) != (images is None):
-        raise typer.BadParameter("--captions and --images go together", param_hint="--captions")
-    optimisation: dict[str, Any] = {
-        "batch_size": batch_size,
-        "chunk": chunk,
-        "learning_rate": learning_rate,
-        "max_steps": max_steps,
-        "epochs": epochs if epochs or max_steps else 3,
-        "precision": precision,
-        "eval_steps": eval_steps,
-        "device": device,
-    }
-    try:
-        spec = new_run(
-            objective,
-            student,
-            out,
-            tokens,
-            captions=captions,
-            images=images,
-            sentences=sentences,
-            phrases=phrases,
-            features={k: Path(v) for k, v in pairs_of(features, "--features").items()},
-            parameters={name: _value(name, text) for name, text in pairs_of(set_, "--set").items()},
-            dev=dev,
-            seed=seed,
-            student_options={"pooling": pooling, "max_length": max_length, "layers": layers},
-            train=optimisation,
+        raise typer.BadParameter(
+            "--captions and --images go together, for pairs; sentences alone, which SimCSE trains "
+            "on, are given with --sentences",
+            param_hint="--captions",
         )
+    body: dict[str, Any] = {
+        "run": out.name,
+        "out": out,
+        "objective": objective,
+        "parameters": {name: _value(name, text) for name, text in pairs_of(set_, "--set").items()},
+        "student": {
+            "name": Path(student).name,
+            "model": student,
+            "pooling": pooling,
+            "max_length": max_length,
+            "layers": layers,
+        },
+        "train": {
+            "batch_size": batch_size,
+            "chunk": chunk,
+            "learning_rate": learning_rate,
+            "max_steps": max_steps,
+            "epochs": epochs if epochs or max_steps else 3,
+            "precision": precision,
+            "eval_steps": eval_steps,
+            "device": device,
+        },
+        "features": pairs_of(features, "--features"),
+        "dev": dev,
+        "seed": seed,
+    }
+    if captions is not None:
+        manifests = {"captions": captions, "images": images}
+        body["pairs"] = {**manifests, "tokens": tokens, "phrases": phrases}
+    if sentences is not None:
+        body["text"] = {"sentences": sentences, "tokens": tokens}
+    try:
+        spec = RunSpec.model_validate(body)
     except ValidationError as error:
         raise SightlineError(first_mistake(error)) from error
     if dry_run:

@@ -89,6 +89,11 @@ def unique_sorted(keys: Keys) -> NDArray[np.int64]:
 
 def increasing(keys: Keys) -> bool:
     """Whether ``keys`` are strictly increasing: sorted, without duplicates."""
+    starts = range(0, len(keys), _FIND_ROWS)  # in chunks, to limit memory
+    return all(_increasing(keys[start : start + _FIND_ROWS + 1]) for start in starts)
+
+
+def _increasing(keys: Keys) -> bool:
     heads = prefixes(keys)
     if (heads[1:] < heads[:-1]).any():
         return False

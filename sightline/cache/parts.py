@@ -13,18 +13,15 @@ from typing import Any
 
 import numpy as np
 from blake3 import blake3
-from pydantic import ValidationError
 
-from sightline.cache.checks import file_fault
 from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import FeatureSpec, ShardRecord, TableSpec
-from sightline.cache.shards import Computed, format_of, shard_name
+from sightline.cache.shards import Computed, format_of, note_in
 from sightline.errors import CacheError
 from sightline.files import fsync, remove_unfinished, write_bytes
 
 FOLDER, FAILURES = "parts", "failures.jsonl"
-_NAME = re.compile(r"part-[0-9a-f]{32}\.json")
-_OURS = re.compile(r"part-[0-9a-f]{32}\.json|shard-[0-9a-f]{32}\.(?:h5|parquet)")
+_NAME = re.compile(r"part-[0-9a-f]{32}\.(?:h5|parquet)")
 Failure = dict[str, str]
 """``code``, ``path`` and ``reason`` of a row that could not be computed."""
 
@@ -35,7 +32,7 @@ class Part:
 
     Attributes:
         name: name of its file.
-        shard: the rows that were computed; None: all failed.
+        shard: the file as a shard of the rows that were computed; None: all failed.
         keys: uint8 [n, 32] of those rows.
         failed: key → code, path and reason of failed rows.
         computed: device, library versions and sizes used to compute the block.
@@ -49,10 +46,11 @@ class Part:
 
 
 class Parts:
-    """The finished blocks in a run folder: each a shard, as in the set, and a JSON file about it.
+    """The finished blocks in a run folder: each a shard, as in the set, with a note about the run.
 
-    The JSON file, named by the BLAKE3 of its bytes, is written last. Opening the folder loads every
-    part with this fingerprint, regardless of its plan.
+    The note is JSON: fingerprint, number of rows, failed rows, and how the rows were computed. A
+    part is named by the BLAKE3 of its file. Opening the folder loads every part with this
+    fingerprint, regardless of its plan.
 
     Args:
         run_folder: parent of the parts' folder.
@@ -86,7 +84,6 @@ class Parts:
         self.refresh(self.damaged)
         if alone and not looks:
             used = {part.name for part in self.parts}
-            used |= {part.shard.name for part in self.parts if part.shard is not None}
             self._remove(lambda name: name not in used)
             remove_unfinished(self.folder)
 
@@ -104,27 +101,17 @@ class Parts:
         Raises:
             OSError: the disk is full or failing; earlier parts remain.
         """
-        shard = None
-        if len(keys):
-            name = shard_name(keys, self._format.digests(rows), self._format.suffix)
-            data = self._format.encode(keys, rows)
-            write_bytes(self.folder / name, data)
-            shard = ShardRecord(
-                name=name,
-                blake3=blake3(data).hexdigest(),
-                bytes=len(data),
-                rows=len(keys),
-                computed=dict(computed),
-            )
         about = {
             "fingerprint": self._spec.fingerprint,
-            "shard": None if shard is None else shard.model_dump(),
+            "rows": len(keys),
             "failed": {key.hex(): failed[key] for key in sorted(failed)},
             "computed": dict(computed),
         }
-        text = json.dumps(about).encode()
-        name = f"part-{blake3(text).hexdigest()[:32]}.json"
-        write_bytes(self.folder / name, text)
+        data = self._format.encode(keys, rows, json.dumps(about).encode())
+        digest = blake3(data).hexdigest()
+        name = f"part-{digest[:32]}.{self._format.suffix}"
+        write_bytes(self.folder / name, data)
+        shard = _shard(name, digest, len(data), len(keys), dict(computed))
         self._seen.add(name)
         self.parts.append(Part(name, shard, keys, dict(failed), dict(computed)))
         return self.parts[-1]
@@ -139,7 +126,7 @@ class Parts:
                 part = self._read(path)
             except FileNotFoundError:  # the run beside has published
                 continue
-            except (CacheError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
+            except (CacheError, OSError, ValueError, KeyError, TypeError, AttributeError):
                 if damaged is not None:
                     damaged.append(path.name)
                 continue
@@ -160,29 +147,33 @@ class Parts:
 
     def _remove(self, unused: Callable[[str], bool]) -> None:
         for path in self.folder.iterdir():
-            if _OURS.fullmatch(path.name) and unused(path.name):
+            if _NAME.fullmatch(path.name) and unused(path.name):
                 path.unlink()
 
     def _read(self, path: Path) -> Part | None:
         """The part of this file, or None if it has another fingerprint.
 
         Raises:
-            CacheError, ValueError, …: it is damaged, or its shard is.
+            CacheError, OSError, ValueError, …: it is damaged, or cannot be read.
         """
-        text = path.read_bytes()
-        if path.name != f"part-{blake3(text).hexdigest()[:32]}.json":
+        data = path.read_bytes()
+        digest = blake3(data).hexdigest()
+        if digest[:32] not in path.name:
             raise CacheError(f"{path}: damaged")
-        about = json.loads(text)
+        about = json.loads(note_in(path))
         if about["fingerprint"] != self._spec.fingerprint:
             return None
-        failed = {bytes.fromhex(key): each for key, each in about["failed"].items()}
-        shard, keys = None, as_keys([])
-        if about["shard"] is not None:
-            shard = ShardRecord.model_validate(about["shard"])
-            if fault := file_fault(self.folder, shard):
-                raise CacheError(fault)
-            keys = np.array(self._format.open(self.folder, shard)[0])
+        failed = {bytes.fromhex(key): reason for key, reason in about["failed"].items()}
+        shard = _shard(path.name, digest, len(data), about["rows"], about["computed"])
+        keys = as_keys([]) if shard is None else np.array(self._format.open(self.folder, shard)[0])
         return Part(path.name, shard, keys, failed, about["computed"])
+
+
+def _shard(name: str, digest: str, size: int, rows: int, computed: Computed) -> ShardRecord | None:
+    """The record of a part's file as a shard; None if it has no rows."""
+    if not rows:
+        return None
+    return ShardRecord(name=name, blake3=digest, bytes=size, rows=rows, computed=computed)
 
 
 def rows_in_parts(run_folder: Path, omitted: Collection[str]) -> int:
@@ -198,10 +189,9 @@ def rows_in_parts(run_folder: Path, omitted: Collection[str]) -> int:
 @cache
 def _rows_of(path: Path) -> int:
     try:
-        about = json.loads(path.read_bytes())
-        rows = 0 if about["shard"] is None else about["shard"]["rows"]
-        return rows + len(about["failed"])
-    except (OSError, ValueError, KeyError, TypeError):
+        about = json.loads(note_in(path))
+        return about["rows"] + len(about["failed"])
+    except (CacheError, OSError, ValueError, KeyError, TypeError):
         return 0
 
 

@@ -114,25 +114,34 @@ def rows_in(
     spec: FeatureSpec | TableSpec,
     files: Sequence[Shard],
     wanted: Sequence[NDArray] | None = None,
+    keys: Sequence[Keys] | None = None,
 ) -> Rows:
     """The rows of these shards by the keys they contain; of equal keys the first shard's.
 
     Args:
         wanted: the rows of each shard to take; None: all.
+        keys: those of each shard, where they are known; None: they are read.
     """
     every = Rows(spec, files)
-    keys, shards, numbers = [every.keys], [every.shards], [every.numbers]
+    taken, shards, numbers = [every.keys], [every.shards], [every.numbers]
     for number, file in enumerate(files):
-        here = np.arange(file.record.rows) if wanted is None else wanted[number]
-        keys.append(np.array(every.shard(number)[0][here]))
+        known = every.shard(number)[0] if keys is None else keys[number]
+        if wanted is None:
+            here = np.arange(file.record.rows, dtype=np.int32)
+        else:
+            here, known = wanted[number].astype(np.int32), known[wanted[number]]
+        taken.append(known)
         shards.append(np.full(len(here), number, dtype=np.int32))
-        numbers.append(here.astype(np.int32))
-    return _sorted(spec, files, keys, shards, numbers, None)
+        numbers.append(here)
+    return _sorted(spec, files, taken, shards, numbers, None)
 
 
 def joined(spec: FeatureSpec | TableSpec, sources: Sequence[Rows]) -> Rows:
     """The rows of all sources; of equal keys the first source's."""
-    sources = [Rows(spec), *(rows for rows in sources if len(rows))]
+    sources = [rows for rows in sources if len(rows)]
+    if len(sources) == 1:
+        return sources[0]
+    sources = [Rows(spec), *sources]
     starts = np.cumsum([0, *(len(rows.files) for rows in sources)]).astype(np.int32)
     known = [rows.digests for rows in sources[1:] if rows.digests is not None]
     return _sorted(

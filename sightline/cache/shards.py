@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +39,10 @@ from sightline.cache.tables import ROWS_OF, SHARD_ROWS
 from sightline.errors import CacheError
 
 DIGEST_BYTES = 16
-FEATURES, KEYS = "features", "keys"
+FEATURES, KEYS, _NOTE = "features", "keys", "note"
 TARGET_BYTES = 64 << 20
 _VERSIONS = (h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V110)
+_NOTE_BYTES = 256  # notes are padded to multiples of it, so that few frames differ
 _ALIGNMENT = 8
 """Bytes; a memory map needs rows aligned to their numbers."""
 
@@ -74,25 +78,21 @@ class Numbers:
         """Rows of a shard of about 64 MiB."""
         return max(1, TARGET_BYTES // self.row_bytes)
 
-    def encode(self, keys: Keys, rows: NDArray) -> bytes:
+    def encode(self, keys: Keys, rows: NDArray, note: bytes = b"") -> bytes:
         """The bytes of a shard, the same for every version of HDF5.
 
-        It is built in memory, so that HDF5 never sees a disk failure, and read when the file is
-        closed: the image of an open one has a wrong checksum before HDF5 2.0.
+        Args:
+            note: what `note_in` then reads from it; in a set's own shards there is none.
         """
-        image = io.BytesIO()
-        creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
-        creation.set_obj_track_times(False)  # of the root group, which has them before HDF5 2.0
-        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-        access.set_libver_bounds(*_VERSIONS)
-        access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-        access.set_alignment(1, _ALIGNMENT)
-        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, image)
-        opened = h5py.h5f.create(b"shard", h5py.h5f.ACC_TRUNC, fcpl=creation, fapl=access)
-        with h5py.File(opened) as file:
-            file.create_dataset(FEATURES, data=rows, dtype=self.dtype, track_times=False)
-            file.create_dataset(KEYS, data=keys, track_times=False)
-        return image.getvalue()
+        arrays = {FEATURES: np.ascontiguousarray(rows, self.dtype), KEYS: keys}
+        if note:
+            padded = note + b" " * (-len(note) % _NOTE_BYTES)
+            arrays[_NOTE] = np.frombuffer(padded, np.uint8)
+        frame = _frame(*((name, array.dtype, array.shape) for name, array in arrays.items()))
+        pieces = list(frame)
+        for number, array in enumerate(arrays.values()):
+            pieces.insert(2 * number + 1, np.ascontiguousarray(array).data)
+        return b"".join(pieces)
 
     def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, NDArray]:
         """Keys and rows of a shard, as read-only memory maps.
@@ -108,9 +108,8 @@ class Numbers:
     ) -> NDArray:
         """Row ``rows[i]`` of shard ``numbers[i]``, for every i: [n, dim], a copy."""
         values = np.empty((len(rows), self.dim), self.dtype)
-        for number in np.unique(numbers):
-            mine = np.flatnonzero(numbers == number)
-            values[mine] = shards(int(number))[rows[mine]]
+        for here in _by_shard(numbers):
+            values[here] = shards(int(numbers[here[0]]))[rows[here]]
         return values
 
     def joined(self, parts: Sequence[NDArray]) -> NDArray:
@@ -147,11 +146,13 @@ class Tables:
     def _stored(self) -> pa.Schema:
         return self.schema.insert(0, pa.field("key", pa.binary(KEY_BYTES)))
 
-    def encode(self, keys: Keys, rows: pa.Table) -> memoryview:
-        """The bytes of a shard with these rows, sorted by key."""
-        table = rows.cast(self.schema).add_column(0, "key", key_array(keys))
+    def encode(self, keys: Keys, rows: pa.Table, note: bytes = b"") -> memoryview:
+        """The bytes of a shard with these rows; ``note`` as that of `Numbers`."""
+        table = rows.cast(self.schema).add_column(0, "key", key_array(keys)).cast(self._stored)
+        if note:
+            table = table.replace_schema_metadata({_NOTE: note})
         sink = pa.BufferOutputStream()
-        pq.write_table(table.cast(self._stored), sink, compression="zstd")
+        pq.write_table(table, sink, compression="zstd")
         return memoryview(sink.getvalue())
 
     def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, pa.Table]:
@@ -169,13 +170,9 @@ class Tables:
         rows: NDArray[np.int32],
     ) -> pa.Table:
         """Row ``rows[i]`` of shard ``numbers[i]``, for every i: a table of n rows."""
-        order = np.argsort(numbers, kind="stable")
-        edges = np.flatnonzero(np.diff(numbers[order])) + 1
-        parts = [
-            self.taken(shards(int(numbers[here[0]])), rows[here])
-            for here in np.split(order, edges)
-            if len(here)
-        ]
+        places = _by_shard(numbers)
+        parts = [self.taken(shards(int(numbers[here[0]])), rows[here]) for here in places]
+        order = np.concatenate([np.empty(0, dtype=np.int64), *places])
         return self.taken(self.joined(parts), np.argsort(order, kind="stable"))
 
     def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
@@ -209,6 +206,61 @@ def format_of(spec: FeatureSpec | TableSpec) -> Format:
     return Tables(ROWS_OF[spec.kind], spec.kind)
 
 
+@lru_cache(maxsize=16)
+def _frame(*layout: tuple[str, np.dtype, tuple[int, ...]]) -> list[bytes | memoryview]:
+    """What HDF5 writes before, between and after data sets of these names, types and shapes.
+
+    Thousands of parts have one layout, and HDF5 takes longer than their rows do.
+
+    The file is built in memory, so that HDF5 never sees a disk failure, and read when it is
+    closed: the image of an open one has a wrong checksum before HDF5 2.0.
+    """
+    image = io.BytesIO()
+    creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)  # of the root group, which has them before HDF5 2.0
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(*_VERSIONS)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    access.set_alignment(1, _ALIGNMENT)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, image)
+    opened = h5py.h5f.create(b"shard", h5py.h5f.ACC_TRUNC, fcpl=creation, fapl=access)
+    places: list[tuple[int, int]] = []
+    with h5py.File(opened) as file:
+        for name, dtype, shape in layout:
+            data = file.create_dataset(name, data=np.zeros(shape, dtype), track_times=False)
+            places.append((data.id.get_offset() or 0, data.nbytes))
+    whole, end, frame = image.getvalue(), 0, []
+    for offset, size in places:
+        frame.append(whole[end:offset] if size else b"")
+        end = offset + size if size else end
+    return [*frame, whole[end:]]
+
+
+def note_in(path: Path) -> bytes:
+    """The note in a shard; empty if it has none.
+
+    Raises:
+        CacheError: the file is not a shard.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        try:
+            if path.suffix == ".parquet":
+                return (pq.read_schema(file).metadata or {}).get(_NOTE.encode(), b"")
+            with h5py.File(file, "r") as shard:
+                return np.array(shard[_NOTE]).tobytes() if _NOTE in shard else b""
+        except Exception as error:  # on damaged files the libraries may raise anything
+            raise CacheError(f"{path}: not a readable shard ({error}); {REMEDY}") from error
+
+
+def _by_shard(numbers: NDArray[np.int32]) -> list[NDArray[np.int64]]:
+    """Where each shard's number is in ``numbers``; of those that are."""
+    order = np.argsort(numbers, kind="stable")
+    edges = np.flatnonzero(np.diff(numbers[order])) + 1
+    bounds = [0, *edges.tolist(), len(order)]
+    return [order[start:end] for start, end in pairwise(bounds) if end > start]
+
+
 def _hex(value: bytes) -> str:
     return xxh3_128_digest(value).hex()
 
@@ -224,31 +276,47 @@ def _mapped(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> lis
     expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (dim, dtype)}
     offsets: dict[str, int] = {}
     try:
-        with h5py.File(path, "r") as file:
-            for name, (width, kind) in expected.items():
-                linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
-                data = None if linked else file[name]
-                if not isinstance(data, h5py.Dataset) or (
-                    data.external or data.is_virtual or data.chunks
-                ):
-                    raise CacheError(
-                        f"{path}: /{name} is not one contiguous run of numbers in this file; "
-                        f"{REMEDY}"
-                    )
-                if (data.shape, data.dtype) != ((record.rows, width), kind):
-                    raise CacheError(
-                        f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
-                        f"{(record.rows, width)}; {REMEDY}"
-                    )
-                offsets[name] = data.id.get_offset() or 0
+        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
+        for name, (width, kind) in expected.items():
+            data = _plain_numbers(file, name.encode())
+            if data is None:
+                raise CacheError(
+                    f"{path}: /{name} is not one contiguous run of numbers in this file; {REMEDY}"
+                )
+            if (data.shape, data.dtype) != ((record.rows, width), kind):
+                raise CacheError(
+                    f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
+                    f"{(record.rows, width)}; {REMEDY}"
+                )
+            offsets[name] = data.get_offset() or 0
     except CacheError:
         raise
     except Exception as error:  # on damaged files the library may raise anything
         raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
+    with path.open("rb") as opened:
+        whole = mmap(opened.fileno(), 0, access=ACCESS_READ)
     maps: list[NDArray] = []
     for name, (width, kind) in expected.items():
         offset, size = offsets[name], record.rows * width * kind.itemsize
         if not offset or offset + size > record.bytes or offset % kind.itemsize:
             raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {REMEDY}")
-        maps.append(np.memmap(path, kind, "r", offset, (record.rows, width)).view(np.ndarray))
+        values = np.frombuffer(whole, kind, record.rows * width, offset)
+        maps.append(values.reshape(record.rows, width))
     return maps
+
+
+def _plain_numbers(file: h5py.h5f.FileID, name: bytes) -> h5py.h5d.DatasetID | None:
+    """The data set of this name, if its numbers are one run of bytes in the file itself.
+
+    By HDF5's own functions; with h5py's classes, opening a file takes three times as long.
+    """
+    try:
+        kind = h5py.h5g.get_objinfo(file, name, follow_link=False).type
+    except (KeyError, ValueError):  # there is none
+        return None
+    if kind != h5py.h5g.DATASET:
+        return None
+    data = h5py.h5d.open(file, name)
+    layout = data.get_create_plist()
+    plain = layout.get_layout() == h5py.h5d.CONTIGUOUS and not layout.get_external_count()
+    return data if plain else None

@@ -372,7 +372,8 @@ class SetWriter:
         failed = {key: about for part in self._buffer for key, about in part[2].items()}
         with self._marking:
             part = self._finished.append(keys, rows, failed, self._buffered_computed)
-            self._mark(self._row_is_done, self._done([part], again=False))
+            if self._shared is not None:
+                self._mark(self._row_is_done, self._done([part], again=False))
         self.durable_rows += len(keys) + len(failed)
         self._buffer, self._buffered_rows = [], 0
 
@@ -390,7 +391,8 @@ class SetWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         folder = self.run_folder / PARTS
         files = [Shard(folder, part.shard) for part in self.parts if part.shard is not None]
-        finished = rows_in(self.spec, files)
+        keys = [part.keys for part in self.parts if part.shard is not None]
+        finished = rows_in(self.spec, files, keys=keys)
         failed = self._newly_failed(finished)
         kept, kept_failed = self._kept()
         if self._unchanged(kept, kept_failed):
@@ -594,6 +596,8 @@ class SetWriter:
         with np.errstate(over="ignore"):
             stored = rows.astype(self.format.dtype)
         finite = np.isfinite(stored).all(axis=1)
+        if finite.all():
+            return keys, stored
         for i in np.flatnonzero(~finite):
             failed[keys[i].tobytes()] = {
                 "code": "not_finite",

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from stub_set import KEYS, SPEC
 
 from sightline.cache import SetWriter, key_of_bytes, key_of_file, key_of_text
+from sightline.cache import keys as keys_module
 from sightline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
 from sightline.errors import BusyError, SightlineError
 from sightline.files import write_bytes
@@ -147,6 +148,22 @@ def test_a_lock_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
         assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()}")
 
 
+@pytest.mark.parametrize("line", [b"worker 1/2, process 12 on here\n", b"process 12 on here\n"])
+def test_a_lock_of_which_a_part_was_written_is_ours(tmp_path, line):
+    for length in range(len(line) + 1):
+        (tmp_path / "lock").write_bytes(line[:length])
+        with WriterLock(tmp_path) as lock:
+            assert lock.alone
+
+
+@pytest.mark.parametrize("text", [b"processed", b"workers", b"a worker 1/2, process 1", b"\0"])
+def test_a_lock_of_something_else_is_left_alone(tmp_path, text):
+    (tmp_path / "lock").write_bytes(text)
+    with pytest.raises(SightlineError, match="not a lock of Sightline"), WriterLock(tmp_path):
+        pass
+    assert (tmp_path / "lock").read_bytes() == text
+
+
 def test_a_lock_is_never_a_link(tmp_path):
     (tmp_path / "mine").write_text("precious")
     (tmp_path / "run").mkdir()
@@ -216,3 +233,17 @@ def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path):
     first.communicate()
     with WriterLock(tmp_path) as last:
         assert last.alone
+
+
+def test_keys_are_increasing_across_chunks_too(monkeypatch):
+    monkeypatch.setattr(keys_module, "_FIND_ROWS", 2)
+    rows = np.zeros((7, 32), dtype=np.uint8)
+    rows[:, 31] = range(7)
+    assert keys_module.increasing(rows)
+    for row in range(1, 7):
+        swapped = rows.copy()
+        swapped[[row - 1, row]] = swapped[[row, row - 1]]
+        assert not keys_module.increasing(swapped)
+        twice = rows.copy()
+        twice[row] = twice[row - 1]
+        assert not keys_module.increasing(twice)

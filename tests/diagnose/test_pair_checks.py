@@ -118,8 +118,8 @@ def test_the_removed_share_is_what_the_objective_computes(world, variant):
         rows = [world.captions[i] for i in schedule.rows(schedule.draw(k))]
         keys = keys_of_texts([text for _, text in rows])
         features = {
-            "image": torch.from_numpy(images.take([world.image_key(n) for n, _ in rows])),
-            "text": torch.from_numpy(texts.take(keys)),
+            "image-clip": torch.from_numpy(images.take([world.image_key(n) for n, _ in rows])),
+            "text-clip": torch.from_numpy(texts.take(keys)),
         }
         ids, lengths = torch.ones(len(rows), 2, dtype=torch.int64), np.full(len(rows), 2)
         batch = Batch(k, 3, "pairs", ids, lengths, features, keys, None)

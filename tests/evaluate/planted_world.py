@@ -22,8 +22,8 @@ from sightline.cache import (
     key_of_bytes,
     write_manifest,
 )
-from train.evaluate.evaluated_model import NoHeadsError
-from train.evaluate.score import Evaluation
+from train.evaluate.evaluation import Evaluation
+from train.evaluate.models import NoHeadsError
 from train.objectives.objective import FeatureNeed
 
 DIM = 6
@@ -113,8 +113,10 @@ class Model:
         self.embeddings = embeddings
         self.sentence_head: nn.Module = nn.Identity()
         self.image_head: nn.Module = nn.Identity()
-        self.slots = {"pixels": FeatureNeed("image", "cnn"), "words": FeatureNeed("text", "cnn")}
-        self.projected = {"of-words": ("words",), "of-pixels": ("pixels",)}
+        self.needs = [
+            FeatureNeed("text", "cnn", head="of-words"),
+            FeatureNeed("image", "cnn", head="of-pixels"),
+        ]
         self.fingerprint = fingerprint
         self.no_heads = ""
 
@@ -127,17 +129,16 @@ class Model:
     @property
     def summary(self) -> Any:
         use = SimpleNamespace(fingerprint=self.fingerprint)
-        return SimpleNamespace(features=dict.fromkeys(self.slots, use))
+        return SimpleNamespace(features={need.name: use for need in self.needs})
 
     def heads(self) -> Any:
         if self.no_heads:
             raise NoHeadsError(self.no_heads)
         objective = SimpleNamespace(
             name="foreign",
-            params=None,
-            features=lambda params: self.slots,
-            projected_slots=self.projected,
-            sentence_head=lambda head: "sentences",
+            features=self.needs,
+            sentence_head="sentences",
+            parts=lambda heads: [(objective, heads)],
         )
         modules = {"sentences": self.sentence_head, "of-words": nn.Identity()}
         return SimpleNamespace(

@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 
 from sightline.errors import SightlineError
-from train.evaluate.embedding_space import (
+from train.evaluate.similarity import GradedPairs
+from train.evaluate.space import (
+    GOLD,
+    MapSentences,
+    MapSettings,
+    SpaceStudy,
     agreement,
+    binned_means,
     cluster,
     distinct_directions,
     mean_cosine,
+    read_map_sentences,
     relabel,
     silhouette,
     spectrum,
     tsne,
 )
-from train.evaluate.map_sentences import MapSentences, read_map_sentences
-from train.evaluate.similarity import GradedPairs
-from train.evaluate.space_study import GOLD, MapSettings, SpaceStudy, binned_means
 
 RANDOM = np.random.default_rng(5)
 

@@ -120,10 +120,6 @@ def test_recall_equals_a_plain_ranking():
         image = [i in image_of[np.argsort(-similarity[:, i])[:k]] for i in range(7)]
         assert result.text_to_image[k] == pytest.approx(100 * np.mean(text))
         assert result.image_to_text[k] == pytest.approx(100 * np.mean(image))
-    assert result.to_json()["image_to_text"] == {
-        "R@1": result.image_to_text[1],
-        "R@3": result.image_to_text[3],
-    }
 
 
 def test_a_perfect_space_recalls_everything_and_a_constant_one_nothing():
@@ -141,7 +137,11 @@ def test_a_perfect_space_recalls_everything_and_a_constant_one_nothing():
         (np.eye(3), np.array([0, 1]), "every image to have a caption"),
         (np.eye(3)[:2], np.array([0, 1, 1]), "every one of 2 captions"),
         (np.eye(3)[:, :2], np.array([0, 1]), "in one space"),
-        (np.array([[0.0, 0, 0], [1, 1, 1]]), np.array([0, 1]), "embedding of image 0 is zero"),
+        (
+            np.array([[0.0, 0, 0], [1, 1, 1]]),
+            np.array([0, 1]),
+            r"embeddings are zero or not finite \(image 0",
+        ),
     ],
 )
 def test_retrieval_refuses_mismatched_inputs(images, image_of, message):

@@ -20,7 +20,7 @@ from sightline.cache import IMAGES, key_of_bytes, read_manifest, write_manifest
 from sightline.errors import SightlineError
 from train.evaluate.found_neighbours import ModelNeighbours
 from train.evaluate.score_run import evaluate_model
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 from train.report.compare import compare_results
 from train.report.comparison_page import page_of
 from train.report.neighbours_page import neighbours_in
@@ -173,7 +173,7 @@ def test_what_cannot_be_scored_says_why(world, tmp_path):
     world.model.embeddings["nothing"] = np.zeros(4)
     found, shown = scored(world, sentences="nothing")
     assert found.scores["T2T R@1"] is not None  # whatever is asked
-    assert "query 0 is zero or not finite" in str(shown.captions.reason)
+    assert "zero or not finite (query 0" in str(shown.captions.reason)
     world.model.embeddings["4 says 1"] *= np.nan
     found, shown = scored(world, sample=50)
     assert "zero or not finite" in found.reasons["T2T R@1"]
@@ -214,7 +214,7 @@ def photographed(tmp_path: Path) -> Path:
 
 def found_in(folder: Path, **changes: Any) -> ModelNeighbours:
     from train.evaluate.caption_pool import read_pool
-    from train.evaluate.find_neighbours import find_captions, read_images
+    from train.evaluate.neighbours import find_captions, read_images
 
     pool, images = read_pool(folder / "captions.parquet"), read_images(folder / "images.parquet")
     random = np.random.default_rng(len(changes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,20 +9,24 @@ import numpy as np
 import one_by_one
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 
 from sightline.errors import SightlineError
+from train.evaluate import softmax_classifiers
 from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
-from train.evaluate.transfer import evaluate_transfer
-from train.evaluate.transfer_data import (
+from train.evaluate.transfer import (
     EXPECTED_EXAMPLES,
     TASKS,
     Examples,
+    Fold,
     TransferData,
     TransferTask,
+    choices_of,
+    choose,
+    evaluate_transfer,
+    features_of,
     load_transfer,
+    selections,
 )
-from train.evaluate.transfer_folds import Fold, choose, selections
 
 SHORT = Recipe(max_epoch=24)
 
@@ -82,8 +85,20 @@ def made(protocol, sizes: dict[str, int], classes=2, name="MADE", pairs=False, s
 
 
 def evaluate(task, encode, **options):
-    scores = evaluate_transfer(encode, TransferData({task.name: task}), **options)
-    return scores.tasks[task.name]
+    """Accuracy, or the reason why there is none."""
+    found = evaluate_transfer(encode, TransferData({task.name: task}), **options)
+    return found.reasons.get(task.name) or found.scores[task.name]
+
+
+def chosen(task, encode, folds=10, recipe=None):
+    """Mean accuracy and dev accuracy, rounded as SentEval does, and every penalty."""
+    features = features_of(task, encode(list(task.sentences)))
+    choices = choices_of(task, features, "cpu", folds, recipe)
+    means = (
+        round(float(np.mean(values)), 2)
+        for values in zip(*((each.accuracy, each.dev_accuracy) for each in choices), strict=True)
+    )
+    return *means, [each.penalty for each in choices]
 
 
 def test_files_are_read_as_senteval_reads_them(downstream):
@@ -171,28 +186,24 @@ def test_an_unknown_task_lists_the_valid_ones(downstream):
 
 def test_nested_folds_equal_classifiers_trained_one_by_one():
     task, encode = made("nested", {"train": 331})
-    score = evaluate(task, encode, folds=3, recipe=SHORT)
     examples = task.splits["train"]
     x = encode(examples.first)
     expected = one_by_one.nested(x, examples.labels, 2, 3, max_epoch=24)
-    assert (score.accuracy, score.dev_accuracy, list(score.penalties)) == expected
-    assert score.tested == 331
+    assert chosen(task, encode, 3, SHORT) == expected
+    assert evaluate(task, encode, folds=3, recipe=SHORT) == expected[0]
 
 
 def test_six_classes_with_folds_of_the_training_set_equal_one_by_one():
     task, encode = made("k-fold", {"train": 400, "test": 90}, classes=6)
-    score = evaluate(task, encode, folds=4, recipe=SHORT)
     train, test = task.splits["train"], task.splits["test"]
     expected = one_by_one.k_fold(
         encode(train.first), train.labels, (encode(test.first), test.labels), 6, 4, max_epoch=24
     )
-    assert (score.accuracy, score.dev_accuracy, list(score.penalties)) == expected
-    assert score.tested == 90
+    assert chosen(task, encode, 4, SHORT) == expected
 
 
 def test_pairs_have_differences_and_products_as_features():
     task, encode = made("k-fold", {"train": 210, "test": 60}, pairs=True)
-    score = evaluate(task, encode, folds=3, recipe=SHORT)
     features = []
     for examples in task.splits.values():
         u, v = encode(examples.first), encode(examples.second)
@@ -201,7 +212,7 @@ def test_pairs_have_differences_and_products_as_features():
     expected = one_by_one.k_fold(
         features[0], train.labels, (features[1], test.labels), 2, 3, max_epoch=24
     )
-    assert (score.accuracy, score.dev_accuracy, list(score.penalties)) == expected
+    assert chosen(task, encode, 3, SHORT) == expected
 
 
 def test_a_dev_set_equals_one_by_one_to_the_last_epoch():
@@ -209,7 +220,6 @@ def test_a_dev_set_equals_one_by_one_to_the_last_epoch():
     task, encode = made("split", {"train": 300, "dev": 70, "test": 80}, seed=3)
     train, dev, test = task.splits.values()
     for max_epoch in (200, 8):
-        score = evaluate(task, encode, recipe=Recipe(max_epoch=max_epoch))
         expected = one_by_one.split(
             encode(train.first),
             train.labels,
@@ -218,7 +228,7 @@ def test_a_dev_set_equals_one_by_one_to_the_last_epoch():
             2,
             max_epoch=max_epoch,
         )
-        assert (score.accuracy, score.dev_accuracy, list(score.penalties)) == expected
+        assert chosen(task, encode, recipe=Recipe(max_epoch=max_epoch)) == expected
 
 
 def test_every_classifier_has_the_weights_of_one_trained_alone():
@@ -270,7 +280,7 @@ def test_a_gpu_gives_the_accuracies_of_the_cpu():
     task, encode = made("nested", {"train": 600})
     on_cpu = evaluate(task, encode, folds=4)
     on_gpu = evaluate(task, encode, folds=4, device="cuda")
-    assert on_gpu.accuracy == pytest.approx(on_cpu.accuracy, abs=0.3)
+    assert on_gpu == pytest.approx(on_cpu, abs=0.3)
 
 
 def test_equal_means_choose_the_first_penalty():
@@ -278,76 +288,48 @@ def test_equal_means_choose_the_first_penalty():
     assert choose((1.0, 2.0, 3.0), accuracies) == (1, 70.0)
 
 
-def test_sklearn_is_the_exact_optimum_and_says_its_name():
-    task, encode = made("k-fold", {"train": 300, "test": 80}, classes=3)
-    scores = evaluate_transfer(encode, TransferData({"MADE": task}), "sklearn", folds=3)
-    assert scores.classifier == "sklearn"
-    assert "LogisticRegression" in scores.settings
-    score = scores.tasks["MADE"]
-    train, test = task.splits["train"], task.splits["test"]
-    x, y = encode(train.first).astype(np.float64), train.labels
-    plain = [2.0**power for power in range(-1, 6)]
-    means = []
-    for penalty in plain:
-        model = LogisticRegression(C=penalty, tol=1e-8, max_iter=10_000)
-        accuracies = [
-            model.fit(x[fold.train], y[fold.train]).score(x[fold.dev], y[fold.dev])
-            for fold in selections(task, 3, 1111)[0].inner
-        ]
-        means.append(round(100 * float(np.mean(accuracies)), 2))
-    best = plain[int(np.argmax(means))]
-    final = LogisticRegression(C=best, tol=1e-8, max_iter=10_000).fit(x, y)
-    assert score.penalties == (best,)
-    assert score.dev_accuracy == max(means)
-    assert score.accuracy == round(100 * float(final.score(encode(test.first), test.labels)), 2)
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
-def test_sklearn_serves_nested_folds_and_dev_sets_too():
-    for protocol, sizes in (
-        ("nested", {"train": 150}),
-        ("split", {"train": 150, "dev": 40, "test": 40}),
-    ):
-        task, encode = made(protocol, sizes)
-        score = evaluate(task, encode, classifier="sklearn", folds=3)
-        assert score.accuracy is not None
-        assert score.accuracy > 75
-        assert set(score.penalties) <= {0.25, 0.5, 1.0, 2.0, 4.0, 8.0}
-        assert len(score.penalties) == (3 if protocol == "nested" else 1)
-
-
-def test_a_fit_that_does_not_converge_is_an_error(monkeypatch):
-    monkeypatch.setattr("train.evaluate.logistic_regression._ITERATIONS", 1)
-    task, encode = made("split", {"train": 150, "dev": 40, "test": 40})
-    with pytest.raises(SightlineError, match=r"C = 0\.25 did not converge"):
-        evaluate(task, encode, classifier="sklearn")
-
-
-def test_each_distinct_sentence_is_encoded_once():
+def test_tasks_side_by_side_are_those_alone_in_one_call_of_the_encoder(two_threads):
     task, encode = made("k-fold", {"train": 60, "test": 20})
-    same = replace(task, name="SAME")
+    other, _ = made("nested", {"train": 80}, name="OTHER")
     asked = []
 
     def record(sentences):
         asked.append(list(sentences))
         return encode(sentences)
 
-    data = TransferData({"MADE": task, "SAME": same}, ("a doubt",))
-    scores = evaluate_transfer(record, data, folds=2, recipe=Recipe(max_epoch=0))
-    assert [len(sentences) for sentences in asked] == [80]
-    assert scores.average == scores.scores["MADE"] == scores.scores["SAME"]
-    written = json.loads(json.dumps(scores.to_json(), allow_nan=False))
-    assert written["classifier"] == "senteval"
-    assert written["warnings"] == ["a doubt"]
-    assert written["tasks"]["SAME"]["sha256"] == task.sha256
+    recipe = Recipe(max_epoch=8)
+    data = TransferData({"MADE": task, "OTHER": other})
+    scores = evaluate_transfer(record, data, folds=2, recipe=recipe).scores
+    assert torch.get_num_threads() == 2
+    assert [len(sentences) for sentences in asked] == [160]
+    alone = {each.name: evaluate(each, encode, folds=2, recipe=recipe) for each in (task, other)}
+    assert scores == {**alone, "transfer Avg": np.mean(list(alone.values()))}
+
+
+def test_initial_weights_are_those_of_a_layer_made_after_the_seed():
+    torch.manual_seed(1111)
+    layer = torch.nn.Linear(12, 3)
+    weights = softmax_classifiers._initial_weights(torch.zeros(2, 13), 3, 1111)
+    assert torch.equal(weights, torch.cat([layer.weight, layer.bias[:, None]], dim=1))
 
 
 def test_embeddings_that_are_not_finite_have_no_score_and_say_why():
     task, encode = made("k-fold", {"train": 60, "test": 20})
     broken = encode([str(number) for number in range(80)]).copy()
     broken[3] = np.nan
-    score = evaluate(task, lambda sentences: broken[: len(sentences)], folds=2)
-    assert score.accuracy is None
-    assert score.reason == "features of 1 of 80 examples are not finite"
+    found = evaluate_transfer(
+        lambda sentences: broken[: len(sentences)], TransferData({"MADE": task}), folds=2
+    )
+    assert found.scores == {"MADE": None, "transfer Avg": None}
+    assert found.reasons["MADE"] == "features of 1 of 80 examples are not finite"
 
 
 def test_too_few_examples_of_a_class_are_named():
@@ -369,12 +351,6 @@ def test_a_class_without_training_examples_is_an_error_with_a_dev_set_too():
     one = replace(task, splits={**task.splits, "train": replace(train, labels=train.labels * 0)})
     with pytest.raises(SightlineError, match="MADE: class 1 of 2 has no training example"):
         evaluate(one, encode)
-
-
-def test_an_unknown_classifier_lists_the_valid_ones():
-    task, encode = made("k-fold", {"train": 60, "test": 20})
-    with pytest.raises(SightlineError, match="'svm'; use senteval or sklearn"):
-        evaluate(task, encode, classifier="svm")
 
 
 @pytest.fixture
@@ -402,13 +378,13 @@ def test_real_questions_equal_one_by_one(senteval_files):
         counts = [[s.lower().count(letter) for letter in "?abcdefghwmny"] for s in sentences]
         return np.array(counts, dtype=np.float32)
 
-    data = load_transfer(senteval_files, ["TREC"])
-    score = evaluate_transfer(letters, data, folds=2, recipe=Recipe(max_epoch=12)).tasks["TREC"]
-    train, test = data.tasks["TREC"].splits.values()
+    task = load_transfer(senteval_files, ["TREC"]).tasks["TREC"]
+    found = chosen(task, letters, 2, Recipe(max_epoch=12))
+    train, test = task.splits.values()
     accuracy, dev_accuracy, penalties = one_by_one.k_fold(
         letters(train.first), train.labels, (letters(test.first), test.labels), 6, 2, max_epoch=12
     )
-    assert score.accuracy == pytest.approx(accuracy, abs=0.3)
-    assert score.dev_accuracy == pytest.approx(dev_accuracy, abs=0.1)
-    assert list(score.penalties) == penalties
+    assert found[0] == pytest.approx(accuracy, abs=0.3)
+    assert found[1] == pytest.approx(dev_accuracy, abs=0.1)
+    assert found[2] == penalties
     assert accuracy > 30

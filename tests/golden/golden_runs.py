@@ -24,34 +24,34 @@ from transformers import BertModel
 
 from train.batch import Batch
 from train.data import TrainingData
-from train.loop import Callback, LoopState
+from train.loop import Callback
 from train.model import GroundedModel
+from train.records import RunState, RunSummary
 from train.run_spec import RunSpec
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 STEPS = 20
 TEACHERS = [{"encoder": "first", "weight": 0.33}, {"encoder": "second", "weight": 0.67}]
 SYSTEMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "simcse": ({}, {}),
-    "mcse": ({"image": "clip", "weight": 0.5}, {"image": "clip-image"}),
+    "mcse": ({"image": "clip", "weight": 0.5}, {"image-clip": "clip-image"}),
     "kdmcse": (
         {
             **{"image": "clip", "text": "clip", "weight": 0.5, "text_margin": 0.1},
             **{"image_threshold": 0.3, "teacher_text_threshold": 0.5},
         },
-        {"image": "clip-image", "text": "clip-text"},
+        {"image-clip": "clip-image", "text-clip": "clip-text"},
     ),
     "dalr": (
         {"image": "clip", "teachers": TEACHERS, "consistency_margin": -0.5},
-        {"image": "clip-image", "teacher-first": "first", "teacher-second": "second"},
+        {"image-clip": "clip-image", "teacher-first": "first", "teacher-second": "second"},
     ),
     "mcseo": (
         {"image": "clip", "image_weight": 0.5, "object_weight": 0.5},
-        {"image": "clip-image", "object": "clip-object"},
+        {"image-clip": "clip-image", "object-clip": "clip-object"},
     ),
 }
-"""Objective → parameters in which every term counts, and the feature sets of its slots."""
+"""Objective → parameters in which every term counts, and the feature sets that it reads."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class InFloat64(Callback):
     drawn: dict[str, Tensor] = field(default_factory=dict)
     heads: dict[str, Tensor] = field(default_factory=dict)
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self.drawn = {name: each.clone() for name, each in model.heads.state_dict().items()}
         model.to(torch.float64)
         self.heads = fill(model.heads.state_dict(), 8000)
@@ -107,7 +107,7 @@ class Runs:
     def spec(self, system: str, dropout: bool) -> RunSpec:
         """Both streams, in batches of eight."""
         student = self.world.models / ("student" if dropout else "student without dropout")
-        parameters, slots = SYSTEMS[system]
+        parameters, sets = SYSTEMS[system]
         data, sentences = self.world.data, self.world.sentences
         pairs = {"captions": data.captions_manifest, "images": data.images_manifest}
         if system == "mcseo":
@@ -123,7 +123,7 @@ class Runs:
                 "parameters": parameters,
                 "pairs": {**pairs, "tokens": tokens},
                 "text": {"sentences": sentences.sentences_manifest, "tokens": tokens},
-                "features": {slot: self.features[name] for slot, name in slots.items()},
+                "features": {feature: self.features[name] for feature, name in sets.items()},
                 "out": self.world.root / "runs" / name,
             }
         )
@@ -134,7 +134,7 @@ class Runs:
 
         def read_in_float64(data: TrainingData, k: int) -> Batch:
             batch = read(data, k)
-            rows = {slot: values.to(torch.float64) for slot, values in batch.features.items()}
+            rows = {feature: values.to(torch.float64) for feature, values in batch.features.items()}
             return dataclasses.replace(batch, features=rows)
 
         spec, precision = self.spec(system, dropout), InFloat64()

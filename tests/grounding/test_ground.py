@@ -180,7 +180,7 @@ def test_killed_at_any_write_and_run_again_it_leaves_the_same_bytes(data, tmp_pa
             assert files_of(out) == expected
         else:
             break
-    assert deaths > 3 * 4 + 3  # each file of each block, moving it, and the commit
+    assert deaths > 3 * 2 + 3  # each block, moving it, and the commit
 
 
 DYING = """
@@ -230,7 +230,7 @@ def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
     parts, killed = tmp_path / "out.run/parts", "0123456789abcdef"
     parts.mkdir(parents=True)
     (tmp_path / "out.run/lock").write_text("process 1 on host\n")
-    for name in (f".x.{killed}.tmp", f"part-{'a' * 32}.json", f"shard-{'a' * 32}.parquet"):
+    for name in (f".x.{killed}.tmp", f"part-{'a' * 32}.parquet"):
         (parts / name).write_bytes(b"half a fi")
     (parts / "notes").write_text("mine")
     run_ground(data, tmp_path / "out")
@@ -245,7 +245,7 @@ def test_a_part_with_a_damaged_file_is_recomputed(data, tmp_path):
     grounder = WordGrounder(stop)
     with pytest.raises(Killed):
         run_ground(data, tmp_path / "out", grounder)
-    (file,) = (tmp_path / "out.run/parts").glob("shard-*.parquet")
+    (file,) = (tmp_path / "out.run/parts").glob("part-*.parquet")
     file.write_bytes(b"short")
     run_ground(data, tmp_path / "out")
     run_ground(data, tmp_path / "clean")

@@ -30,10 +30,10 @@ WITH_TEMPERATURE = {
     "object_phrase_nce": lambda t: object_phrase_nce(ROWS, ROWS, OWNERS, t),
     "kl_alignment: target_": lambda t: kl_alignment(SQUARE, SQUARE, t, 1.0),
     "kl_alignment: student_": lambda t: kl_alignment(SQUARE, SQUARE, 1.0, t),
-    "cross_modal_alignment: target_": lambda t: cross_modal_alignment(
+    "kl_alignment: target_temperature": lambda t: cross_modal_alignment(
         ROWS, ROWS, ROWS, ROWS, t, 1.0
     ),
-    "cross_modal_alignment: student_": lambda t: cross_modal_alignment(
+    "kl_alignment: student_temperature": lambda t: cross_modal_alignment(
         ROWS, ROWS, ROWS, ROWS, 1.0, t
     ),
 }
@@ -54,21 +54,27 @@ def test_temperature_must_be_above_zero(name, temperature):
     [
         (lambda: info_nce(ROWS, ROWS[:3]), r"queries \[4, 6\], keys \[3, 6\]"),
         (lambda: info_nce(ROWS, ROWS[:, :5]), r"queries \[4, 6\], keys \[4, 5\]"),
-        (lambda: info_nce(ROWS[0], ROWS[0]), r"queries has shape \[6\]; give \[rows, columns\]"),
-        (lambda: info_nce(ROWS[:0], ROWS[:0]), r"queries has shape \[0, 6\]; a mean over no rows"),
+        (
+            lambda: info_nce(ROWS[0], ROWS[0]),
+            r"queries \[6\], keys \[6\]; expected queries \[n, d\], keys \[n, d\]",
+        ),
+        (
+            lambda: info_nce(ROWS[:0], ROWS[:0]),
+            r"queries \[0, 6\], keys \[0, 6\]; a mean over no rows",
+        ),
         (
             lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE[:3]),
-            r"soft_labels has shape \[3, 4\]; give \[4, 4\]",
+            r"soft_labels \[3, 4\].*expected .*soft_labels \[n, n\]",
         ),
         (
             lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE[0]),
-            r"soft_labels has shape \[4\]; give \[4, 4\]",
+            r"soft_labels \[4\].*expected .*soft_labels \[n, n\]",
         ),
         (
             lambda: adaptive_margin_nce(
                 ROWS, ROWS, SQUARE, threshold=0.9, filter_scores=SQUARE[:, :2]
             ),
-            r"filter_scores has shape \[4, 2\]; give \[4, 4\]",
+            r"filter_scores \[4, 2\]; expected .*filter_scores \[n, n\]",
         ),
         (
             lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE, filter_scores=SQUARE),
@@ -86,7 +92,7 @@ def test_temperature_must_be_above_zero(name, temperature):
             lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE, threshold=float("nan")),
             "threshold is nan; give a finite number",
         ),
-        (lambda: removed_share(ROWS, 0.9), r"scores has shape \[4, 6\]; give \[4, 4\]"),
+        (lambda: removed_share(ROWS, 0.9), r"scores \[4, 6\]; expected scores \[n, n\]"),
         (
             lambda: consistency_loss(ROWS, ROWS, ROWS[:3]),
             r"mismatched_image \[3, 6\]",
@@ -101,7 +107,7 @@ def test_temperature_must_be_above_zero(name, temperature):
         ),
         (
             lambda: cross_modal_alignment(ROWS, ROWS, ROWS[:2], ROWS, 1.0, 1.0),
-            r"numbers of rows differ .*teacher_text \[2, 6\]",
+            r"the shapes do not fit: .*teacher_text \[2, 6\]",
         ),
         (
             lambda: cross_modal_alignment(ROWS, ROWS[:, :2], ROWS, ROWS, 1.0, 1.0),
@@ -112,20 +118,26 @@ def test_temperature_must_be_above_zero(name, temperature):
             r"target_scores \[4, 4\], student_scores \[4, 6\]",
         ),
         (lambda: list_mle(SQUARE, ROWS), r"student_scores \[4, 4\], teacher_scores \[4, 6\]"),
-        (lambda: list_mle(SQUARE[:, :0], SQUARE[:, :0]), r"student_scores has shape \[4, 0\]"),
+        (
+            lambda: list_mle(SQUARE[:, :0], SQUARE[:, :0]),
+            r"student_scores \[4, 0\].*a mean over no rows",
+        ),
         (
             lambda: object_phrase_nce(ROWS, ROWS[:3], OWNERS),
             r"phrases \[4, 6\], objects \[3, 6\]",
         ),
         (
             lambda: object_phrase_nce(ROWS, ROWS, OWNERS[:3]),
-            r"owners has shape \[3\] for 4 pairs; give \[4\]",
+            r"phrases \[4, 6\], objects \[4, 6\], owners \[3\]; expected .*owners \[p\]",
         ),
         (
             lambda: object_phrase_nce(ROWS, ROWS, OWNERS.float()),
             "owners is torch.float32; give integers",
         ),
-        (lambda: object_phrase_nce(ROWS[0], ROWS[0], OWNERS), r"phrases has shape \[6\]"),
+        (
+            lambda: object_phrase_nce(ROWS[0], ROWS[0], OWNERS),
+            r"phrases \[6\].*expected phrases \[p, d\]",
+        ),
     ],
 )
 def test_the_message_says_what_was_found_and_what_to_give(call, message):
@@ -158,18 +170,18 @@ def test_a_nan_in_the_rows_reaches_the_value():
 def test_losses_import_torch_and_the_floor_and_nothing_else():
     """Training from a cache does not need torchvision, open_clip or sam2."""
     imported = set()
-    for file in Path(train.losses.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                imported.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{file.name} line {node.lineno}: a relative import"
-                imported.add(node.module)
-    ours = {name for name in imported if name.startswith("train.losses.")}
-    assert ours
-    assert imported - ours == {
+    for node in ast.walk(ast.parse(Path(train.losses.__file__).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            imported.add(node.module)
+    assert imported == {
         "__future__",
+        "collections.abc",
+        "functools",
         "math",
+        "typing",
         "torch",
         "torch.nn.functional",
         "sightline.devices",

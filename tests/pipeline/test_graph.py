@@ -57,7 +57,7 @@ def features_of(params: Params, name: str) -> set[Path]:
     """The feature sets that a system reads with its own parameters."""
     system = params.systems[name]
     objective = make_objective(str(system.objective), system.parameters)
-    needs = objective.features(objective.params).values()
+    needs = objective.features
     return {graph.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
 
 

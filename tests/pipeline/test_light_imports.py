@@ -21,10 +21,10 @@ MODULES = (
     *("pipeline.stages", "pipeline.params", "pipeline.extract.runner"),
     "pipeline.extract.inputs",
     *("pipeline.grounding.stage", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
-    *("train.train_run", "train.new_run", "train.objectives.combined", "train.objectives.dalr"),
+    *("train.train_run", "train.distributed", "train.objectives.combined", "train.objectives.dalr"),
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.score_run"),
-    *("train.evaluate.find_neighbours", "train.evaluate.tasks.retrieval"),
-    *("train.evaluate.tasks.neighbours", "train.evaluate.tasks.transfer", "train.report.compare"),
+    *("train.evaluate.neighbours", "train.evaluate.retrieval"),
+    *("train.evaluate.neighbours", "train.evaluate.transfer", "train.report.compare"),
     *("sightline.encoder_folder", "sightline.loading", "sightline.devices"),
 )
 """Nothing heavy is imported with these."""

@@ -151,9 +151,9 @@ def test_a_row_has_the_numbers_of_its_paper(model, data, monkeypatch):
     assert params.graph.seeds == [0, 1, 2, 3, 4]
 
     objective = make_objective(spec.objective, spec.parameters)
-    needs = objective.features(objective.params)
+    needs = objective.features
     features = {("image", CLIP)} if clip else expected.features
-    assert {(need.kind, need.encoder) for need in needs.values()} == features
+    assert {(need.kind, need.encoder) for need in needs} == features
     weights = dict(expected.weights)
     if paper == "MCSE" and alone and encoder == "BERT":
         weights["image"] = 0.05 / 2
@@ -193,10 +193,8 @@ def test_the_papers_use_coco_2014(monkeypatch):
 def test_the_released_kdmcse_reads_vit_l(monkeypatch):
     params = params_of("flickr30k-vit-l", monkeypatch)
     run = params.run("kdmcse-released")
-    needs = make_objective(run.objective, run.parameters).features(
-        make_objective(run.objective, run.parameters).params
-    )
-    assert {need.encoder for need in needs.values()} == {"clip-vit-l-14"}
+    needs = make_objective(run.objective, run.parameters).features
+    assert {need.encoder for need in needs} == {"clip-vit-l-14"}
     assert run.parameters["variant"] == "released"
     assert params.encoder("image", "clip-vit-l-14").model == "ViT-L-14-quickgelu"
 

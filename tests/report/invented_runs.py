@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from train.evaluate.evaluation_set import EvaluationSet
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 from train.report.results import RunResult, TrainingSummary, save_result
 
 SUBSETS = {

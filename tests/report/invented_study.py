@@ -6,7 +6,7 @@ import math
 import random
 
 from train.evaluate.evaluation_set import EvaluationSet
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 from train.report.results import RunResult, TaskRecord, TrainingSummary
 
 RETRIEVAL = ("I2T R@1", "I2T R@5", "I2T R@10", "T2I R@1", "T2I R@5", "T2I R@10")

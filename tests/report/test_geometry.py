@@ -14,11 +14,16 @@ from matplotlib.text import Text
 from small_senteval import write_senteval
 from tiny_encoder import WORDS, make_encoder
 
-from train.evaluate.embedding_space import Spectrum
 from train.evaluate.geometry import Geometry
-from train.evaluate.map_sentences import MapSentences
 from train.evaluate.similarity import Correlation, GradedPairs
-from train.evaluate.space_study import MapSettings, ModelSpace, SentenceMap, SpaceStudy
+from train.evaluate.space import (
+    MapSentences,
+    MapSettings,
+    ModelSpace,
+    SentenceMap,
+    SpaceStudy,
+    Spectrum,
+)
 from train.report.drawing import to_png, to_svg
 from train.report.space_page import page_of, to_json
 from train.report.space_plots import (

@@ -11,13 +11,18 @@ import pytest
 from captioned import write_captioned
 from invented_runs import write_invented
 
-from train.evaluate.embedding_space import Spectrum
-from train.evaluate.find_neighbours import read_images
 from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
 from train.evaluate.geometry import Geometry
-from train.evaluate.map_sentences import MapSentences
+from train.evaluate.neighbours import read_images
 from train.evaluate.similarity import Correlation, GradedPairs
-from train.evaluate.space_study import MapSettings, ModelSpace, SentenceMap, SpaceStudy
+from train.evaluate.space import (
+    MapSentences,
+    MapSettings,
+    ModelSpace,
+    SentenceMap,
+    SpaceStudy,
+    Spectrum,
+)
 from train.report.results import load_result, save_result
 from train.report.space_page import write_geometry
 

@@ -11,7 +11,7 @@ import pytest
 
 from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.mteb_scores import MtebTask
+from train.evaluate.mteb import MtebTask
 from train.report.compare import compare_runs
 from train.report.find_runs import find_run, find_runs
 from train.report.mteb_results import MtebFolder

@@ -6,6 +6,9 @@ import json
 import re
 import statistics
 from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -13,7 +16,7 @@ from scipy.stats import ttest_ind
 
 from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 from train.report.compare import compare_results
 from train.report.comparison_page import feature_uses, parameter_rows
 from train.report.drawing import to_png, to_svg
@@ -107,7 +110,9 @@ def test_features_are_taken_from_a_feature_sets_own_record():
     record = FeatureSetRecord.model_construct(
         spec=spec, fingerprint=spec.fingerprint, content_digest="2" * 64, rows=9
     )
-    used = FeatureUse.of("scenes/image/resnet", record)
+    opened: Any = SimpleNamespace(path=Path("data/scenes/image/resnet"), record=record)
+    used = FeatureUse.of_set(opened)
+    assert used.name == "scenes/image/resnet"
     assert used.untrained
     assert (used.dim, used.rows, used.fingerprint) == (2048, 9, spec.fingerprint)
 

@@ -26,8 +26,8 @@ from sightline.cache import (
     write_manifest,
     write_tokens,
 )
+from train.records import RunSummary
 from train.run_spec import RunSpec
-from train.run_summary import RunSummary
 
 COLOURS = ("red", "blue", "green", "white")
 SHAPES = ("circle", "square", "star", "ring", "cross")
@@ -77,7 +77,7 @@ class World:
         }
         if objective == "mcse":
             body["parameters"] = {"image": "tiny-cnn", "weight": 0.5}
-            body["features"] = {"image": self.root / "features"}
+            body["features"] = {"image-tiny-cnn": self.root / "features"}
         return RunSpec.model_validate({**body, **changes})
 
 

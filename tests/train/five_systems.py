@@ -13,7 +13,7 @@ from step_oracle import Case
 TEACHERS = [{"encoder": "first", "weight": 0.33}, {"encoder": "alike", "weight": 0.67}]
 GIVEN: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "simcse": ({}, {}),
-    "mcse": ({"image": "clip", "weight": 0.5}, {"image": "clip"}),
+    "mcse": ({"image": "clip", "weight": 0.5}, {"image-clip": "clip"}),
     "kdmcse": (
         {
             "image": "clip",
@@ -23,18 +23,18 @@ GIVEN: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "image_threshold": 0.3,
             "teacher_text_threshold": 0.5,
         },
-        {"image": "clip", "text": "clip-text"},
+        {"image-clip": "clip", "text-clip-text": "clip-text"},
     ),
     "dalr": (
         {"image": "clip", "teachers": TEACHERS, "consistency_margin": -0.5},
-        {"image": "clip", "teacher-first": "first", "teacher-alike": "alike"},
+        {"image-clip": "clip", "teacher-first": "first", "teacher-alike": "alike"},
     ),
     "mcseo": (
         {"image": "clip", "image_weight": 0.5, "object_weight": 0.5},
-        {"image": "clip", "object": "clip-objects"},
+        {"image-clip": "clip", "object-clip": "clip-objects"},
     ),
 }
-"""Objective → parameters in which every term counts, and the feature sets of its slots."""
+"""Objective → parameters in which every term counts, and the feature sets that it reads."""
 
 
 def features_of(world: World, root: Path) -> Features:
@@ -51,7 +51,7 @@ def cases_of(world: World, features: Features) -> dict[str, Case]:
     """The five, over the sets of `features_of`."""
     objects = Objects(world, features, "clip-objects", dim=7)
     made = {}
-    for name, (parameters, slots) in GIVEN.items():
+    for name, (parameters, sets) in GIVEN.items():
         pairs = {"phrases": objects.path} if name == "mcseo" else {}
-        made[name] = Case(world, features, name, {"caption": "all", **parameters}, slots, pairs)
+        made[name] = Case(world, features, name, {"caption": "all", **parameters}, sets, pairs)
     return made

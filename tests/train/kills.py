@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from train.loop import Callback, LoopState
+from train.loop import Callback
+from train.records import RunState
 
 
 class Killed(Exception):
@@ -15,6 +16,6 @@ class KillAfter(Callback):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def step(self, state: LoopState) -> None:
+    def step(self, state: RunState) -> None:
         if state.step == self.at:
             raise Killed

@@ -100,11 +100,12 @@ def _work(request: Request, rank: int) -> None:
 
     from pipeline import cli
     from pipeline.cli import commands
+    from train import distributed
     from train import train_run as training
     from train.run_spec import RunSpec
 
     torch.set_num_threads(1)
-    training.ARRIVAL_LIMIT = request.limit
+    distributed.ARRIVAL_LIMIT = request.limit
     if request.act and rank == request.rank:
         _break_at(request)
     if request.double:
@@ -152,7 +153,7 @@ def _features_in_double() -> None:
 
     def in_double(self: Any, k: int) -> Any:
         batch = item(self, k)
-        features = {slot: rows.double() for slot, rows in batch.features.items()}
+        features = {feature: rows.double() for feature, rows in batch.features.items()}
         return replace(batch, features=features)
 
     TrainingData.__getitem__ = in_double
@@ -160,9 +161,9 @@ def _features_in_double() -> None:
 
 def _break_at(request: Request) -> None:
     """End or signal this process when it reaches the point."""
-    from train import selection
+    from train import train_run as training
+    from train.distributed import Processes
     from train.model import GroundedModel
-    from train.processes import Processes
 
     point, number = request.at.split()
     number = int(number)
@@ -185,7 +186,7 @@ def _break_at(request: Request) -> None:
     watched(GroundedModel, "terms", "terms")
     watched(Processes, "gathered", "gather")
     watched(Processes, "add_gradients", "add")
-    watched(selection, "dev_score", "dev")
+    watched(training, "dev_score", "dev")
 
 
 # ---- the server ---------------------------------------------------------------------------------
@@ -260,7 +261,10 @@ def _signal(running: Mapping[int, int], number: int) -> None:
 
 def main() -> None:
     """Serve until stdin ends."""
-    import train.train_run  # noqa: F401, what takes long
+    from transformers import BertModel, BertTokenizerFast  # noqa: F401, what takes long
+
+    import train.progress
+    import train.train_run  # noqa: F401
     from pipeline.cli import commands  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test in the background hands down "ignored"

@@ -111,7 +111,7 @@ class MCSELoss(ReleasedLoss):
         loss = contrast(matrix(first, second) / TEMPERATURE)
         if not batch.features:
             return loss
-        images = model.project("image", batch.features["image"])
+        images = model.project("image", batch.features["image-cnn"])
         of_views = [
             contrast(matrix(model.project("grounding", view), images) / TEMPERATURE)
             for view in views
@@ -142,7 +142,7 @@ class KDMCSELoss(ReleasedLoss):
         loss = contrast(self._moved(matrix(first, second), self.text_margin) / TEMPERATURE)
         if not batch.features:
             return loss
-        images, texts = batch.features["image"], batch.features["text"]
+        images, texts = batch.features["image-clip"], batch.features["text-clip"]
         sides = (
             ("image", images, matrix(images, images), texts @ images.T),
             ("teacher_text", texts, matrix(texts, texts), images @ texts.T),
@@ -192,12 +192,12 @@ class DALRLoss(ReleasedLoss):
         loss = contrast(student / TEMPERATURE)
         if not batch.features:
             return loss
-        images = model.project("image", batch.features["image"])
+        images = model.project("image", batch.features["image-cnn"])
         grounded = [matrix(model.project("grounding", view), images) for view in views]
         info = sum(contrast(cosines / TEMPERATURE) for cosines in grounded) / 2
         mixed = torch.stack([share * batch.features[name] for name, share in self.mix.items()])
         texts = matrix(mixed.sum(dim=0), mixed.sum(dim=0))
-        pictures = matrix(batch.features["image"], batch.features["image"])
+        pictures = matrix(batch.features["image-cnn"], batch.features["image-cnn"])
         aligned = self._divergence(texts, grounded[0]) + self._divergence(pictures, grounded[0].T)
         cross = self._consistency(grounded[0], batch.generator) + aligned / 2
         teachers = [share * matrix(rows, rows) for rows, share in self._teachers(batch)]

@@ -22,11 +22,11 @@ from transformers import BertConfig, BertModel
 
 from train.batch import Batch
 from train.data import TrainingData
-from train.loop import Callback, LoopState
-from train.model import GroundedModel, load_student
+from train.loop import Callback
+from train.model import GroundedModel, load_student, phrase_embeddings
 from train.objectives import make_objective
 from train.objectives.objective import Views
-from train.phrase_embeddings import phrase_embeddings
+from train.records import RunState
 from train.run_spec import RunSpec
 from train.train_run import train_run
 
@@ -125,7 +125,7 @@ class OracleBatch:
 
     Attributes:
         first, second: sentence embeddings of both views, before any head.
-        features: slot → rows; empty for plain sentences.
+        features: feature → rows; empty for plain sentences.
         batch: for the draws that are made from its generator.
         tokens: last hidden states of both views, [length, d] for each sentence.
     """
@@ -149,7 +149,7 @@ class Case:
     """One objective with its parameters on the tiny world.
 
     Attributes:
-        slots: slot → name of the feature set; sets of objects are not among the oracle's.
+        sets: feature → name of the feature set; sets of objects are not among the oracle's.
         pairs: what the stream of pairs has beside the tiny world's own.
     """
 
@@ -157,7 +157,7 @@ class Case:
     features: Features
     objective: str
     parameters: dict[str, Any]
-    slots: dict[str, str]
+    sets: dict[str, str]
     pairs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def spec(self, out: Path, **train: Any) -> RunSpec:
@@ -179,7 +179,7 @@ class Case:
             student={"model": str(folder)},
             train={"batch_size": 6, **train},
             parameters=self.parameters,
-            features={slot: self.features.root / name for slot, name in self.slots.items()},
+            features={feature: self.features.root / name for feature, name in self.sets.items()},
             dev=None,
         )
 
@@ -202,13 +202,13 @@ class Case:
         sentences = [ids[:length] for ids, length in rows]
         one, other = ([student.states(ids) for ids in sentences] for _ in range(2))
         first, second = ([states[0] for states in view] for view in (one, other))
-        return OracleBatch(first, second, self.slots_of(batch), batch, (one, other))
+        return OracleBatch(first, second, self.rows_of(batch), batch, (one, other))
 
-    def slots_of(self, batch: Batch) -> dict[str, list[Row]]:
+    def rows_of(self, batch: Batch) -> dict[str, list[Row]]:
         if batch.stream == "text":
             return {}
-        of_sentences = {s: name for s, name in self.slots.items() if name in self.features.rows}
-        return {slot: self.features.of(name, batch) for slot, name in of_sentences.items()}
+        of_sentences = {s: name for s, name in self.sets.items() if name in self.features.rows}
+        return {feature: self.features.of(name, batch) for feature, name in of_sentences.items()}
 
 
 # ---- the three proofs ---------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def check_terms_of_two_views(case: Case, terms: Terms, weights: Mapping[str, flo
     found = model.objective.terms(batch, of_model, model.heads)
     student = case.oracle(model.state_dict())
     tokens = list(their_states[0]), list(their_states[1])
-    given = OracleBatch(list(theirs[0]), list(theirs[1]), case.slots_of(batch), batch, tokens)
+    given = OracleBatch(list(theirs[0]), list(theirs[1]), case.rows_of(batch), batch, tokens)
     expected = terms(student, given)
     _same_values(found, expected)
     model.objective.total(found).backward()
@@ -281,7 +281,7 @@ def check_twenty_steps(
     told = {"optimizer": optimizer, "epsilon": epsilon}
     spec = case.spec(out, max_steps=steps, learning_rate=learning_rate, **told)
     epsilon = epsilon or {"released": 1e-6, "torch": 1e-8}[optimizer]
-    recorder = _Recorder()
+    recorder = Recorder()
     train_run(spec, say=lambda line: None, callbacks=[recorder])
     student = case.oracle(recorder.start)
     _, data = case.build()
@@ -302,17 +302,17 @@ def check_twenty_steps(
     return recorder.logs
 
 
-class _Recorder(Callback):
+class Recorder(Callback):
     """Keeps the weights that a run starts from, and its log."""
 
     def __init__(self) -> None:
         self.start: dict[str, Tensor] = {}
         self.logs: list[dict[str, float]] = []
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self.start = {name: w.detach().clone() for name, w in model.state_dict().items()}
 
-    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+    def log(self, state: RunState, entry: dict[str, float]) -> None:
         if "loss" in entry:
             self.logs.append(entry)
 

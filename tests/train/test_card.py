@@ -13,13 +13,13 @@ from huggingface_hub import ModelCard
 
 from sightline.hub_datasets import hub_datasets
 from train.card import model_card
-from train.evaluate.evaluated_model import EvaluatedModel
-from train.evaluate.score import Evaluation
+from train.evaluate.evaluation import Evaluation
+from train.evaluate.models import EvaluatedModel
 from train.evaluate.score_run import evaluate_model
 from train.evaluate.sts import load_dev_set
 from train.objectives.mcse import MCSE
+from train.records import RunSummary
 from train.report.results import save_result
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 TAGS = {"sentence-transformers", "feature-extraction", "sentence-similarity", "sightline", "mcse"}
@@ -72,7 +72,7 @@ def test_its_examples_load_the_model(world, tmp_path, pooling):
 
 def test_names_on_a_hub_and_doubts_are_said(trained):
     summary = trained[1]
-    used = summary.features["image"].model_copy(
+    used = summary.features["image-tiny-cnn"].model_copy(
         update={
             "untrained": False,
             "provenance": "imported, not checked",

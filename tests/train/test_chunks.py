@@ -18,9 +18,10 @@ from test_run import KillAfter, Killed, weights
 
 from train.batch import Sentences
 from train.gradient_cache import CachedEmbeddings, chunks_of, split
-from train.loop import Callback, LoopState
+from train.loop import Callback
 from train.model import GroundedModel
 from train.objectives.objective import Views
+from train.records import RunState
 from train.run_spec import TrainConfig
 from train.train_run import train_run
 
@@ -34,17 +35,17 @@ def case(world: World, tmp_path_factory: pytest.TempPathFactory) -> Case:
     features.add("clip", "image", dim=7)
     objects = Objects(world, features, "clip-objects", dim=7)
     parameters = {"image": "clip", "caption": "all", "image_weight": 0.5, "object_weight": 0.5}
-    slots = {"image": "clip", "object": "clip-objects"}
-    return Case(world, features, "mcseo", parameters, slots, {"phrases": objects.path})
+    sets = {"image-clip": "clip", "object-clip": "clip-objects"}
+    return Case(world, features, "mcseo", parameters, sets, {"phrases": objects.path})
 
 
 class Gradients(Callback):
     """Those of every step."""
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self.model, self.steps = model, []
 
-    def step(self, state: LoopState) -> None:
+    def step(self, state: RunState) -> None:
         found = self.model.named_parameters()
         self.steps.append({n: p.grad.clone() for n, p in found if p.grad is not None})
 
@@ -144,7 +145,7 @@ def test_phrases_of_chunks_are_those_of_the_batch(case: Case) -> None:
     assert len(batch.phrases) > len(batch)
     torch.testing.assert_close(cached.sentences, whole)
     torch.testing.assert_close(cached.phrases, phrases)
-    features = {slot: rows.double() for slot, rows in batch.features.items()}
+    features = {feature: rows.double() for feature, rows in batch.features.items()}
     object.__setattr__(batch, "features", features)
     assert cached.phrases is not None
     ours = model.terms(batch, Views(*cached.sentences, cached.phrases))

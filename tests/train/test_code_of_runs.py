@@ -11,27 +11,27 @@ from kills import KillAfter, Killed
 from sightline.errors import SightlineError
 from train import run_inputs as module
 from train.code_digest import code_of
-from train.evaluate.score import Evaluation
+from train.evaluate.evaluation import Evaluation
 from train.evaluate.score_run import evaluate_run
-from train.loop import Callback, LoopState
+from train.loop import Callback
+from train.records import RunState, RunSummary
 from train.report.table import make_table
 from train.run_folder import RunFolder
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
-LOSS = "train.losses.contrastive"
+LOSS = "train.losses.info_nce"
 
 
 def edit(monkeypatch: pytest.MonkeyPatch, module_name: str = LOSS) -> dict[str, str]:
     """Change the source of one module from now on."""
-    edited = {**code_of(["train.objectives.simcse"]), module_name: "0" * 64}
-    monkeypatch.setattr(module, "code_of", lambda modules: edited)
+    edited = {**code_of(["simcse"]), module_name: "0" * 64}
+    monkeypatch.setattr(module, "code_of", lambda objectives: edited)
     return edited
 
 
 def test_a_run_knows_the_code_that_trained_it(world: World, tmp_path: Path) -> None:
     found = train_run(world.spec(tmp_path), say=silent)
-    assert found.code == code_of(["train.objectives.simcse"])
+    assert found.code == code_of(["simcse"])
     assert RunSummary.read(tmp_path).code == found.code
 
 
@@ -57,7 +57,7 @@ def test_a_killed_run_does_not_resume_under_another_loss(
     steps: list[int] = []
 
     class Noted(Callback):
-        def step(self, state: LoopState) -> None:
+        def step(self, state: RunState) -> None:
             steps.append(state.step)
 
     edit(monkeypatch)

@@ -55,8 +55,8 @@ def objects(world: World, features: Features) -> Objects:
 def case_of(world: World, features: Features, objects: Objects, **parameters: Any) -> Case:
     given = {"caption": "all", **parameters}
     objective = make_objective("combined", given)
-    slots = {slot: SETS[slot] for slot in objective.features(objective.params)}
-    return Case(world, features, "combined", given, slots, {"phrases": objects.path})
+    sets = {need.name: SETS[need.name] for need in objective.features}
+    return Case(world, features, "combined", given, sets, {"phrases": objects.path})
 
 
 def test_the_total_is_that_of_the_parts_with_their_weights(world, features, objects):
@@ -66,20 +66,16 @@ def test_the_total_is_that_of_the_parts_with_their_weights(world, features, obje
     batch = paired(data)
     found = model(batch)
     found["total"].backward()
-    teachers = {f"teacher-{each}": f"teacher-{each}" for each in ("first", "second")}
-    slots_of = {"dalr": {"image": "image-clip", **teachers}, "mcseo": {"object": "object-clip"}}
     expected: dict[str, torch.Tensor] = {}
     total, gradients = 0.0, {}
     for name, weight, parameters in (("dalr", 1.0, DALR), ("mcseo", 0.5, OBJECT)):
         objective = make_objective(name, parameters)
-        needs = objective.features(objective.params)
-        dims = {slot: data.dims[slots_of[name][slot]] for slot in needs}
+        dims = {need.name: data.dims[need.name] for need in objective.features}
         part = GroundedModel(copy.deepcopy(model.encoder), objective, "cls", dims).train()
         part.zero_grad()
         for kind, module in part.heads.items():
             module.load_state_dict(model.heads[f"dalr-{kind}"].state_dict())
-        features_of = {slot: batch.features[slots_of[name][slot]] for slot in needs}
-        terms = part(dataclasses.replace(batch, features=features_of))
+        terms = part(dataclasses.replace(batch, features={n: batch.features[n] for n in dims}))
         (weight * terms["total"]).backward()
         total += weight * float(terms["total"].detach())
         expected |= {f"{name}.{term}": value for term, value in terms.items() if term != "total"}
@@ -101,13 +97,14 @@ def test_heads_are_shared_where_they_project_the_same(world, features, objects):
         "resnet": {"objective": "mcse", "parameters": {"image": "resnet", "text_weight": 0}},
     }
     model, _ = case_of(world, features, objects, parts=parts).build()
-    assert set(model.heads) == {
-        "mcse-text",
-        "mcse-grounding",
-        "mcse-image",
-        "kdmcse-teacher_text",
-        "resnet-image",
+    heads = {
+        *("mcse-text", "mcse-grounding", "mcse-image"),
+        *("kdmcse-teacher_text", "resnet-image"),
     }
+    assert set(model.heads) == heads
+    # encoders of one width are still two
+    objective = model.objective
+    assert set(objective.heads(8, {need.name: 5 for need in objective.features})) == heads
 
 
 def test_a_combination_trains_and_logs_every_term(world, features, objects, tmp_path):
@@ -117,7 +114,7 @@ def test_a_combination_trains_and_logs_every_term(world, features, objects, tmp_
     }
     case = case_of(world, features, objects, parts=parts, shuffle_objects=True)
     summary = train_run(case.spec(tmp_path / "run", max_steps=2), say=lambda line: None)
-    assert set(summary.features) == set(case.slots)
+    assert set(summary.features) == set(case.sets)
     assert summary.parameters["parts"]["mcseo"]["parameters"]["object_weight"] == 0.3
     assert summary.parameters["shuffle_objects"] is True
     logged = {name for entry in summary.log for name in entry}
@@ -137,11 +134,11 @@ def test_its_description_makes_it_again(world, features, objects):
     again = make_objective("combined", one.describe())
     assert again.describe() == one.describe()
     assert again.weights == one.weights
-    assert again.parts["dalr"].params == one.parts["dalr"].params
-    assert again.parts["dalr"].params.caption == "longest"
+    assert again.objectives["dalr"].params == one.objectives["dalr"].params
+    assert again.objectives["dalr"].params.caption == "longest"
 
 
-def test_its_heads_for_images_and_sentences_are_named(world, features, objects):
+def test_each_part_sees_the_heads_by_its_own_names(world, features, objects):
     parts = {
         "dalr": {"parameters": DALR},
         "mcseo": {"parameters": {**OBJECT, "image_weight": 0.1}},
@@ -151,22 +148,20 @@ def test_its_heads_for_images_and_sentences_are_named(world, features, objects):
         },
     }
     model, _ = case_of(world, features, objects, parts=parts).build()
-    objective = model.objective
-    assert objective.projected_slots == {
-        "dalr-image": ("image-clip", "object-clip"),
-        "narrow-image": ("image-clip",),
-    }
-    assert objective.sentence_head("dalr-image") == "dalr-grounding"
-    assert objective.sentence_head("narrow-image") == "narrow-grounding"
-    assert objective.projected_slots.keys() <= model.heads.keys()
+    (_, dalr), (_, mcseo), (_, narrow) = model.objective.parts(model.heads)
+    for head in ("grounding", "image"):
+        assert dalr[head] is mcseo[head] is model.heads[f"dalr-{head}"]
+        assert narrow[head] is model.heads[f"narrow-{head}"]
     with pytest.raises(KeyError):
-        objective.sentence_head("dalr-grounding")
+        narrow["teacher_text"]
+    again = make_objective("combined", model.objective.describe())  # it made no heads itself
+    assert again.parts(model.heads)[1][1]["image"] is model.heads["dalr-image"]
 
 
 def test_a_part_of_weight_zero_is_dropped(world, features, objects):
     parts = {"mcse": {"parameters": {"image": "clip"}}, "dalr": {"weight": 0, "parameters": DALR}}
     case = case_of(world, features, objects, parts=parts)
-    assert set(case.slots) == {"image-clip"}
+    assert set(case.sets) == {"image-clip"}
     model, data = case.build()
     assert set(model(paired(data))) == {"mcse.text", "mcse.image", "total"}
 

@@ -14,7 +14,7 @@ from sightline.errors import SightlineError
 from train.batch import Batch
 from train.data import TrainingData
 from train.objectives import make_objective
-from train.run_inputs import content_of, spec_digest
+from train.run_inputs import RunInputs
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,15 @@ def batches(world: World, features: Features, **parameters: Any) -> list[Batch]:
 
 def build(world: World, features: Features, **parameters: Any) -> tuple[Any, TrainingData]:
     given = {"image": "clip", "text": "clip", "caption": "all", **parameters}
-    slots = {"image": "clip", "text": "clip-text"}
-    return Case(world, features, "kdmcse", given, slots).build()
+    sets = {"image-clip": "clip", "text-clip": "clip-text"}
+    return Case(world, features, "kdmcse", given, sets).build()
 
 
-def rows_by_key(found: list[Batch], slot: str) -> dict[bytes, set[bytes]]:
+def rows_by_key(found: list[Batch], feature: str) -> dict[bytes, set[bytes]]:
     """What each caption was given, over all batches."""
     given: dict[bytes, set[bytes]] = {}
     for batch in found:
-        for key, row in zip(batch.keys, batch.features[slot].numpy(), strict=True):
+        for key, row in zip(batch.keys, batch.features[feature].numpy(), strict=True):
             given.setdefault(key.tobytes(), set()).add(row.tobytes())
     return given
 
@@ -53,15 +53,15 @@ def own(features: Features, name: str) -> dict[bytes, set[bytes]]:
 
 def test_without_controls_every_caption_has_its_own_rows(world, features):
     found = batches(world, features)
-    for slot, name in (("image", "clip"), ("text", "clip-text")):
+    for feature, name in (("image-clip", "clip"), ("text-clip", "clip-text")):
         truth = own(features, name)
-        for key, rows in rows_by_key(found, slot).items():
+        for key, rows in rows_by_key(found, feature).items():
             assert rows == truth[key]
 
 
 def test_shuffled_images_leave_no_caption_its_own_and_keep_captions_together(world, features):
     truth = own(features, "clip")
-    found = rows_by_key(batches(world, features, shuffle_images=True), "image")
+    found = rows_by_key(batches(world, features, shuffle_images=True), "image-clip")
     assert all(len(rows) == 1 and rows != truth[key] for key, rows in found.items())
     moved: dict[bytes, set[bytes]] = {}
     for key, rows in found.items():
@@ -73,7 +73,7 @@ def test_shuffled_images_leave_no_caption_its_own_and_keep_captions_together(wor
 
 def test_random_images_are_drawn_once_and_separate_the_captions_of_an_image(world, features):
     truth = own(features, "clip")
-    found = rows_by_key(batches(world, features, random_images=True), "image")
+    found = rows_by_key(batches(world, features, random_images=True), "image-clip")
     assert all(len(rows) == 1 for rows in found.values())
     moved: dict[bytes, set[bytes]] = {}
     for key, rows in found.items():
@@ -86,18 +86,18 @@ def test_random_images_are_drawn_once_and_separate_the_captions_of_an_image(worl
 def test_shuffled_teachers_leave_images_alone(world, features):
     found = batches(world, features, shuffle_teachers=True)
     truth = own(features, "clip")
-    assert all(rows == truth[key] for key, rows in rows_by_key(found, "image").items())
+    assert all(rows == truth[key] for key, rows in rows_by_key(found, "image-clip").items())
     texts = own(features, "clip-text")
-    assert all(rows != texts[key] for key, rows in rows_by_key(found, "text").items())
+    assert all(rows != texts[key] for key, rows in rows_by_key(found, "text-clip").items())
 
 
 @pytest.mark.parametrize("control", ["shuffle_images", "random_images", "shuffle_teachers"])
 def test_a_control_depends_only_on_the_data_seed(world, features, control):
-    slot = "text" if control == "shuffle_teachers" else "image"
+    feature = "text-clip" if control == "shuffle_teachers" else "image-clip"
 
     def of(data_seed: int, **changes: Any) -> dict[bytes, set[bytes]]:
         found = batches(world, features, **{control: True, "data_seed": data_seed, **changes})
-        return rows_by_key(found, slot)
+        return rows_by_key(found, feature)
 
     assert of(0) == of(0, margin=0.2)
     assert of(0) != of(1)
@@ -109,24 +109,23 @@ def test_fewer_pairs_repeat_more_often_in_as_many_steps(world, features):
     assert few.schedule.steps_per_epoch == all_of_them.schedule.steps_per_epoch
     streams = [[data[k].stream for k in range(40)] for data in (few, all_of_them)]
     assert streams[0] == streams[1]
-    found = rows_by_key(batches(world, features, pairs=12), "image")
+    found = rows_by_key(batches(world, features, pairs=12), "image-clip")
     assert len(found) == 12
-    more = rows_by_key(batches(world, features, pairs=20), "image")
+    more = rows_by_key(batches(world, features, pairs=20), "image-clip")
     assert found.keys() < more.keys()  # a larger draw contains a smaller one
 
 
 def test_the_pairs_drawn_depend_only_on_the_data_seed_and_are_part_of_the_digest(world, features):
-    slots = {"image": "clip", "text": "clip-text"}
+    sets = {"image-clip": "clip", "text-clip": "clip-text"}
 
     def of(seed: int, **parameters: Any) -> tuple[set[bytes], str]:
         case = Case(
-            world, features, "kdmcse", {"image": "clip", "text": "clip", **parameters}, slots
+            world, features, "kdmcse", {"image": "clip", "text": "clip", **parameters}, sets
         )
         spec = case.spec(features.root / "unused").model_copy(update={"seed": seed})
-        objective = make_objective(spec.objective, spec.parameters)
-        data = TrainingData(spec, objective)
-        keys = {key.tobytes() for k in range(40) for key in _keys_of_pairs(data[k])}
-        return keys, spec_digest(spec, objective, content_of(spec, data, None))
+        inputs = RunInputs.open(spec)
+        keys = {key.tobytes() for k in range(40) for key in _keys_of_pairs(inputs.data[k])}
+        return keys, inputs.digest
 
     first, first_digest = of(0, pairs=12)
     assert of(0, pairs=12) == (first, first_digest)
@@ -166,16 +165,16 @@ def test_both_controls_of_images():
 )
 def test_a_control_of_features_that_are_not_read(world, features, objective, parameters, message):
     made = make_objective(objective, parameters)
-    slots = dict.fromkeys(made.features(made.params), "clip")
+    sets = dict.fromkeys((need.name for need in made.features), "clip")
     with pytest.raises(SightlineError, match=message):
-        Case(world, features, objective, parameters, slots).build()
+        Case(world, features, objective, parameters, sets).build()
 
 
 def test_teacher_rows_that_do_not_match_by_key(world, features):
     rows = dict(list(features.rows["clip-text"].items())[7:])
     features.write("cut-short", "text", rows)
     given = {"image": "clip", "text": "clip", "caption": "all"}
-    slots = {"image": "clip", "text": "cut-short"}
-    expected = r"(?s)cut-short: \d of 54 keys are missing.*slot 'text': text features of clip"
+    sets = {"image-clip": "clip", "text-clip": "cut-short"}
+    expected = r"(?s)cut-short: \d of 54 keys are missing.*for text-clip: text features of clip"
     with pytest.raises(SightlineError, match=expected):
-        Case(world, features, "kdmcse", given, slots).build()
+        Case(world, features, "kdmcse", given, sets).build()

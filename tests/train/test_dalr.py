@@ -71,7 +71,7 @@ def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features
 
 def case_of(world: World, features: Features, **parameters: Any) -> Case:
     given = {"image": "resnet", "teachers": MIX, **parameters}
-    return Case(world, features, "dalr", given, {"image": "resnet", **TEACHERS})
+    return Case(world, features, "dalr", given, {"image-resnet": "resnet", **TEACHERS})
 
 
 def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
@@ -79,7 +79,7 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
     weights = {term: parameters.get(f"{term}_weight", value) for term, value in DEFAULTS.items()}
     weights = {term: weight for term, weight in weights.items() if weight > 0}
     mix = {f"teacher-{each['encoder']}": each["weight"] for each in parameters.get("teachers", MIX)}
-    mix = {slot: weight for slot, weight in mix.items() if weight > 0}
+    mix = {feature: weight for feature, weight in mix.items() if weight > 0}
     number = {
         "temperature": 0.05,
         "image_temperature": 0.05,
@@ -104,16 +104,16 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
 
     def mixed_rows(given: OracleBatch) -> list[Row]:
         rows = range(len(given.first))
-        slots = list(mix)
+        sets = list(mix)
         return [
-            torch.stack([mix[slot] * given.features[slot][i] for slot in slots]).sum(dim=0)
+            torch.stack([mix[feature] * given.features[feature][i] for feature in sets]).sum(dim=0)
             for i in rows
         ]
 
     def mixed_score(given: OracleBatch, i: int, j: int) -> float:
         found = 0.0
-        for slot, weight in mix.items():
-            rows = given.features[slot]
+        for feature, weight in mix.items():
+            rows = given.features[feature]
             found += weight * float(cosine(rows[i], rows[j]))
         return found
 
@@ -131,7 +131,7 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
 
     def cross_modal(texts: list[Row], images: list[Row], given: OracleBatch) -> Tensor:
         rows = range(len(texts))
-        teacher, raw = mixed_rows(given), given.features["image"]
+        teacher, raw = mixed_rows(given), given.features["image-resnet"]
         from_texts = divergence(cosines(teacher, teacher), cosines(texts, images))
         transposed = [[cosine(texts[i], images[j]) for i in rows] for j in rows]
         return (from_texts + divergence(cosines(raw, raw), transposed)) / 2
@@ -161,7 +161,7 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
         if given.batch.stream == "text":
             return found
         if {"image", "consistency", "cross_modal"} & set(weights):
-            images = [student.project("image", row) for row in given.features["image"]]
+            images = [student.project("image", row) for row in given.features["image-resnet"]]
             first = [student.project("grounding", row) for row in given.first]
             second = [student.project("grounding", row) for row in given.second]
             if "image" in weights:
@@ -196,8 +196,8 @@ def test_any_number_of_teachers(world: World, features: Features, count: int) ->
     names = ["third", "first", "second"][:count]
     teachers = [{"encoder": name, "weight": 1.0 + i} for i, name in enumerate(names)]
     given = case_of(world, features, teachers=teachers)
-    slots = {"image": "resnet"} | {f"teacher-{name}": name for name in names}
-    case = dataclasses.replace(given, slots=slots)
+    sets = {"image-resnet": "resnet"} | {f"teacher-{name}": name for name in names}
+    case = dataclasses.replace(given, sets=sets)
     check_terms_of_two_views(case, *oracle_of({"teachers": teachers}))
 
 
@@ -210,32 +210,33 @@ def test_twenty_steps(world: World, features: Features, tmp_path: Path) -> None:
 
 
 GROUNDED = {"grounding", "image"}
+IMAGE = {"image-resnet"}
 ALONE = [  # what a term needs when it is the only one
     ("text", {"text"}, set()),
-    ("image", GROUNDED, {"image"}),
-    ("consistency", GROUNDED, {"image"}),
-    ("cross_modal", GROUNDED, {"image", *TEACHERS}),
+    ("image", GROUNDED, IMAGE),
+    ("consistency", GROUNDED, IMAGE),
+    ("cross_modal", GROUNDED, {*IMAGE, *TEACHERS}),
     ("ranking", {"text"}, set(TEACHERS)),
     ("intra_modal", {"text"}, set(TEACHERS)),
 ]
 
 
-@pytest.mark.parametrize(("term", "heads", "slots"), ALONE)
+@pytest.mark.parametrize(("term", "heads", "sets"), ALONE)
 def test_one_term_alone_has_only_its_heads_and_features(
-    world: World, features: Features, term: str, heads: set[str], slots: set[str]
+    world: World, features: Features, term: str, heads: set[str], sets: set[str]
 ) -> None:
     off: dict[str, Any] = {f"{other}_weight": 0 for other in DEFAULTS if other != term}
     whole = case_of(world, features, **off)
     given = dict(whole.parameters)
-    if "image" not in slots:
+    if not sets & IMAGE:
         del given["image"]
-    if not slots & set(TEACHERS):
+    if not sets & set(TEACHERS):
         del given["teachers"]
-    kept = {slot: name for slot, name in whole.slots.items() if slot in slots}
+    kept = {feature: name for feature, name in whole.sets.items() if feature in sets}
     case = Case(world, features, "dalr", given, kept)
     model, data = case.build()
     assert set(model.heads) == heads
-    assert set(data.dims) == slots
+    assert set(data.dims) == sets
     check_terms_of_two_views(case, *oracle_of(off))
     model(paired(data))["total"].backward()
     assert [name for name, w in model.named_parameters() if w.grad is None] == []
@@ -262,8 +263,8 @@ def test_ties_and_mismatched_images_are_redrawn_in_every_batch_and_again_after_a
 ) -> None:
     alike = [{"encoder": "all-alike", "weight": 1.0}]
     given = case_of(world, features, teachers=alike, consistency_margin=-1.0)
-    slots = {"image": "resnet", "teacher-all-alike": "all-alike"}
-    model, data = dataclasses.replace(given, slots=slots).build()
+    sets = {"image-resnet": "resnet", "teacher-all-alike": "all-alike"}
+    model, data = dataclasses.replace(given, sets=sets).build()
     batch = paired(data)
     first, second = torch.randn(2, len(batch), 16)
     views = Views(first, second)
@@ -293,21 +294,21 @@ def test_teachers_of_different_widths_rank_but_are_not_added_up(
     world: World, features: Features
 ) -> None:
     teachers = [{"encoder": "first", "weight": 0.3}, {"encoder": "wide", "weight": 0.7}]
-    slots = {"image": "resnet", "teacher-first": "first", "teacher-wide": "wide"}
-    whole = dataclasses.replace(case_of(world, features, teachers=teachers), slots=slots)
+    sets = {"image-resnet": "resnet", "teacher-first": "first", "teacher-wide": "wide"}
+    whole = dataclasses.replace(case_of(world, features, teachers=teachers), sets=sets)
     with pytest.raises(SightlineError) as raised:
         whole.build()
     assert "widths differ (first 9, wide 11)" in str(raised.value)
     assert "set cross_modal_weight, intra_modal_weight to 0" in str(raised.value)
     off = {"teachers": teachers, "cross_modal_weight": 0, "intra_modal_weight": 0}
-    ranked = dataclasses.replace(case_of(world, features, **off), slots=slots)
+    ranked = dataclasses.replace(case_of(world, features, **off), sets=sets)
     check_terms_of_two_views(ranked, *oracle_of(off))
 
 
 def test_a_teacher_of_weight_0_is_not_read(world: World, features: Features) -> None:
     teachers = [*MIX, {"encoder": "not-there", "weight": 0}]
     _, data = case_of(world, features, teachers=teachers).build()
-    assert set(data.dims) == {"image", *TEACHERS}
+    assert set(data.dims) == {*IMAGE, *TEACHERS}
 
 
 def test_defaults_are_the_papers() -> None:
@@ -360,11 +361,11 @@ def test_bad_parameters_are_one_clear_error(change: dict[str, Any], message: str
 
 
 def test_a_teacher_without_features_is_named(world: World, features: Features) -> None:
-    case = dataclasses.replace(case_of(world, features), slots={"image": "resnet"})
+    case = dataclasses.replace(case_of(world, features), sets={"image-resnet": "resnet"})
     with pytest.raises(SightlineError, match=r"teacher-first \(teacher features of first for term"):
         case.build()
     absent = dataclasses.replace(
-        case, slots={"image": "resnet", **TEACHERS, "teacher-second": "never-made"}
+        case, sets={"image-resnet": "resnet", **TEACHERS, "teacher-second": "never-made"}
     )
     with pytest.raises(SightlineError, match="never-made"):
         absent.build()
@@ -375,8 +376,8 @@ def test_a_teacher_may_be_the_text_tower_of_a_clip(world: World, features: Featu
     mixed = [{"encoder": "clip-text", "weight": 0.5, "features": "text"}, MIX[0]]
     given = {"image": "resnet", "teachers": mixed}
     objective = make_objective("dalr", given)
-    needs = objective.features(objective.params)
-    assert (needs["teacher-clip-text"].kind, needs["teacher-first"].kind) == ("text", "teacher")
-    slots = {"image": "resnet", "teacher-clip-text": "clip-text", "teacher-first": "first"}
-    model, data = Case(world, features, "dalr", given, slots).build()
+    names = {"image-resnet", "text-clip-text", "teacher-first"}
+    assert {need.name for need in objective.features} == names
+    sets = {"image-resnet": "resnet", "text-clip-text": "clip-text", "teacher-first": "first"}
+    model, data = Case(world, features, "dalr", given, sets).build()
     assert set(model(paired(data))) == {*DEFAULTS, "total"}

@@ -50,7 +50,7 @@ def test_features_and_ids_of_a_batch_belong_to_its_texts(world: World) -> None:
         if batch.stream == "pairs":
             keys = [world.image_keys[image_of[key.tobytes()]] for key in batch.keys]
             expected = features.take(keys).astype(np.float32)
-            assert torch.equal(batch.features["image"], torch.from_numpy(expected))
+            assert torch.equal(batch.features["image-tiny-cnn"], torch.from_numpy(expected))
             seen += len(batch)
         else:
             assert batch.features == {}
@@ -107,9 +107,12 @@ def test_all_images_failed_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"features": {}}, r"needs a feature set for image \(image features of tiny-cnn for term"),
-        ({"features": {"image": "nowhere"}}, "nowhere: no feature set here"),
-        ({"features": {"image": "F", "audio": "F"}}, "does not read features for audio"),
+        (
+            {"features": {}},
+            r"a feature set for image-tiny-cnn \(image features of tiny-cnn f",
+        ),
+        ({"features": {"image-tiny-cnn": "nowhere"}}, "nowhere: no feature set here"),
+        ({"features": {"image-tiny-cnn": "F", "audio": "F"}}, "does not read features for audio"),
         ({"pairs": None}, "needs pairs"),
         (
             {"parameters": {"image": "x", "wieght": 1}},
@@ -174,7 +177,7 @@ def test_one_pair_has_no_negatives(world: World, tmp_path: Path) -> None:
 
 
 def test_features_reach_the_objective_at_the_width_of_their_set(world: World) -> None:
-    assert load(world).dims == {"image": IMAGE_DIM}
+    assert load(world).dims == {"image-tiny-cnn": IMAGE_DIM}
 
 
 @pytest.mark.parametrize("given", [{}, {"epochs": 1, "max_steps": 5}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,19 @@ import torch
 from conftest import World, silent
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import train.callbacks  # noqa: F401, so that it has the real `runs_ahead`
+import train.progress  # noqa: F401, so that it has the real `runs_ahead`
 from sightline import devices
 from sightline.errors import SightlineError
-from train import feed, loop
+from train import loop
 from train.batch import Batch
-from train.data import TrainingData
-from train.feed import ReadAhead, make_feed
-from train.loop import Loop, NonFiniteLoss
+from train.data import Feed, ReadAhead, TrainingData, make_feed
+from train.loop import Loop, NonFiniteLoss, TakenStep, first_bad
 from train.model import GroundedModel
 from train.objectives import make_objective
 from train.objectives.mcse import MCSE
 from train.objectives.objective import Heads, Views
-from train.run_summary import RunSummary
+from train.records import RunSummary
 from train.train_run import train_run
-from train.watch import BadStep, Watch
 
 CPU = torch.device("cpu")
 
@@ -41,9 +40,9 @@ def same(one: Batch, other: Batch) -> bool:
     assert one.lengths.tolist() == other.lengths.tolist()
     assert one.keys.tolist() == other.keys.tolist()
     assert one.features.keys() == other.features.keys()
-    for slot, rows in one.features.items():
-        assert rows.dtype == other.features[slot].dtype == torch.float32
-        assert torch.equal(rows, other.features[slot])
+    for feature, rows in one.features.items():
+        assert rows.dtype == other.features[feature].dtype == torch.float32
+        assert torch.equal(rows, other.features[feature])
     assert (one.phrases is None) == (other.phrases is None)
     if one.phrases is not None and other.phrases is not None:
         for part in ("owners", "starts", "ends"):
@@ -111,7 +110,7 @@ class NoWait(TorchDispatchMode):
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, what training does on a GPU: looked up, one length group, looked at rarely."""
 
-    def moved(data: TrainingData, device: torch.device, share: float) -> feed.Feed:
+    def moved(data: TrainingData, device: torch.device, share: float) -> Feed:
         data.move_to(device)
         return data.__getitem__
 
@@ -176,21 +175,20 @@ def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(
         return {**found, "text": found["text"] * factor}
 
     looks: list[int] = []
-    first_bad = Watch.first_bad
 
-    def counted(self: Watch) -> BadStep | None:
-        looks.append(len(looks))
-        return first_bad(self)
+    def counted(steps: list[TakenStep], *, norm_counts: bool) -> Any:
+        looks.append(len(steps))
+        return first_bad(steps, norm_counts=norm_counts)
 
     run, whole = tmp_path / "run", tmp_path / "whole"
     with monkeypatch.context() as patch:
         patch.setattr(MCSE, "terms", terms)
-        patch.setattr(Watch, "first_bad", counted)
-        message = rf"step 6 \(micro-batch {bad}, \w+\): text is nan\. .*checkpoint is .*-4\. "
+        patch.setattr(loop, "first_bad", counted)
+        message = rf"step 6 \(micro-batch {bad}, \w+\): text is nan\. .*checkpoint is of step 4\. "
         with pytest.raises(NonFiniteLoss, match=message):
             train_run(world.spec(run, "mcse", train=train), say=silent)
-    assert len(looks) == 2
-    assert [path.name for path in (run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
+    assert looks == [4, 4]
+    assert json.loads((run / "checkpoints/state.json").read_text())["step"] == 4
     # resumed from there without the fault, it is the run that never had it
     train_run(world.spec(run, "mcse", train=train), say=silent)
     expected = train_run(world.spec(whole, "mcse", train=train), say=silent)
@@ -200,21 +198,19 @@ def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(
 
 def test_the_first_bad_step_is_named_and_an_overflow_that_is_skipped_is_none() -> None:
     fine, bad, huge = (torch.tensor(value) for value in (1.0, float("nan"), float("inf")))
-    watch = Watch(norm_counts=True)
-    assert watch.first_bad() is None
-    watch.add(1, {0: {"text": fine, "total": fine}}, fine)
-    assert watch.first_bad() is None
-    watch.add(2, {1: {"text": fine, "total": fine}}, huge)
-    watch.add(3, {2: {"text": bad, "image": fine, "total": bad}}, bad)
-    found = watch.first_bad()
-    assert found == BadStep(2, 1, {"gradient norm": float("inf")})
-    watch.add(4, {3: {"text": bad, "image": fine, "total": bad}}, bad)
-    found = watch.first_bad()
+    steps: list[TakenStep] = []
+    assert first_bad(steps, norm_counts=True) is None
+    steps.append((1, {0: {"text": fine, "total": fine}}, fine))
+    assert first_bad(steps, norm_counts=True) is None
+    steps.append((2, {1: {"text": fine, "total": fine}}, huge))
+    steps.append((3, {2: {"text": bad, "image": fine, "total": bad}}, bad))
+    assert first_bad(steps, norm_counts=True) == (2, 1, {"gradient norm": float("inf")})
+    found = first_bad(steps[2:], norm_counts=True)
     assert found is not None
-    assert (found.step, found.micro_batch, found.culprits) == (4, 3, ["text"])
-    skipped = Watch(norm_counts=False)  # fp16: the loss scaler skips the step
-    skipped.add(1, {0: {"text": fine, "total": fine}}, huge)
-    assert skipped.first_bad() is None
+    assert found[:2] == (3, 2)
+    assert found[2].keys() == {"text", "image", "total"}
+    skipped: list[TakenStep] = [(1, {0: {"text": fine, "total": fine}}, huge)]
+    assert first_bad(skipped, norm_counts=False) is None  # fp16: the loss scaler skips the step
 
 
 def test_an_infinite_share_of_memory_is_refused(world: World, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_the_removed_share_is_that_of_a_trainings_first_paired_steps(world: Worl
         image_threshold=0.3,
         teacher_text_threshold=0.3,
     )
-    sets = {"image": features.root / "of-images", "text": features.root / "of-texts"}
+    sets = {f"{kind}-of-{kind}s": features.root / f"of-{kind}s" for kind in ("image", "text")}
     spec = world.spec(
         world.root / "unused", "kdmcse", seed=7, parameters=params.model_dump(), features=sets
     )

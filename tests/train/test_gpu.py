@@ -16,7 +16,7 @@ from run_weights import assert_alike, weights_of
 from step_oracle import Case
 from test_device_data import same
 
-from train.feed import ReadAhead, make_feed
+from train.data import ReadAhead, make_feed
 from train.loop import Loop, NonFiniteLoss
 from train.model import TOTAL, GroundedModel
 from train.run_spec import Precision, RunSpec
@@ -153,7 +153,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
         train_run(broken, say=silent, callbacks=[KillAfter(9)])
     said: list[str] = []
     train_run(broken, say=said.append)
-    assert any("resuming from checkpoint-6" in line for line in said)
+    assert any("resuming after step 6" in line for line in said)
     resumed = weights_of(tmp_path / "broken")
     note_equal_bits(record_property, whole, resumed)
     assert_alike(whole, resumed, SAME["fp32"])
@@ -184,8 +184,8 @@ def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(
     spec = world.spec(tmp_path, "mcse", train={**STEPS, "eval_steps": 4, "logging_steps": 12})
     with monkeypatch.context() as patch:
         patch.setattr(GroundedModel, "terms", terms)
-        with pytest.raises(NonFiniteLoss, match=r"step 6 .*the last checkpoint is .*-4\. "):
+        with pytest.raises(NonFiniteLoss, match=r"step 6 .*the last checkpoint is of step 4\. "):
             train_run(spec, say=silent)
     said: list[str] = []
     assert train_run(spec, say=said.append).steps == 12
-    assert any("resuming from checkpoint-4" in line for line in said)
+    assert any("resuming after step 4" in line for line in said)

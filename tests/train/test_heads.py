@@ -39,15 +39,13 @@ def test_other_heads_are_initialised_like_torchs_linear_layers() -> None:
 @pytest.mark.parametrize("name", ["simcse", "mcse", "kdmcse", "dalr", "mcseo"])
 def test_the_initialisation_of_each_head_of_an_objective(name: str) -> None:
     torch.manual_seed(0)
-    dims = dict.fromkeys(("image", "text", "object", "teacher", "teacher_0"), 512)
     parameters = {
         **{"simcse": {}, "mcse": {"image": "clip"}, "mcseo": {"image": "clip"}},
         "kdmcse": {"image": "clip", "text": "clip"},
         "dalr": {"image": "clip", "teachers": [{"encoder": "t", "weight": 1}]},
     }[name]
     objective = make_objective(name, parameters)
-    needs = objective.features(objective.params)
-    heads = objective.heads(768, dict.fromkeys(needs, 512) or dims)
+    heads = objective.heads(768, {need.name: 512 for need in objective.features})
     for part, module in heads.items():
         layer = linear(module)
         spread = float(layer.weight.detach().std())

@@ -27,7 +27,7 @@ def train_words(world, out: Path, **changed: object) -> list[object]:
     options: dict[str, object] = {
         **{"objective": "mcse", "student": world.student, "tokens": world.root / "tokens"},
         **{name: world.root / f"{name}.parquet" for name in SCHEMAS},
-        **{"set": "image=tiny-cnn", "features": f"image={world.root / 'features'}"},
+        **{"set": "image=tiny-cnn", "features": f"image-tiny-cnn={world.root / 'features'}"},
         **{"max-steps": 1, "batch-size": 4, "device": "cpu", "dev": world.root / "dev.tsv"},
         **{"out": out, "max-length": 16},
         **{name.replace("_", "-"): value for name, value in changed.items()},

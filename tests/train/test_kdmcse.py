@@ -28,12 +28,12 @@ from torch import Tensor
 
 from sightline.errors import SightlineError
 from train.data import TrainingData, first_paired
+from train.losses import cosine_matrix, product_matrix
 from train.objectives import make_objective
-from train.objectives.similarity import cosine_matrix, product_matrix
 from train.train_run import train_run
 
 ENCODERS = {"image": "clip", "text": "clip"}
-SLOTS = {"image": "clip-image", "text": "clip-text"}
+SETS = {"image-clip": "clip-image", "text-clip": "clip-text"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper, both filters": {"image_threshold": 0.35, "teacher_text_threshold": 0.4},
@@ -72,7 +72,7 @@ def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features
 
 def case_of(world: World, features: Features, **parameters: Any) -> Case:
     given = {**ENCODERS, "weight": 0.5, **parameters}
-    return Case(world, features, "kdmcse", given, SLOTS)
+    return Case(world, features, "kdmcse", given, SETS)
 
 
 def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
@@ -103,7 +103,7 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
         return mean(of_rows)
 
     def soft_label(term: str, i: int, j: int, given: OracleBatch) -> Tensor:
-        images, texts = given.features["image"], given.features["text"]
+        images, texts = given.features["image-clip"], given.features["text-clip"]
         if term == "teacher_text":
             return cosine(texts[i], texts[j])
         return cosine(images[i] if released else texts[i], images[j])
@@ -113,7 +113,7 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
             return False
         if not released:
             return float(soft_label(term, i, j, given)) >= threshold
-        images, texts = given.features["image"], given.features["text"]
+        images, texts = given.features["image-clip"], given.features["text-clip"]
         one, other = (texts[i], images[j]) if term == "image" else (images[i], texts[j])
         return float(one.dot(other)) > threshold
 
@@ -139,8 +139,8 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
         if not given.features:
             return {"text": text}
         found = {"text": text}
-        for term, slot in (("image", "image"), ("teacher_text", "text")):
-            teacher = [student.project(term, row) for row in given.features[slot]]
+        for term, feature in (("image", "image-clip"), ("teacher_text", "text-clip")):
+            teacher = [student.project(term, row) for row in given.features[feature]]
             of_views = []
             for view in (given.first, given.second):
                 grounded = [student.project("grounding", row) for row in view]
@@ -184,7 +184,7 @@ def test_twenty_steps_and_the_logged_shares(
         if batch.stream == "text":
             assert shares == {}
             continue
-        images, texts = (features.of(SLOTS[slot], batch) for slot in ("image", "text"))
+        images, texts = (features.of(name, batch) for name in SETS.values())
         sides = {"image": (texts, images), "teacher_text": (texts, texts)}
         if thresholds.variant == "released":
             sides = {"image": (texts, images), "teacher_text": (images, texts)}
@@ -192,7 +192,7 @@ def test_twenty_steps_and_the_logged_shares(
         for term, (left, right) in sides.items():
             score = torch.dot if thresholds.variant == "released" else cosine
             gone = [
-                float(score(a, b)) >= thresholds.threshold(term)
+                float(score(a, b)) >= thresholds.teacher_terms[term].threshold
                 for i, a in enumerate(left)
                 for j, b in enumerate(right)
                 if i != j
@@ -255,7 +255,7 @@ def test_the_teacher_is_compared_in_full_precision_under_autocast(
     with torch.autocast("cpu", torch.bfloat16):
         found = model.objective.statistics(batch)
         terms = model(batch)
-        rows = batch.features["image"]
+        rows = batch.features["image-clip"]
         assert cosine_matrix(rows, rows).dtype == torch.float32
         assert product_matrix(rows, rows).dtype == torch.float32
     assert found == expected
@@ -265,27 +265,27 @@ def test_the_teacher_is_compared_in_full_precision_under_autocast(
 
 
 @pytest.mark.parametrize(
-    ("parameters", "heads", "slots"),
+    ("parameters", "heads", "sets"),
     [
-        ({}, {"text", "grounding", "image", "teacher_text"}, {"image", "text"}),
+        ({}, {"text", "grounding", "image", "teacher_text"}, set(SETS)),
         ({"weight": 0}, {"text"}, set()),
-        ({"image_weight": 0}, {"text", "grounding", "teacher_text"}, {"text"}),
-        ({"teacher_text_weight": 0}, {"text", "grounding", "image"}, {"image", "text"}),
+        ({"image_weight": 0}, {"text", "grounding", "teacher_text"}, {"text-clip"}),
+        ({"teacher_text_weight": 0}, {"text", "grounding", "image"}, set(SETS)),
         (
             {"teacher_text_weight": 0, "variant": "released"},
             {"text", "grounding", "image"},
-            {"image"},
+            {"image-clip"},
         ),
     ],
 )
 def test_a_term_that_is_off_has_no_head_and_reads_no_features(
-    world: World, features: Features, parameters: dict[str, Any], heads: set[str], slots: set[str]
+    world: World, features: Features, parameters: dict[str, Any], heads: set[str], sets: set[str]
 ) -> None:
     whole = case_of(world, features, **parameters)
-    names = {slot: SLOTS[slot] for slot in slots}
+    names = {feature: SETS[feature] for feature in sets}
     model, data = Case(world, features, "kdmcse", whole.parameters, names).build()
     assert set(model.heads) == heads
-    assert set(data.dims) == slots
+    assert set(data.dims) == sets
     terms = model(paired(data))
     assert (
         set(terms) - {"total"}
@@ -352,23 +352,30 @@ def test_features_are_asked_for_by_the_terms_that_read_them(
     parameters: dict[str, Any], readers: dict[str, tuple[str, ...]]
 ) -> None:
     objective = make_objective("kdmcse", {**ENCODERS, **parameters})
-    needs = objective.features(objective.params)
-    assert {slot: need.terms for slot, need in needs.items()} == readers
+    assert {need.kind: need.terms for need in objective.features} == readers
 
 
 def test_an_encoder_without_features_is_named(world: World, features: Features) -> None:
     unknown = case_of(world, features, image="clop")
-    case = Case(world, features, "kdmcse", unknown.parameters, {"text": "clip-text"})
-    with pytest.raises(SightlineError, match=r"image \(image features of clop for term image;"):
+    case = Case(world, features, "kdmcse", unknown.parameters, {"text-clip": "clip-text"})
+    with pytest.raises(SightlineError, match=r"image-clop \(image features of clop for term image"):
         case.build()
-    missing = Case(world, features, "kdmcse", unknown.parameters, {**SLOTS, "image": "clop"})
+    missing = Case(
+        world,
+        features,
+        "kdmcse",
+        unknown.parameters,
+        {"image-clop": "clop", "text-clip": "clip-text"},
+    )
     with pytest.raises(SightlineError, match="clop"):
         missing.build()
 
 
 def test_towers_of_two_models_cannot_be_compared(world: World, features: Features) -> None:
     given = case_of(world, features, image="resnet").parameters
-    case = Case(world, features, "kdmcse", given, {**SLOTS, "image": "resnet"})
+    case = Case(
+        world, features, "kdmcse", given, {"image-resnet": "resnet", "text-clip": "clip-text"}
+    )
     spec = case.spec(features.root / "unused")
     with pytest.raises(SightlineError, match=r"image features of resnet .* are 5 and 9 wide"):
         TrainingData(spec, make_objective("kdmcse", given))  # before any model is loaded
@@ -377,6 +384,6 @@ def test_towers_of_two_models_cannot_be_compared(world: World, features: Feature
 def test_a_text_set_in_the_place_of_images_is_refused(world: World, features: Features) -> None:
     case = case_of(world, features)
     spec = case.spec(features.root / "unused")
-    spec = spec.model_copy(update={"features": dict.fromkeys(SLOTS, features.root / "clip-text")})
-    with pytest.raises(SightlineError, match="holds text features, but slot 'image'"):
+    spec = spec.model_copy(update={"features": dict.fromkeys(SETS, features.root / "clip-text")})
+    with pytest.raises(SightlineError, match=r"holds text features, but .* needs it as image-clip"):
         TrainingData(spec, make_objective("kdmcse", case.parameters))

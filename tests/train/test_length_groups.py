@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.length_groups import length_groups
+from train.model import length_groups
 
 
 def cost(lengths: list[int], groups: list[list[int]], overhead: int) -> int:

@@ -27,9 +27,9 @@ from torch import Tensor
 from sightline.cache import PhraseTokenHeader, as_keys, write_phrase_tokens
 from sightline.errors import SightlineError
 from train.batch import Phrases
+from train.model import phrase_embeddings
 from train.objectives import make_objective
 from train.objectives.mcseo import contrasted
-from train.phrase_embeddings import phrase_embeddings
 
 DEFAULTS = {"text": 1.0, "image": 0.01, "object": 0.005}
 OWN_NUMBERS = {
@@ -57,8 +57,8 @@ def case_of(world: World, features: Features, objects: Objects, **parameters: An
     given = {"image": "clip", "caption": "all", **parameters}
     objective = make_objective("mcseo", given)
     names = {"image": "clip", "object": "clip-objects"}
-    slots = {slot: names[slot] for slot in objective.features(objective.params)}
-    return Case(world, features, "mcseo", given, slots, {"phrases": objects.path})
+    sets = {need.name: names[need.kind] for need in objective.features}
+    return Case(world, features, "mcseo", given, sets, {"phrases": objects.path})
 
 
 def oracle_of(objects: Objects, parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
@@ -76,7 +76,7 @@ def oracle_of(objects: Objects, parameters: dict[str, Any]) -> tuple[Terms, dict
         if given.batch.stream == "text":
             return found
         if "image" in weights:
-            images = [student.project("image", row) for row in given.features["image"]]
+            images = [student.project("image", row) for row in given.features["image-clip"]]
             of_views = [
                 info_nce(
                     [student.project("grounding", row) for row in view],
@@ -171,7 +171,7 @@ def test_a_batch_without_phrases_has_an_object_term_of_zero_with_a_graph(world, 
     empty = replace(
         batch,
         phrases=without(batch.phrases),
-        features={**batch.features, "object": batch.features["object"][:0]},
+        features={**batch.features, "object-clip": batch.features["object-clip"][:0]},
     )
     terms = model(empty)
     assert terms["object"].item() == 0
@@ -192,7 +192,7 @@ def test_phrases_of_a_batch_follow_its_rows(world, features, objects):
     spans = (each.tolist() for each in (phrases.owners, phrases.starts, phrases.ends))
     found = zip(*spans, strict=True)
     assert list(found) == [each[:3] for each in expected]
-    for row, each in zip(batch.features["object"].double(), expected, strict=True):
+    for row, each in zip(batch.features["object-clip"].double(), expected, strict=True):
         assert (row.numpy() == each[3]).all()
     counts = [len(objects.named[key.tobytes()]) for key in batch.keys]
     assert phrases.counts.tolist() == counts
@@ -206,7 +206,7 @@ def test_exchanged_objects_stay_within_their_caption(world, features, objects):
     for key in batch.keys:
         cutouts = [cutout for _, _, cutout in objects.named[key.tobytes()]]
         expected += cutouts[1:] + cutouts[:1]
-    rows = batch.features["object"].double()
+    rows = batch.features["object-clip"].double()
     assert len(rows) == len(expected)
     for row, cutout in zip(rows, expected, strict=True):
         assert (row.numpy() == objects.rows[cutout]).all()
@@ -233,10 +233,16 @@ def test_an_object_that_failed_costs_its_phrase(world, features, objects):
             writer.add(batch.keys, rows, {key: error for key in of_batch if key == bad})
         writer.publish()
     case = case_of(world, features, objects)
-    case.slots["object"] = "with-failure"
+    case.sets["object-clip"] = "with-failure"
     _, data = case.build()
     named = [cutout for found in objects.named.values() for _, _, cutout in found]
     assert data.dropped_phrases == named.count(bad) > 0
+    for batch in (data[k] for k in range(20) if data[k].stream == "pairs"):
+        assert batch.phrases is not None
+        of_rows = [objects.named[key.tobytes()] for key in batch.keys]
+        kept = [[each for each in found if each[2] != bad] for found in of_rows]
+        assert batch.phrases.counts.tolist() == [len(found) for found in kept]
+        assert batch.phrases.starts.tolist() == [each[0] for found in kept for each in found]
 
 
 @pytest.mark.parametrize(
@@ -286,19 +292,19 @@ def test_phrases_of_another_data_set_are_refused(world, features, objects, tmp_p
 def test_images_and_objects_of_different_encoders_are_refused(world, features, objects):
     features.add("wide", "image", dim=11)
     case = case_of(world, features, objects)
-    case.slots["image"] = "wide"
+    case.sets["image-clip"] = "wide"
     with pytest.raises(SightlineError, match="images are 11 wide and objects 7"):
         case.build()
 
 
 def test_a_missing_feature_set_names_term_set_and_command(world, features, objects, tmp_path):
     case = case_of(world, features, objects)
-    del case.slots["object"]
-    expected = r"object \(object features of clip for term object; made by `sightline extract obj"
+    del case.sets["object-clip"]
+    expected = r"object-clip \(object features of clip for term object; made by `sightline extract"
     with pytest.raises(SightlineError, match=expected):
         case.build()
-    case.slots["object"] = "nowhere"
-    with pytest.raises(SightlineError, match=r"(?s)nowhere.*slot 'object' of objective mcseo"):
+    case.sets["object-clip"] = "nowhere"
+    with pytest.raises(SightlineError, match=r"(?s)nowhere.*mcseo needs it as object-clip"):
         case.build()
 
 
@@ -306,9 +312,9 @@ def test_missing_objects_are_named_with_term_and_command(world, features, object
     features.write("few", "object", dict(list(objects.rows.items())[2:]))
     del features.rows["few"]
     case = case_of(world, features, objects)
-    case.slots["object"] = "few"
+    case.sets["object-clip"] = "few"
     expected = (
-        r"(?s)few: \d of .*slot 'object': .* for term object.*`sightline extract object` makes"
+        r"(?s)few: \d of .*for object-clip: .* for term object.*`sightline extract object` makes"
     )
     with pytest.raises(SightlineError, match=expected):
         case.build()

@@ -128,15 +128,17 @@ def test_how_far_a_head_moves_with_one_paired_batch_in_33(
 
 def test_weight_decay_is_only_for_matrices() -> None:
     config = TrainConfig(weight_decay=0.1, max_steps=1)
+    model = Model()
+    names = {parameter: name for name, parameter in model.named_parameters()}
     decays = {
-        name: group["weight_decay"]
-        for group in make_optimizer(Model(), config).param_groups
-        for name in group["names"]
+        names[parameter]: group["weight_decay"]
+        for group in make_optimizer(model, config).param_groups
+        for parameter in group["params"]
     }
     assert {name for name, decay in decays.items() if decay} == {
         *("encoder.weight", "head.weight", "late.weight")
     }
-    assert len(decays) == len(list(Model().parameters()))
+    assert len(decays) == len(names)
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.13, 0.5])

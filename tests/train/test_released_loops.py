@@ -31,9 +31,10 @@ from transformers import BertConfig, BertModel
 
 from train.batch import Batch
 from train.data import TrainingData
-from train.loop import Callback, LoopState
+from train.loop import Callback
 from train.model import GroundedModel
 from train.objectives import make_objective
+from train.records import RunState
 from train.run_spec import RunSpec
 from train.train_run import train_run
 
@@ -51,17 +52,17 @@ class System:
     objective: str
     parameters: dict[str, Any]
     loss: ReleasedLoss
-    slots: dict[str, str]
+    sets: dict[str, str]
 
 
 SYSTEMS = {
     "simcse": System("simcse", {}, SimCSELoss(), {}),
-    "mcse": System("mcse", {"image": "cnn", "weight": 0.5}, MCSELoss(0.5), {"image": "cnn"}),
+    "mcse": System("mcse", {"image": "cnn", "weight": 0.5}, MCSELoss(0.5), {"image-cnn": "cnn"}),
     "kdmcse": System(
         "kdmcse",
         {"variant": "released", "image": "clip", "text": "clip", "weight": 0.5},
         KDMCSELoss(0.5),
-        {"image": "clip-image", "text": "clip-text"},
+        {"image-clip": "clip-image", "text-clip": "clip-text"},
     ),
     "kdmcse, filtered": System(
         "kdmcse",
@@ -71,7 +72,7 @@ SYSTEMS = {
             **{"image_threshold": 22.0, "teacher_text_threshold": 22.0},
         },
         KDMCSELoss(0.5, text_margin=0.8, margin=0.9, score_base=22.0),
-        {"image": "clip-image", "text": "clip-text"},
+        {"image-clip": "clip-image", "text-clip": "clip-text"},
     ),
     "dalr": System(
         "dalr",
@@ -80,7 +81,7 @@ SYSTEMS = {
             "teachers": [{"encoder": n.split("-")[1], "weight": w} for n, w in MIX.items()],
         },
         DALRLoss(MIX),
-        {"image": "cnn", "teacher-first": "first", "teacher-second": "second"},
+        {"image-cnn": "cnn", "teacher-first": "first", "teacher-second": "second"},
     ),
 }
 
@@ -130,8 +131,8 @@ class Setting:
         }
         if objective == self.system.objective:
             body["parameters"] = {**self.system.parameters, "caption": "random"}
-            slots = self.system.slots.items()
-            body["features"] = {slot: self.features.root / name for slot, name in slots}
+            sets = self.system.sets.items()
+            body["features"] = {feature: self.features.root / name for feature, name in sets}
         body |= {stream: None for stream in ("pairs", "text") if stream not in streams}
         return self.world.spec(out, objective, **body)
 
@@ -141,7 +142,7 @@ class Setting:
 
         def read_in_dtype(data: TrainingData, k: int) -> Batch:
             batch = read(data, k)
-            rows = {slot: values.to(self.dtype) for slot, values in batch.features.items()}
+            rows = {feature: values.to(self.dtype) for feature, values in batch.features.items()}
             return dataclasses.replace(batch, features=rows)
 
         patch.setattr(TrainingData, "__getitem__", read_in_dtype)
@@ -167,8 +168,8 @@ class Setting:
 
         def batch(number: int, step: int) -> Sentences:
             found = data[number]
-            slots = self.system.slots.items() if stream == "pairs" else ()
-            rows = {s: torch.stack(self.features.of(n, found)).to(self.dtype) for s, n in slots}
+            sets = self.system.sets.items() if stream == "pairs" else ()
+            rows = {s: torch.stack(self.features.of(n, found)).to(self.dtype) for s, n in sets}
             generator = dataclasses.replace(found, k=step).generator()
             lengths = torch.from_numpy(found.lengths)
             return Sentences(found.input_ids, lengths, rows, generator)
@@ -185,16 +186,16 @@ class Recorder(Callback):
         self.start: dict[str, Tensor] = {}
         self.end_weights: dict[str, Tensor] = {}
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self._model = model.to(self._dtype)
         model.group_overhead = 10**9  # one length group: one pass, one draw of masks
         seed_every_pass(model.encoder)
         self.start = weights_of(model)
 
-    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+    def log(self, state: RunState, entry: dict[str, float]) -> None:
         self.losses.append(entry["loss"])
 
-    def end(self, state: LoopState) -> None:
+    def end(self, state: RunState) -> None:
         self.end_weights = weights_of(self._model)
 
 

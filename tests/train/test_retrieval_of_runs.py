@@ -22,10 +22,9 @@ from pipeline.cli import main
 from pipeline.configure import configuration
 from pipeline.params import EvaluationTask, Params, validate_params
 from sightline.errors import SightlineError
-from train.evaluate.evaluated_model import EvaluatedModel
-from train.evaluate.retrieval import evaluate_retrieval
-from train.evaluate.score import Evaluation
-from train.evaluate.tasks.retrieval import CHANCE, METRICS
+from train.evaluate.evaluation import Evaluation
+from train.evaluate.models import EvaluatedModel
+from train.evaluate.retrieval import CHANCE, METRICS, evaluate_retrieval
 from train.report.results import load_result
 from train.train_run import train_run
 
@@ -35,24 +34,24 @@ CLIP, RESNET = {"image": "clip"}, {"image": "resnet"}
 TEACHER = [{"encoder": "clip", "weight": 1, "features": "text"}]
 NO_TEXT = {"text_weight": 0}
 RUNS: dict[str, tuple[str, dict[str, Any], dict[str, str], str, str, str]] = {
-    # run: objective, parameters, slot → set, head of sentences, head of images, image set
-    "mcse": ("mcse", CLIP, {"image": "image/clip"}, "grounding", "image", "image/clip"),
+    # run: objective, parameters, feature → set, head of sentences, head of images, image set
+    "mcse": ("mcse", CLIP, {"image-clip": "image/clip"}, "grounding", "image", "image/clip"),
     "kdmcse": (
         "kdmcse",
         {**CLIP, "text": "clip"},
-        {"image": "image/clip", "text": "text/clip"},
+        {"image-clip": "image/clip", "text-clip": "text/clip"},
         *("grounding", "image", "image/clip"),
     ),
     "dalr": (
         "dalr",
         {**RESNET, "teachers": TEACHER},
-        {"image": "image/resnet", "teacher-clip": "text/clip"},
+        {"image-resnet": "image/resnet", "text-clip": "text/clip"},
         *("grounding", "image", "image/resnet"),
     ),
     "mcseo": (
         "mcseo",
         CLIP,
-        {"image": "image/clip", "object": "object/clip"},
+        {"image-clip": "image/clip", "object-clip": "object/clip"},
         *("grounding", "image", "image/clip"),
     ),
     "combined": (
@@ -114,9 +113,9 @@ def by_hand(folder: Path, features: Features, run: str) -> list[float]:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_every_objective_retrieves_in_its_own_space(world, features, objects, tmp_path, run):
-    objective, parameters, slots, *_ = RUNS[run]
-    pairs = {"phrases": objects.path} if "object" in "".join(slots) else {}
-    case = Case(world, features, objective, {"caption": "all", **parameters}, slots, pairs)
+    objective, parameters, sets, *_ = RUNS[run]
+    pairs = {"phrases": objects.path} if "object" in "".join(sets) else {}
+    case = Case(world, features, objective, {"caption": "all", **parameters}, sets, pairs)
     train_run(case.spec(tmp_path / "run", max_steps=3), say=silent)
     task = Evaluation.load({"retrieval": settings(world, features)})
     found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))
@@ -127,8 +126,8 @@ def test_every_objective_retrieves_in_its_own_space(world, features, objects, tm
 
 def test_an_objective_whose_images_are_off_has_no_scores(world, features, objects, tmp_path):
     parameters = {**CLIP, "image_weight": 0, "caption": "all"}
-    slots, pairs = {"object": "object/clip"}, {"phrases": objects.path}
-    case = Case(world, features, "mcseo", parameters, slots, pairs)
+    sets, pairs = {"object-clip": "object/clip"}, {"phrases": objects.path}
+    case = Case(world, features, "mcseo", parameters, sets, pairs)
     train_run(case.spec(tmp_path / "run", max_steps=1), say=silent)
     task = Evaluation.load({"retrieval": settings(world, features)})
     found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))
@@ -153,7 +152,7 @@ def project(world: World, features: Features, tmp_path_factory: pytest.TempPathF
             "mcse",
             run=run,
             parameters={**CLIP, "weight": 0.5, **more},
-            features={"image": features.root / "image/clip"},
+            features={"image-clip": features.root / "image/clip"},
         )
         train_run(spec, say=silent)
     train_run(world.spec(root / "runs/simcse/seed-0"), say=silent)

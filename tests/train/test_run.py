@@ -19,17 +19,23 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
+from sightline.digest import blake3_of_file
 from sightline.errors import SightlineError
+from train import run_folder
 from train.data import TrainingData
 from train.embed import Embedder
-from train.evaluate.evaluated_model import EvaluatedModel
-from train.evaluate.score import Evaluation
+from train.evaluate.evaluation import Evaluation
+from train.evaluate.models import EvaluatedModel
 from train.evaluate.score_run import evaluate_run
-from train.loop import NonFiniteLoss
+from train.loop import LogWindow, NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
+from train.records import RunSummary
 from train.report.results import load_result, save_result
-from train.run_summary import RunSummary
+from train.run_folder import RunFolder
+from train.run_inputs import RunInputs
+from train.run_spec import OF_THE_MACHINE
+from train.schedule import Schedule
 from train.train_run import train_run
 
 
@@ -50,8 +56,9 @@ def test_resume_gives_the_weights_of_an_uninterrupted_run(
         train_run(spec, say=silent, callbacks=[KillAfter(5)])
     lines: list[str] = []
     resumed = train_run(spec, say=lines.append)
-    assert "resuming from checkpoint-4" in lines[0]
-    assert re.fullmatch(r"mcse: step 5/6  loss \S+  \d+ sentences/s  0:00:0\d left", lines[1])
+    assert "resuming after step 4" in lines[0]
+    assert lines[1].endswith("of 6 steps on pairs")
+    assert re.fullmatch(r"mcse: step 5/6  loss \S+  \d+ sentences/s  0:00:0\d left", lines[2])
     assert resumed.dev_history == expected.dev_history
     assert resumed.sentences == expected.sentences
     found = weights(broken)
@@ -60,6 +67,74 @@ def test_resume_gives_the_weights_of_an_uninterrupted_run(
     curves = curves_of(resumed)
     assert curves == curves_of(expected)
     assert [step for step, _ in curves["loss"]] == [1, 2, 3, 4, 5, 6]  # 5 was trained twice
+
+
+def test_the_log_of_a_resumed_run_is_that_of_an_unbroken_one(world: World, tmp_path: Path) -> None:
+    """It is killed between two entries of the log, whose means are over steps on both sides."""
+    train = {"logging_steps": 3, "eval_steps": 4}
+    expected = train_run(world.spec(tmp_path / "whole", "mcse", train=train), say=silent)
+    spec = world.spec(tmp_path / "broken", "mcse", train=train)
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(5)])
+    assert curves_of(train_run(spec, say=silent)) == curves_of(expected)
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_the_last_step_is_always_logged(world: World, tmp_path: Path, patience: int | None) -> None:
+    train: dict[str, Any] = {"max_steps": 5, "logging_steps": 25, "eval_steps": 1}
+    if patience:
+        train |= {"learning_rate": 1e-12, "early_stopping_patience": patience}
+    summary = train_run(world.spec(tmp_path, train=train), say=silent)
+    assert summary.stopped_early == bool(patience)
+    assert [entry["step"] for entry in summary.log if "loss" in entry] == [summary.steps]
+
+
+def test_an_overflow_that_is_skipped_is_not_logged() -> None:
+    window = LogWindow()
+    window.add({"total": torch.tensor(2.0)}, {}, 1)
+    window.step(torch.tensor(float("inf")), 8)
+    assert window.means(1e-3) == {"loss": 2.0, "learning_rate": 1e-3}
+
+
+def test_how_many_steps_are_on_pairs_is_said_and_recorded(world: World, tmp_path: Path) -> None:
+    lines: list[str] = []
+    spec = world.spec(tmp_path / "mcse", "mcse", train={"max_steps": 5, "gradient_accumulation": 2})
+    summary = train_run(spec, say=lines.append)
+    data = TrainingData(spec, make_objective("mcse", spec.parameters))
+    streams = [data[k].stream for k in range(10)]
+    paired = sum("pairs" in streams[k : k + 2] for k in range(0, 10, 2))
+    assert summary.steps_on_pairs == paired
+    assert f"mcse: {paired} of 5 steps on pairs" in lines
+    assert f"{paired} of 5 steps on pairs" in str(summary)
+    assert not any("warning: fewer than one step" in line for line in lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Schedule, "pairs_before", lambda self, k: -(-k // 60))
+        spec = world.spec(tmp_path / "few", "mcse", train={"max_steps": 60, "eval_steps": 60})
+        lines.clear()
+        assert train_run(spec, say=lines.append).steps_on_pairs == 1
+    assert "mcse: 1 of 60 steps on pairs" in lines
+    assert any("warning: fewer than one step in fifty is on pairs" in line for line in lines)
+    lines.clear()
+    train_run(world.spec(tmp_path / "simcse"), say=lines.append)
+    assert not any("on pairs" in line for line in lines)  # it reads no features
+
+
+def test_a_resumed_run_reads_its_checkpoint_once(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = world.spec(tmp_path)
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(5)])
+    hashed: list[Path] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path)
+        return blake3_of_file(path)
+
+    monkeypatch.setattr(run_folder, "blake3_of_file", counted)
+    train_run(spec, say=silent)
+    saved = [path for path in hashed if path.is_relative_to(tmp_path / "checkpoints")]
+    assert sorted(path.name for path in saved) == ["loop.pt", "model.safetensors"]
 
 
 def test_epochs_count_both_streams_and_log_what_plots_need(world: World, tmp_path: Path) -> None:
@@ -99,7 +174,7 @@ def assert_card(path: Path, summary: RunSummary) -> None:
     card = path.read_text()
     assert "NAACL 2022" in card  # MCSE's paper
     assert all(file in card for file in summary.data.values())
-    assert summary.features["image"].fingerprint in card
+    assert summary.features["image-tiny-cnn"].fingerprint in card
     assert "**Untrained weights**" in card
     assert f"Spearman × 100 = {max(score for _, score in summary.dev_history):.2f}" in card
     _, _, block = card.partition("```json\n")
@@ -113,7 +188,7 @@ def test_the_best_weights_are_exported_and_score_what_the_history_says(
     world: World, tmp_path: Path
 ) -> None:
     from train.evaluate.sts import load_dev_set
-    from train.selection import dev_score
+    from train.train_run import dev_score
 
     # a destructive learning rate: the best score comes early
     spec = world.spec(tmp_path, train={"learning_rate": 0.05, "max_steps": 8, "eval_steps": 1})
@@ -252,7 +327,27 @@ def test_a_finished_run_is_not_trained_again_but_a_changed_one_is(
     assert "nothing to do" in lines[0]
     other = train_run(world.spec(tmp_path, seed=1), say=silent)
     assert other.spec_digest != first.spec_digest
-    assert RunSummary.load(tmp_path) == other
+    assert RunSummary.read(tmp_path) == other
+
+
+def test_settings_of_the_machine_keep_a_finished_run(world: World, tmp_path: Path) -> None:
+    others = {
+        "device": "auto",
+        "device_cache": 0.1,
+        "eval_batch_size": 7,
+        "logging_steps": 2,
+        "save_steps": 3,
+    }
+    assert others.keys() == OF_THE_MACHINE
+    spec = world.spec(tmp_path / "run", train={"max_steps": 2})
+    first = train_run(spec, say=silent)
+    moved = shutil.copytree(world.student, tmp_path / "elsewhere" / "student")
+    for train, student in ((others, {}), ({}, {"model": str(moved)})):
+        changes = {"train": {"max_steps": 2, **train}, "student": student}
+        assert train_run(world.spec(tmp_path / "run", **changes), say=silent) == first
+    for train in ({"chunk": 4}, {"compile": "on"}, {"precision": "bf16"}):
+        changed = RunInputs.open(world.spec(tmp_path / "run", train={"max_steps": 2, **train}))
+        assert changed.digest != first.spec_digest
 
 
 def test_a_checkpoint_with_different_parameters_is_not_resumed(
@@ -272,14 +367,14 @@ def test_a_checkpoint_of_another_optimiser_is_an_error_and_is_kept(
     with pytest.raises(Killed):
         train_run(spec, say=silent, callbacks=[KillAfter(5)])
     message = (
-        "checkpoint-4: was made with train.optimizer released, but this run has torch; "
+        "its checkpoint was made with train.optimizer released, but this run has torch; "
         "set released to resume, or delete .*checkpoints to start over"
     )
     with pytest.raises(SightlineError, match=message):
         train_run(world.spec(tmp_path, train={"optimizer": "torch"}), say=silent)
     lines: list[str] = []
     train_run(spec, say=lines.append)
-    assert "resuming from checkpoint-4" in lines[0]
+    assert "resuming after step 4" in lines[0]
 
 
 def nan_loss(value: torch.Tensor) -> torch.Tensor:
@@ -294,8 +389,12 @@ def nan_gradient(value: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("k", "broken", "message"),
     [
-        (3, nan_loss, r"step 4 \(micro-batch 3, .* text is nan\. .*last checkpoint is .*-2\. "),
-        (3, nan_gradient, r"step 4 \(.* gradient norm is nan\. .*last checkpoint is .*-2\. "),
+        (
+            3,
+            nan_loss,
+            r"step 4 \(micro-batch 3, .* text is nan\. .*checkpoint is of step 2\. ",
+        ),
+        (3, nan_gradient, r"step 4 \(.* gradient norm is nan\. .*checkpoint is of step 2\. "),
         (0, nan_loss, r"step 1 \(.* text is nan\. .*there is no checkpoint\. "),
     ],
 )
@@ -320,8 +419,9 @@ def test_a_non_finite_value_stops_the_run_naming_its_batch_and_is_not_saved(
     monkeypatch.setattr(SimCSE, "terms", break_at_k)
     with pytest.raises(NonFiniteLoss, match=message):
         train_run(spec, say=silent)
-    kept = ["checkpoint-2"] if k == 3 else []
-    assert [path.name for path in (out / "checkpoints").glob("checkpoint-*")] == kept
+    state = RunFolder(out).state()
+    assert state is not None
+    assert state.step == (2 if k == 3 else 0)
     report = json.loads((out / "failure.json").read_text())
     assert (report["step"], report["micro_batch"]) == (k + 1, k)
     batch = TrainingData(spec, make_objective("simcse", {}))[k]

@@ -18,10 +18,9 @@ from sightline.cache import key_column
 from sightline.cache.record import read_record
 from sightline.cache.sets import write_rows
 from sightline.errors import BusyError, SightlineError
-from train.checkpoints import Progress
-from train.loop import Callback, LoopState, NonFiniteLoss
+from train.loop import Callback, NonFiniteLoss
+from train.records import RunState, RunSummary
 from train.run_folder import RunFolder
-from train.run_summary import RunSummary
 from train.train_run import train_run
 
 
@@ -31,7 +30,7 @@ class At(Callback):
     def __init__(self, at: int, act: Any) -> None:
         self.at, self.act = at, act
 
-    def step(self, state: LoopState) -> None:
+    def step(self, state: RunState) -> None:
         if state.step == self.at:
             self.act()
 
@@ -40,11 +39,11 @@ def kill() -> None:
     raise Killed
 
 
-def broken_off(world: World, out: Path) -> Path:
-    """A run of six steps that was killed in the sixth; its checkpoint of the fourth."""
+def broken_off(world: World, out: Path) -> RunFolder:
+    """A run of six steps that was killed in the sixth, with the checkpoint of the fourth."""
     with pytest.raises(Killed):
         train_run(world.spec(out), say=silent, callbacks=[At(5, kill)])
-    return out / "checkpoints" / "checkpoint-4"
+    return RunFolder(out)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -141,17 +140,14 @@ def test_a_run_that_lost_its_weights_is_not_finished(
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 @pytest.mark.parametrize(
     "name",
-    [
-        "model.safetensors",
-        "optimizer.pt",
-        "state.json",
-        "sightline.json",
-    ],
+    ["b/model.safetensors", "b/loop.pt", "state.json", "../best.safetensors"],
 )
 def test_a_damaged_checkpoint_is_named_and_left_alone(
     world: World, tmp_path: Path, name: str, damage: str
 ) -> None:
-    file = broken_off(world, tmp_path) / name
+    file = broken_off(world, tmp_path).path / "checkpoints" / name
+    if name.startswith(".."):
+        file = tmp_path / "best.safetensors"
     data = file.read_bytes()
     file.unlink()
     if damage == "cut":
@@ -164,33 +160,23 @@ def test_a_damaged_checkpoint_is_named_and_left_alone(
     assert train_run(world.spec(tmp_path), say=silent).steps == 6
 
 
-def test_the_best_weights_belong_to_a_checkpoint(world: World, tmp_path: Path) -> None:
-    broken_off(world, tmp_path)
-    best = tmp_path / "best.safetensors"
-    best.write_bytes(best.read_bytes()[:100])
-    with pytest.raises(SightlineError, match=f"{best}: missing or damaged, and checkpoint-4"):
-        train_run(world.spec(tmp_path), say=silent)
-
-
 def killed_while_clearing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that publishes a checkpoint and is killed as it takes its files away again."""
+    """A run that saves a checkpoint and is killed as the next one takes its files away."""
     real = Path.unlink
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
-        if path.name == "optimizer.pt":
+        if path.name == "loop.pt":
             raise Killed
         real(path, missing_ok)
 
     with folder.claimed():
-        checkpoints = folder.checkpoints
-        checkpoints.begin()
-        for name in ("model.safetensors", "optimizer.pt"):
-            (checkpoints.part / "checkpoint-2").mkdir(parents=True, exist_ok=True)
-            (checkpoints.part / "checkpoint-2" / name).write_bytes(b"x")
-        checkpoints.publish(2, Progress("digest"))
-        assert checkpoints.newest() is not None
+        folder.begin(RunState())
+        with folder.checkpoint(RunState(step=2)) as tensors:
+            for name in ("model.safetensors", "loop.pt"):
+                (tensors / name).write_bytes(b"x")
+        assert folder.state() is not None
         monkeypatch.setattr(Path, "unlink", unlink)
-        checkpoints.clear()
+        folder.begin(RunState())
 
 
 def test_checkpoints_are_removed_all_at_once(
@@ -198,24 +184,59 @@ def test_checkpoints_are_removed_all_at_once(
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
         killed_while_clearing(RunFolder(tmp_path / "run"), patch)
-    assert list((tmp_path / "run").rglob("optimizer.pt"))
+    assert list((tmp_path / "run").rglob("loop.pt"))
     again = RunFolder(tmp_path / "run")
     with again.claimed():
-        assert again.checkpoints.newest() is None
-        assert not again.checkpoints.begun
-        again.begin()
-        assert not list((tmp_path / "run").rglob("optimizer.pt"))
+        assert again.state() == RunState()
+        again.begin(RunState())
+        assert not list((tmp_path / "run").rglob("loop.pt"))
+
+
+def test_a_checkpoint_replaces_the_last_one_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = RunFolder(tmp_path / "run"), Path.replace
+
+    def save(step: int) -> None:
+        with folder.checkpoint(RunState(step=step, tensors=tensors)) as part:
+            for name in ("model.safetensors", "loop.pt"):
+                (part / name).write_bytes(b"%d" % step)
+
+    def replace(path: Path, target: Path) -> Path:
+        if path.name == "model.safetensors":  # the second of both
+            raise Killed
+        return real(path, target)
+
+    tensors: dict[str, str] = {}
+    with folder.claimed():
+        folder.begin(RunState())
+        save(2)
+        before = folder.state()
+        assert before is not None
+        tensors = before.tensors
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace)
+            with pytest.raises(Killed):
+                save(4)
+        state = folder.state()
+        assert state == before
+        folder.check(state)
+        save(4)
+        state = folder.state()
+        assert state is not None
+        folder.check(state)
+        assert {path.parent.name for path in folder.path.rglob("loop.pt")} == {"b"}
 
 
 def test_a_learning_rate_that_is_far_too_high_stops_the_run(world: World, tmp_path: Path) -> None:
     spec = world.spec(tmp_path, dev=None, train={"learning_rate": 1e38, "save_steps": 1})
     with pytest.raises(NonFiniteLoss) as caught:
         train_run(spec, say=silent)
-    found = RunFolder(tmp_path).checkpoints.newest()
+    state = RunFolder(tmp_path).state()
     said = str(caught.value)
     assert "Nothing is saved after it" in said
-    assert found is not None
-    assert f"the last checkpoint is {found}. " in said
+    assert state is not None
+    assert f"the last checkpoint is of step {state.step}. " in said
     assert json.loads((tmp_path / "failure.json").read_text())["keys"]
 
 
@@ -230,6 +251,21 @@ def test_a_finished_run_with_a_field_that_is_no_longer_written_is_read(
     assert train_run(spec, say=silent) == finished
 
 
+def test_a_finished_run_of_another_version_is_not_called_missing(
+    world: World, tmp_path: Path
+) -> None:
+    spec = world.spec(tmp_path, train={"max_steps": 1})
+    train_run(spec, say=silent)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "steps": "many"}))
+    expected = rf"{file}: this version cannot read it \(steps: .*\); train the run again"
+    with pytest.raises(SightlineError, match=expected):
+        RunSummary.read(tmp_path)
+    lines: list[str] = []
+    assert train_run(spec, say=lines.append).steps == 1
+    assert f"replacing the finished run in {tmp_path}: {file}: this version cannot" in lines[0]
+
+
 def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> None:
     features = Features(world, tmp_path)
     features.add("clip", "image", dim=7)
@@ -238,7 +274,7 @@ def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> N
         tmp_path / "out",
         "mcseo",
         parameters={"image": "clip"},
-        features={"image": tmp_path / "clip", "object": tmp_path / "clip-objects"},
+        features={"image-clip": tmp_path / "clip", "object-clip": tmp_path / "clip-objects"},
         pairs={
             "captions": world.root / "captions.parquet",
             "images": world.root / "images.parquet",
@@ -254,7 +290,7 @@ def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> N
     write_rows(objects.path, spec_of_tokens, keys, table.drop_columns("key"))
     second = train_run(spec, say=silent)
     assert first.spec_digest != second.spec_digest
-    assert RunSummary.load(tmp_path / "out") == second
+    assert RunSummary.read(tmp_path / "out") == second
 
 
 def test_a_changed_configuration_of_the_student_makes_a_new_run(

@@ -36,8 +36,8 @@ def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features
 def case_of(world: World, features: Features, name: str, **parameters: Any) -> Case:
     given = parameters if name == "simcse" else {"image": "resnet", **parameters}
     objective = make_objective(name, given)
-    slots = dict.fromkeys(objective.features(objective.params), "resnet")
-    return Case(world, features, name, given, slots)
+    sets = dict.fromkeys((need.name for need in objective.features), "resnet")
+    return Case(world, features, name, given, sets)
 
 
 def oracle_of(name: str, parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
@@ -55,7 +55,7 @@ def oracle_of(name: str, parameters: dict[str, Any]) -> tuple[Terms, dict[str, f
             projected = [[student.project("text", row) for row in view] for view in views]
             found["text"] = info_nce(*projected, parameters.get("temperature", 0.05))
         if "image" in weights and given.batch.stream == "pairs":
-            images = [student.project("image", row) for row in given.features["image"]]
+            images = [student.project("image", row) for row in given.features["image-resnet"]]
             temperature = parameters.get("image_temperature", 0.05)
             one, other = (
                 info_nce([student.project("grounding", row) for row in view], images, temperature)

@@ -15,10 +15,15 @@ from conftest import World, make_world, silent
 
 from sightline.cache import FeatureSet
 from sightline.errors import SightlineError
-from train.evaluate.evaluated_model import EvaluatedModel, project
-from train.evaluate.image_space import image_space, open_features, rows_of_images
+from train.evaluate.models import (
+    EvaluatedModel,
+    image_space,
+    open_features,
+    project,
+    rows_of_images,
+)
 from train.objectives import make_objective
-from train.run_summary import RunSummary
+from train.records import RunSummary
 from train.train_run import train_run
 
 
@@ -62,7 +67,7 @@ def test_features_are_found_by_name_and_checked(world: World, runs: Path, tmp_pa
     model = EvaluatedModel.load(str(runs / "mcse"), device="cpu")
     space = image_space(model)
     assert model.summary is not None
-    name = model.summary.features["image"].name
+    name = model.summary.features["image-tiny-cnn"].name
     below = tmp_path / name
     below.parent.mkdir(parents=True)
     below.symlink_to(world.root / "features")

@@ -93,7 +93,12 @@ def write_runs(folder: Path) -> list[str]:
 
 def test_training_through_the_command_line(world: World, tmp_path: Path) -> None:
     words: list[object] = ["train", "--objective", "mcse", "--set", "image=tiny-cnn"]
-    words += ["--features", f"image={world.root / 'features'}", "--dev", world.root / "dev.tsv"]
+    words += [
+        "--features",
+        f"image-tiny-cnn={world.root / 'features'}",
+        "--dev",
+        world.root / "dev.tsv",
+    ]
     for name in ("captions", "images", "sentences"):
         words += [f"--{name}", world.root / f"{name}.parquet"]
     words += ["--tokens", world.root / "tokens", "--student", world.student, "--max-length", 16]

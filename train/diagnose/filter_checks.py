@@ -14,8 +14,7 @@ from sightline.cache import FeatureSet
 from train.diagnose.diagnosed_pairs import DiagnosedPairs
 from train.diagnose.pair_checks import Scores
 from train.diagnose.unit_rows import Tell, read
-from train.losses import removed_share
-from train.objectives.similarity import cosine_matrix, product_matrix
+from train.losses import cosine_matrix, product_matrix, removed_share
 from train.schedule import Schedule
 
 SHARES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sightline.errors import SightlineError
-from train.evaluate.similarity import Encode, GradedPairs, encode_distinct
+from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.similarity import Encode, GradedPairs, sentences_of
+from train.evaluate.sts import load_dev_set
+from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.vectors import NoDirectionError, norms_of, unit_rows
+
+if TYPE_CHECKING:
+    from train.evaluate.models import EvaluatedModel
 
 _CHUNK = 1024  # rows of the distance matrix held at once
 _RELEASED_BATCH = 128
@@ -37,24 +44,21 @@ class Geometry:
     alignment_released: float | None = None
     uniformity_released: float | None = None
 
-    def to_json(self) -> dict[str, object]:
-        """As a JSON object; an undefined value is null."""
-        return {**asdict(self), "reasons": list(self.reasons)}
-
 
 def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.0) -> Geometry:
     """Alignment over the pairs with gold > `gold_above`, uniformity over all distinct sentences.
 
     KDMCSE and DALR use STS-B's dev split; MCSE used all of STS-B.
     """
-    embeddings, row_of = encode_distinct(encode, [pairs])
+    texts = pairs.distinct
+    embeddings = np.asarray(encode(texts))
+    row_of = {text: row for row, text in enumerate(texts)}
     positives = np.flatnonzero(pairs.gold > gold_above)
     reasons: list[str] = []
-    norms = np.linalg.norm(embeddings.astype(np.float64), axis=1)
-    broken = int((~(np.isfinite(norms) & (norms > 0))).sum())
-    if broken:
-        reasons.append(f"{broken} of {len(norms)} embeddings are zero or not finite")
-        return Geometry(None, None, len(positives), len(norms), tuple(reasons))
+    try:
+        norms_of(embeddings)
+    except NoDirectionError as error:
+        return Geometry(None, None, len(positives), len(texts), (str(error),))
     close = None
     if len(positives):
         first = [row_of[pairs.first[index]] for index in positives]
@@ -103,7 +107,7 @@ def released_geometry(
 
 def alignment(first: np.ndarray, second: np.ndarray) -> float:
     """Mean squared distance of matching rows, E‖f(x) − f(x⁺)‖², of normalised [n, d] and [n, d]."""
-    difference = _normalised(first) - _normalised(second)
+    difference = unit_rows(first) - unit_rows(second)
     return float(np.mean(np.sum(difference**2, axis=1)))
 
 
@@ -113,7 +117,7 @@ def uniformity(embeddings: np.ndarray, t: float = 2.0) -> float:
     Exact over the whole set, in float64; at most 1024 rows of the n × n distances are in memory
     at a time.
     """
-    points = _normalised(embeddings)
+    points = unit_rows(embeddings)
     n = len(points)
     if n < 2:
         raise ValueError(f"{n} rows; uniformity needs two")
@@ -127,11 +131,29 @@ def uniformity(embeddings: np.ndarray, t: float = 2.0) -> float:
     return float(np.log(total / (n * (n - 1) / 2)))
 
 
-def _normalised(embeddings: np.ndarray) -> np.ndarray:
-    embeddings = embeddings.astype(np.float64)
-    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    if not (np.isfinite(norms).all() and (norms > 0).all()):
-        raise SightlineError(
-            "an embedding is zero or not finite, so it has no direction; check the encoder"
+class GeometryTask(Task[TaskSettings]):
+    """Alignment and uniformity in two definitions."""
+
+    about = "alignment and uniformity, as defined in papers and as in the released evaluation"
+    needs = "SentEval's `downstream` folder (STS-B's dev split), or a TSV of graded pairs"
+    Settings = TaskSettings
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.pairs = load_dev_set(settings.data)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        data = EvaluationSet.of_pairs([self.pairs])
+        return tuple(
+            Metric(name, data, higher_is_better=False, shown="released" not in name)
+            for name in GEOMETRY
         )
-    return embeddings / norms
+
+    def sentences(self) -> Iterable[str]:
+        return sentences_of([self.pairs])
+
+    def score(self, model: EvaluatedModel) -> TaskScores:
+        found = evaluate_geometry(model.encode, self.pairs)
+        scores = {name: getattr(found, name) for name in GEOMETRY}
+        why = "; ".join(found.reasons)
+        return TaskScores(scores, reasons={name: why for name in GEOMETRY if scores[name] is None})

@@ -1,119 +1,333 @@
-"""Nearest neighbours by cosine."""
+"""Captions and images nearest to sentences, and how often they share an image (T2T R@1).
+
+sightline evaluate neighbours --model RUN --data data/flickr30k --features data/features/flickr30k
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from pydantic import BeforeValidator, Field
 
+from sightline.cache import IMAGES, read_manifest
 from sightline.errors import SightlineError
+from train.evaluate.caption_pool import CaptionPool, read_pool, read_queries
+from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
+from train.evaluate.retrieval import note_of_failed, open_below, require_images
+from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.vectors import Neighbours, NoDirectionError, cosines, nearest
 
-DECIMALS = 9
-"""Of a cosine: equal float32 embeddings tie, whatever the order in which they were multiplied."""
-_HELD = 1 << 23  # cosines held at once, 64 MiB
-_CHUNK = 4096  # candidates converted to float64 at once
+if TYPE_CHECKING:
+    from sightline.cache import FeatureSet
+    from train.evaluate.models import EvaluatedModel, ImageSpace
 
-
-class NoDirectionError(SightlineError):
-    """An embedding is zero or not finite, so that it has no cosine with others."""
+METRIC = "T2T R@1"
+"""Text to text: from a caption to another one of its image."""
 
 
 @dataclass(frozen=True)
-class Neighbours:
-    """The k nearest candidates of each query, nearest first.
+class ImagePool:
+    """The images among which neighbours are found.
 
     Attributes:
-        rows: per query, int64 [≤ k], rows of the candidates.
-        cosines: per query, float64 [≤ k], rounded to `DECIMALS`.
-        constant: all candidates have the same cosine with every query, so that the order says
-            nothing.
+        ids: of n images.
+        keys: SHA-256 of the bytes of each.
     """
 
-    rows: tuple[np.ndarray, ...]
-    cosines: tuple[np.ndarray, ...]
-    constant: bool
+    ids: tuple[str, ...]
+    keys: tuple[bytes, ...]
 
 
-def nearest(
-    queries: np.ndarray,
-    candidates: np.ndarray,
+def read_images(manifest: Path, split: str | None = None) -> ImagePool:
+    """The images of a manifest.
+
+    Args:
+        split: those of one split only; None for all.
+
+    Raises:
+        SightlineError: no such manifest or a malformed one, or no image of the split.
+    """
+    table = read_manifest(manifest, IMAGES)
+    columns = (table[name].to_pylist() for name in ("image_id", "key", "split"))
+    every = list(zip(*columns, strict=True))
+    rows = [(i, key) for i, key, own in every if split in (None, own)]
+    if not rows:
+        splits = ", ".join(sorted({repr(own) for *_, own in every})) or "no images"
+        raise SightlineError(f"{manifest}: no image is of the split {split!r}, found {splits}")
+    return ImagePool(tuple(i for i, _ in rows), tuple(key for _, key in rows))
+
+
+def images_of(captions: CaptionPool, manifest: Path) -> ImagePool:
+    """The images that captions describe, in the order of their manifest.
+
+    Raises:
+        SightlineError: no such manifest, a malformed one, or one that lacks an image.
+    """
+    every = read_images(manifest)
+    described = dict.fromkeys(image for images in captions.images for image in images)
+    require_images(manifest, sorted(described.keys() - set(every.ids)))
+    rows = [row for row in zip(every.ids, every.keys, strict=True) if row[0] in described]
+    return ImagePool(tuple(i for i, _ in rows), tuple(key for _, key in rows))
+
+
+def find_captions(
+    model: EvaluatedModel, queries: Sequence[str], pool: CaptionPool, k: int
+) -> Found:
+    """The ``k`` nearest captions of each query, which is never its own neighbour.
+
+    Raises:
+        NoDirectionError: an embedding is zero or not finite.
+    """
+    model.encode_once([*pool.texts, *queries])
+    itself = {row: pool.row_of[each] for row, each in enumerate(queries) if each in pool.row_of}
+    found = nearest(model.encode(queries), model.encode(pool.texts), k, itself)
+    return found_captions(found, pool, [pool.images_of(each) for each in queries])
+
+
+def find_images(
+    model: EvaluatedModel,
+    queries: Sequence[str],
+    own: Sequence[tuple[str, ...]],
+    pool: ImagePool,
+    features: Callable[[ImageSpace], FeatureSet],
     k: int,
-    left_out: Mapping[int, int] | None = None,
-) -> Neighbours:
-    """The ``k`` candidates with the largest cosine; equal cosines in the order of the candidates.
+    encoder: str | None = None,
+) -> Found:
+    """The ``k`` nearest images in the grounded space; a model without heads says why it has none.
 
     Args:
-        queries: float [q, d]; any norm.
-        candidates: float [n, d]; any norm.
-        k: at least 1; more than there are candidates gives all of them.
-        left_out: query → the candidate that it must not find, such as itself.
+        own: of each query, the images that it is a caption of.
+        features: opens those that the run's head understands.
+        encoder: which image features, for a run with heads for several.
 
     Raises:
-        SightlineError: no candidate, or different widths.
+        NoDirectionError: an embedding is zero or not finite.
+        NoImagesError: all images failed when they were extracted.
+        SightlineError: the features are missing, or are others than the run learned from.
+    """
+    from train.evaluate.models import NoHeadsError, image_space, project, rows_of_images
+
+    try:
+        space = image_space(model, encoder)
+    except NoHeadsError as error:
+        return Found(reason=str(error))
+    rows, kept = rows_of_images(features(space), pool.keys)
+    sentences = project(space.sentences, model.encode(queries))
+    found = nearest(sentences, project(space.images, rows), k)
+    return found_images(found, [pool.ids[i] for i in kept], own)
+
+
+def recall_of_captions(model: EvaluatedModel, pool: CaptionPool) -> float | None:
+    """Share ×100 of captions whose nearest other caption is of an image of theirs (T2T R@1).
+
+    Text-to-text retrieval as in Crisscrossed Captions (Parekh et al., EACL 2021), over distinct
+    texts. A caption of another image with the same cosine comes first: a tie is a miss. Captions
+    of images that have no other caption are not queries; None if that leaves none.
+
+    Raises:
         NoDirectionError: an embedding is zero or not finite.
     """
-    left_out = left_out or {}
-    rows: list[np.ndarray] = []
-    found: list[np.ndarray] = []
-    constant = len(candidates) > 1
-    for query, row in enumerate(cosines(queries, candidates)):
-        constant = constant and bool(np.ptp(row) == 0)
-        order = _largest(row, k + 1)
-        order = order[order != left_out.get(query, -1)][:k]
-        rows.append(order)
-        found.append(row[order])
-    return Neighbours(tuple(rows), tuple(found), constant)
+    texts_of: dict[str, list[int]] = {}
+    for row, images in enumerate(pool.images):
+        for image in images:
+            texts_of.setdefault(image, []).append(row)
+    embedded = model.encode(pool.texts)
+    hits = []
+    for row, found in enumerate(cosines(embedded, embedded)):
+        own = {text for image in pool.images[row] for text in texts_of[image]} - {row}
+        if own:
+            best = found[list(own)].max()
+            found[[row, *own]] = -np.inf
+            hits.append(bool(best > found.max()))
+    return 100 * sum(hits) / len(hits) if hits else None
 
 
-def cosines(queries: np.ndarray, candidates: np.ndarray) -> Iterator[np.ndarray]:
-    """Of each query, its cosine with every candidate: float64 [n], rounded to `DECIMALS`.
+def found_captions(
+    neighbours: Neighbours, pool: CaptionPool, own: Sequence[tuple[str, ...]]
+) -> Found:
+    """Rows of ``pool`` as captions.
 
     Args:
-        queries: float [q, d]; any norm.
-        candidates: float [n, d]; any norm.
-
-    Raises:
-        SightlineError: no candidate, or different widths.
-        NoDirectionError: an embedding is zero or not finite.
+        own: of each query, the images that it is a caption of.
     """
-    if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1]:
-        raise SightlineError(
-            f"neighbours need queries [q, d] and candidates [n, d] in one space; found "
-            f"{queries.shape} and {candidates.shape}"
+    answers = []
+    for query, (rows, values) in enumerate(zip(neighbours.rows, neighbours.cosines, strict=True)):
+        mine = set(own[query])
+        answers.append(
+            tuple(
+                Neighbour(
+                    pool.texts[row],
+                    pool.ids[row],
+                    _own_first(pool.images[row], mine),
+                    float(cosine),
+                    not mine.isdisjoint(pool.images[row]),
+                )
+                for row, cosine in zip(rows, values, strict=True)
+            )
         )
-    if not len(candidates):
-        raise SightlineError("there is nothing to find neighbours among; give some candidates")
-    norms = {name: _norms(x, name) for name, x in (("query", queries), ("candidate", candidates))}
-    points = queries.astype(np.float64) / norms["query"]
-    step = max(1, _HELD // len(candidates))
-    for start in range(0, len(points), step):
-        found = np.empty((len(points[start : start + step]), len(candidates)))
-        for low in range(0, len(candidates), _CHUNK):
-            some = slice(low, low + _CHUNK)
-            block = candidates[some].astype(np.float64) / norms["candidate"][some]
-            found[:, some] = points[start : start + step] @ block.T
-        yield from np.round(found, DECIMALS)
+    return Found(tuple(answers), warning=_warning(neighbours))
 
 
-def _largest(row: np.ndarray, k: int) -> np.ndarray:
-    """Positions of the ``k`` largest values, the earlier of two equal ones first."""
-    if k < len(row):
-        kept = np.flatnonzero(row >= np.partition(row, -k)[-k])
-        return kept[np.argsort(-row[kept], kind="stable")][:k]
-    return np.argsort(-row, kind="stable")
-
-
-def _norms(rows: np.ndarray, what: str) -> np.ndarray:
-    """Norms float64 [n, 1]; refuses what has no direction."""
-    norms = np.empty((len(rows), 1))
-    for low in range(0, len(rows), _CHUNK):
-        block = rows[low : low + _CHUNK].astype(np.float64)
-        norms[low : low + _CHUNK] = np.linalg.norm(block, axis=1, keepdims=True)
-    broken = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
-    if len(broken):
-        raise NoDirectionError(
-            f"the embedding of {what} {broken[0]} is zero or not finite, so it has no direction; "
-            "check the encoder"
+def found_images(
+    neighbours: Neighbours, image_ids: Sequence[str], own: Sequence[tuple[str, ...]]
+) -> Found:
+    """Rows of ``image_ids`` as images; ``own`` as for `found_captions`."""
+    answers = []
+    for images, rows, values in zip(own, neighbours.rows, neighbours.cosines, strict=True):
+        nearest = zip((image_ids[int(row)] for row in rows), values, strict=True)
+        answers.append(
+            tuple(
+                Neighbour("", (), (image,), float(cosine), image in images)
+                for image, cosine in nearest
+            )
         )
-    return norms
+    return Found(tuple(answers), warning=_warning(neighbours))
+
+
+def _own_first(images: tuple[str, ...], mine: set[str]) -> tuple[str, ...]:
+    """The images of the query first: a page shows only one."""
+    return (*(i for i in images if i in mine), *(i for i in images if i not in mine))
+
+
+def _warning(neighbours: Neighbours) -> str | None:
+    if not neighbours.constant:
+        return None
+    return "every cosine is the same (constant embeddings), so the order says nothing"
+
+
+def _one_or_several(given: object) -> object:
+    return (given,) if isinstance(given, str) else given
+
+
+class NeighboursSettings(TaskSettings):
+    """
+    Attributes:
+        features: contains `image/ENCODER`, feature sets over the data set; None: no images.
+        split: as the captions have it.
+        sentences: to start from, before those that are drawn.
+        sample: how many captions are drawn as queries.
+        seed: of the drawing.
+        k: neighbours of each query.
+        encoder: which image features, for runs with heads for several.
+    """
+
+    features: Path | None = Field(
+        default=None, description="folder with its feature sets; with it also the nearest images"
+    )
+    split: str = Field(default="test", description="split of the captions and images")
+    sentences: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = Field(
+        default=(), description="sentence to start from; in params.yaml a list of them"
+    )
+    sample: int = Field(default=6, ge=0, description="captions to start from too, drawn at random")
+    seed: int = Field(default=0, ge=0, description="of the drawing")
+    k: int = Field(default=5, ge=1, description="neighbours of each sentence")
+    encoder: str | None = Field(
+        default=None, description="image encoder, if a run has heads for several"
+    )
+
+
+class NeighboursTask(Task[NeighboursSettings]):
+    """The captions and images nearest to some sentences (MCSE table 8, DALR table 10).
+
+    Its score needs no sample: over all distinct captions of the split, how often the nearest other
+    one is of the same image (`recall_of_captions`).
+    """
+
+    about = "captions and images nearest to sentences, for pages; recall of an image's captions"
+    needs = "a data set's folder, with images.parquet and captions.parquet (`sightline prepare`)"
+    title = "Neighbours: recall ×100, from a caption to another one of its image (T2T)"
+    Settings = NeighboursSettings
+
+    def __init__(self, settings: NeighboursSettings) -> None:
+        self.settings = settings
+        self.pool = read_pool(settings.data / "captions.parquet", settings.split)
+        self.images = images_of(self.pool, settings.data / "images.parquet")
+        given = read_queries(settings.sentences, None)
+        drawn = self.pool.sample(settings.sample, settings.seed)
+        self.queries = tuple(dict.fromkeys([*given, *drawn]))
+        if not self.queries:
+            raise SightlineError(
+                "neighbours: nothing to start from: sample is 0 and there are no sentences; set "
+                "one of them"
+            )
+        keys = self.images.keys
+        if twins := len(keys) - len(set(keys)):
+            self.warnings = (
+                f"{settings.data}, split {settings.split!r}: {twins:,} images have the same bytes "
+                "as another image; neighbours cannot tell them apart",
+            )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        measured_on = _sha256(self.pool.texts, self.pool.images)
+        return (Metric(METRIC, EvaluationSet.of(len(self.pool), measured_on)),)
+
+    def sentences(self) -> Iterable[str]:
+        return (*self.pool.texts, *self.queries)
+
+    def score(self, model: EvaluatedModel) -> TaskScores:
+        given, recall = self.settings, None
+        own = tuple(self.pool.images_of(each) for each in self.queries)
+        why = "no image has two different captions in this split"
+        try:
+            recall = recall_of_captions(model, self.pool)
+        except NoDirectionError as error:
+            why = str(error)
+        try:
+            captions = find_captions(model, self.queries, self.pool, given.k)
+        except NoDirectionError as error:
+            captions = Found(reason=str(error))
+        pictures, notes = self._pictures(model, own) if given.features else (None, ())
+        within = f"{len(self.pool):,} distinct captions of {given.data.name}, split {given.split!r}"
+        found = ModelNeighbours(self.queries, own, within, given.k, captions, pictures)
+        reasons = {} if recall is not None else {METRIC: why}
+        named = replace(found, keys=self._keys(found))
+        return TaskScores({METRIC: recall}, reasons=reasons, notes=notes, neighbours=named)
+
+    def _pictures(
+        self, model: EvaluatedModel, own: Sequence[tuple[str, ...]]
+    ) -> tuple[Found, tuple[str, ...]]:
+        """The nearest images, and what to know about them."""
+        from train.evaluate.models import NoImagesError
+
+        given, notes = self.settings, []
+
+        def opened(space: ImageSpace) -> FeatureSet:
+            assert given.features is not None
+            dataset, fingerprint = given.data.name, space.fingerprint
+            features = open_below(
+                given.features, "image", space.encoder, model.name, dataset, fingerprint
+            )
+            if lost := sum(key in features.failed for key in self.images.keys):
+                note = note_of_failed(lost, len(self.images.keys), given.data, features)
+                notes.append(f"neighbours leave out {note}")
+            return features
+
+        try:
+            found = find_images(
+                model, self.queries, own, self.images, opened, given.k, given.encoder
+            )
+        except (NoDirectionError, NoImagesError) as error:
+            found = Found(reason=str(error))
+        return found, tuple(notes)
+
+    def _keys(self, found: ModelNeighbours) -> dict[str, str]:
+        key_of = dict(zip(self.images.ids, self.images.keys, strict=True))
+        return {image: key_of[image].hex() for image in found.named_images}
+
+    def settings_of_result(self) -> dict[str, object]:
+        """Settings, and a digest of the images, which the neighbours depend on."""
+        given = self.settings.model_dump(mode="json", exclude={"data", "features"})
+        images = _sha256(self.images.ids, [key.hex() for key in self.images.keys])
+        return {**given, "images": images, "nearest_images": self.settings.features is not None}
+
+
+def _sha256(*content: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

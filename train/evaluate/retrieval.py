@@ -1,40 +1,56 @@
-"""Cross-modal retrieval: R@1, R@5 and R@10 from image to text and from text to image."""
+"""Cross-modal retrieval in the space of a run's own heads: R@1, R@5 and R@10 (METHODS §8).
+
+sightline evaluate retrieval --model RUN --data data/flickr30k --features data/features/flickr30k
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
 
+from sightline.cache import (
+    CAPTIONS,
+    IMAGES,
+    CacheError,
+    FeatureSet,
+    key_column,
+    keys_of_texts,
+    read_manifest,
+)
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
+from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.vectors import NoDirectionError, ranks_of_matches, unit_rows
+from train.records import FeatureUse
+
+if TYPE_CHECKING:
+    from train.evaluate.models import EvaluatedModel
 
 KS = (1, 5, 10)
 """The K of published tables."""
-
-_CHUNK = 1024  # queries whose similarities are held at once
-
-
-class UndefinedRecall(SightlineError):
-    """An embedding is zero or not finite, so nothing can be ranked."""
+METRICS = tuple(f"{direction} R@{k}" for direction in ("I2T", "T2I") for k in KS)
+"""I2T: from an image to its captions; T2I: from a caption to its image."""
+CHANCE = "chance"
+"""The reference row of random rankings."""
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Recall ×100 by K in each direction; `images` and `captions` are how many were searched."""
+    """Recall ×100 by K in each direction."""
 
     image_to_text: dict[int, float]
     text_to_image: dict[int, float]
-    images: int
-    captions: int
-
-    def to_json(self) -> dict[str, object]:
-        """As a JSON object, recalls keyed "R@1" and so on."""
-        body = asdict(self)
-        for direction in ("image_to_text", "text_to_image"):
-            body[direction] = {f"R@{k}": value for k, value in body[direction].items()}
-        return body
 
 
 def evaluate_retrieval(
@@ -53,7 +69,7 @@ def evaluate_retrieval(
 
     Raises:
         SightlineError: mismatched sizes, or an image without a caption.
-        UndefinedRecall: an embedding is zero or not finite.
+        NoDirectionError: an embedding is zero or not finite.
     """
     if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
         raise SightlineError(
@@ -66,25 +82,13 @@ def evaluate_retrieval(
             "images, and every image to have a caption; check that the captions and the images "
             "are from the same split"
         )
-    pictures, texts = _normalised(images, "image"), _normalised(captions, "caption")
-    text_ranks = np.empty(len(texts), dtype=np.int64)
-    for start in range(0, len(texts), _CHUNK):
-        similarity = texts[start : start + _CHUNK] @ pictures.T
-        rows = np.arange(len(similarity))
-        match = similarity[rows, image_of[start : start + _CHUNK]]
-        text_ranks[start : start + _CHUNK] = (similarity >= match[:, None]).sum(axis=1)
-    image_ranks = np.empty(len(pictures), dtype=np.int64)
-    for start in range(0, len(pictures), _CHUNK):
-        similarity = pictures[start : start + _CHUNK] @ texts.T
-        own = image_of[None, :] == np.arange(start, start + len(similarity))[:, None]
-        match = np.where(own, similarity, -np.inf).max(axis=1)
-        before = ((similarity >= match[:, None]) & ~own).sum(axis=1)
-        image_ranks[start : start + _CHUNK] = before + 1
+    numbers = np.arange(len(images))
+    pictures, texts = unit_rows(images, "image"), unit_rows(captions, "caption")
+    of_texts = ranks_of_matches(texts, pictures, image_of, numbers)
+    of_images = ranks_of_matches(pictures, texts, numbers, image_of)
     return Retrieval(
-        {k: 100.0 * float((image_ranks <= k).mean()) for k in ks},
-        {k: 100.0 * float((text_ranks <= k).mean()) for k in ks},
-        len(images),
-        len(captions),
+        {k: 100.0 * float((of_images <= k).mean()) for k in ks},
+        {k: 100.0 * float((of_texts <= k).mean()) for k in ks},
     )
 
 
@@ -108,18 +112,305 @@ def chance(image_of: np.ndarray, ks: Sequence[int] = KS) -> Retrieval:
     return Retrieval(
         {k: float(100 * sum(n * found(int(c), k) for c, n in sized) / images) for k in ks},
         {k: 100 * min(k, images) / images for k in ks},
-        images,
-        captions,
     )
 
 
-def _normalised(rows: np.ndarray, what: str) -> np.ndarray:
-    rows = rows.astype(np.float64)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    broken = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
-    if len(broken):
-        raise UndefinedRecall(
-            f"the embedding of {what} {broken[0]} is zero or not finite; "
-            "check the encoder and its head"
+@dataclass(frozen=True)
+class RetrievalData:
+    """Images in the order of their manifest, each with at least one caption.
+
+    Attributes:
+        image_keys: uint8 [n, 32].
+        captions: [m], in the order of their manifest.
+        image_of: int64 [m], the row of each caption's image.
+        warnings: what was left out of the split, and what cannot be told apart.
+    """
+
+    image_keys: NDArray[np.uint8]
+    captions: tuple[str, ...]
+    image_of: NDArray[np.int64]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 (hex) of the keys of images and captions, and of who belongs to whom."""
+        parts = (self.image_keys, keys_of_texts(self.captions), self.image_of.astype("<i8"))
+        content = hashlib.sha256()
+        for part in parts:
+            content.update(hashlib.sha256(np.ascontiguousarray(part).tobytes()).digest())
+        return content.hexdigest()
+
+    def folds(self, count: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Rows of the images and of the captions of each fold of consecutive images."""
+        for images in np.array_split(np.arange(len(self.image_keys)), count):
+            inside = (self.image_of >= images[0]) & (self.image_of <= images[-1])
+            yield images, np.flatnonzero(inside)
+
+
+def load_retrieval(folder: Path, split: str, captions_per_image: int) -> RetrievalData:
+    """Read the split of a data set that `sightline prepare` wrote.
+
+    Args:
+        folder: contains images.parquet and captions.parquet.
+        split: as the captions have it; "" for a data set without splits.
+        captions_per_image: the first so many of each image are read.
+
+    Raises:
+        SightlineError: a manifest is missing or damaged, the split has no captions, or the two
+            manifests do not belong together.
+    """
+    captions_file, images_file = folder / "captions.parquet", folder / "images.parquet"
+    captions = read_manifest(captions_file, CAPTIONS)
+    images = read_manifest(images_file, IMAGES)
+    splits = captions.column("split").to_pylist()
+    rows = [row for row, each in enumerate(splits) if each == split]
+    if not rows:
+        found = ", ".join(f"{name!r} ({n:,})" for name, n in Counter(splits).items()) or "no rows"
+        raise SightlineError(
+            f"{captions_file}: no caption in the split {split!r}; found {found}: choose another "
+            "`split`, or prepare the data set with one"
         )
-    return rows / norms
+    columns = (captions.column(name).to_pylist() for name in ("text", "image_id"))
+    texts, owners = ([column[row] for row in rows] for column in columns)
+    row_of = {name: row for row, name in enumerate(images.column("image_id").to_pylist())}
+    require_images(images_file, [name for name in dict.fromkeys(owners) if name not in row_of])
+    seen: Counter[str] = Counter()
+    kept: list[int] = []
+    for row, owner in enumerate(owners):
+        seen[owner] += 1
+        if seen[owner] <= captions_per_image:
+            kept.append(row)
+    of_manifest = np.array([row_of[owners[row]] for row in kept], dtype=np.int64)
+    image_rows, image_of = np.unique(of_manifest, return_inverse=True)
+    keys = key_column(images.column("key"))[image_rows]
+    uncaptioned = images.column("split").to_pylist().count(split) - len(image_rows)
+    return RetrievalData(
+        keys,
+        tuple(texts[row] for row in kept),
+        image_of.ravel().astype(np.int64),
+        tuple(_warnings(folder, split, uncaptioned, len(owners) - len(kept), keys)),
+    )
+
+
+def open_below(
+    folder: Path,
+    kind: Kind,
+    encoder: str,
+    of_whom: str,
+    dataset: str,
+    fingerprint: str | None = None,
+) -> FeatureSet:
+    """The features of an encoder in the ``folder`` of a data set's features.
+
+    Args:
+        of_whom: the model that needs it, for the error.
+
+    Raises:
+        SightlineError: no such set, or another fingerprint (says how to make it).
+    """
+    try:
+        return FeatureSet.open(folder / kind / encoder, fingerprint)
+    except CacheError as error:
+        raise SightlineError(
+            f"{error}\n  {of_whom} needs it: `sightline stage {kind}-features {dataset} {encoder}` "
+            f"(or `sightline extract {kind}`) makes it."
+        ) from error
+
+
+def note_of_failed(failed: int, of: int, data: Path, features: FeatureSet) -> str:
+    """Which images of the data set ``data`` are left out, and why."""
+    return f"{failed:,} of {of:,} images of {data}: {features.path} has only an error for them"
+
+
+def require_images(manifest: Path, absent: Sequence[str]) -> None:
+    """Refuse captions of images that their images manifest lacks.
+
+    Raises:
+        SightlineError: there are some.
+    """
+    if absent:
+        raise SightlineError(
+            f"{manifest}: {len(absent):,} images of the captions are not in it, such as "
+            f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
+        )
+
+
+class RetrievalSettings(TaskSettings):
+    """
+    Attributes:
+        features: contains `image/ENCODER` and `text/ENCODER`, feature sets over the data set.
+        split: as the captions have it.
+        captions: how many of each image, the first ones; published figures use five.
+        folds: the split is cut into so many parts of consecutive images, and scores are means over
+            them; 5 for the "1k" figures of COCO, whose test split has 5,000 images.
+        frozen: an encoder with image and text features, such as CLIP: its own retrieval is a
+            reference.
+        encoder: which image features, for runs with heads for several.
+    """
+
+    features: Path = Field(description="folder with its feature sets, `image/…` and `text/…`")
+    split: str = Field(default="test", description="split of the captions")
+    captions: int = Field(default=5, ge=1, description="captions of an image, the first ones")
+    folds: int = Field(default=1, ge=1, description="parts of consecutive images to average over")
+    frozen: str | None = Field(default=None, description="encoder whose own retrieval is shown too")
+    encoder: str | None = Field(
+        default=None, description="image encoder, if a run has heads for several"
+    )
+
+
+class RetrievalTask(Task[RetrievalSettings]):
+    """Recall × 100 of images by captions and of captions by images.
+
+    Embeddings go through the head that projects sentences, cached image features through the one
+    that projects images; the objective says which those are.
+    """
+
+    about = "image-text retrieval with a run's own heads: R@1, R@5 and R@10 both ways, ×100"
+    needs = "a data set's folder, with images.parquet and captions.parquet (`sightline prepare`)"
+    title = "Retrieval: recall ×100, image to text (I2T) and text to image (T2I)"
+    Settings = RetrievalSettings
+
+    def __init__(self, settings: RetrievalSettings) -> None:
+        self.settings = settings
+        self.data = load_retrieval(settings.data, settings.split, settings.captions)
+        self.warnings = self.data.warnings
+        images = len(self.data.image_keys)
+        if settings.folds > images:
+            raise SightlineError(
+                f"retrieval: folds is {settings.folds}, but the split {settings.split!r} of "
+                f"{settings.data} has {images} images; use fewer folds"
+            )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        data = EvaluationSet.of(len(self.data.captions), self.data.sha256)
+        return tuple(Metric(name, data) for name in METRICS)
+
+    def sentences(self) -> Iterable[str]:
+        return self.data.captions
+
+    def score(self, model: EvaluatedModel) -> TaskScores:
+        # checking the data needs no torch
+        from train.evaluate.models import NoHeadsError, image_space, project
+
+        references, notes = self._references
+        try:
+            space = image_space(model, self.settings.encoder)
+            features = self._open("image", space.encoder, model.name, space.fingerprint)
+            rows, present = self._image_rows(features)
+            found = self._recalls(
+                project(space.images, rows),
+                present,
+                project(space.sentences, model.encode(self.data.captions)),
+            )
+        except (NoHeadsError, NoDirectionError) as error:
+            reasons = dict.fromkeys(METRICS, str(error))
+            return TaskScores(dict.fromkeys(METRICS), {}, reasons, references, notes)
+        notes = tuple(dict.fromkeys((*self._left_out(features, present), *notes)))
+        return TaskScores(dict(found), references=references, notes=notes)
+
+    def settings_of_result(self) -> dict[str, object]:
+        return self.settings.model_dump(mode="json", exclude={"data", "features"})
+
+    @cached_property
+    def _references(self) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
+        """Chance, and retrieval by the frozen encoder itself, with notes about it."""
+        folds = self.data.folds(self.settings.folds)
+        parts = [chance(self.data.image_of[captions] - images[0]) for images, captions in folds]
+        of_chance = {CHANCE: _means(parts)}
+        name = self.settings.frozen
+        if name is None:
+            return of_chance, ()
+        images, texts = (self._open(kind, name, f"frozen {name}") for kind in ("image", "text"))
+        _require_one_space(images, texts)
+        rows, present = self._image_rows(images)
+        found = self._recalls(rows, present, texts.take(keys_of_texts(self.data.captions)))
+        mark = ", untrained weights" if images.record.spec.encoder.untrained else ""
+        doubts = dict.fromkeys(FeatureUse.of_set(each).doubt for each in (images, texts))
+        mark += "".join(f", {doubt}" for doubt in doubts if doubt)
+        row = f"{name} (frozen{mark})"
+        return {row: found, **of_chance}, tuple(self._left_out(images, present))
+
+    def _open(
+        self, kind: Kind, encoder: str, of_whom: str, fingerprint: str | None = None
+    ) -> FeatureSet:
+        given = self.settings
+        return open_below(given.features, kind, encoder, of_whom, given.data.name, fingerprint)
+
+    def _image_rows(self, features: FeatureSet) -> tuple[NDArray, NDArray[np.bool_]]:
+        """Features of the images that have some: [n', dim]; and which do: bool [n].
+
+        Raises:
+            MissingKeys: images that were never extracted.
+        """
+        failed = features.failed
+        present = np.array([key.tobytes() not in failed for key in self.data.image_keys])
+        return features.take(self.data.image_keys[present]), present
+
+    def _left_out(self, features: FeatureSet, present: NDArray[np.bool_]) -> Iterable[str]:
+        if not present.all():
+            failed, data = int((~present).sum()), self.settings.data
+            yield f"retrieval leaves out {note_of_failed(failed, len(present), data, features)}"
+
+    def _recalls(
+        self, images: NDArray, present: NDArray[np.bool_], captions: NDArray
+    ) -> dict[str, float]:
+        """Metric → mean over the folds.
+
+        Args:
+            images: [n', d], of the images that are ``present``; captions: [m, d], all of them.
+
+        Raises:
+            NoDirectionError: an embedding is zero or not finite, or no image of a fold is present.
+        """
+        new_row = np.cumsum(present) - 1
+        image_of = self.data.image_of
+        parts = []
+        for of_fold, texts in self.data.folds(self.settings.folds):
+            kept, own = of_fold[present[of_fold]], texts[present[image_of[texts]]]
+            if not len(kept):
+                raise NoDirectionError("no image of a fold has features")
+            rows = new_row[kept]
+            parts.append(
+                evaluate_retrieval(images[rows], captions[own], new_row[image_of[own]] - rows[0])
+            )
+        return _means(parts)
+
+
+def _means(parts: list[Retrieval]) -> dict[str, float]:
+    """Metric → mean over the folds."""
+    both = [(*part.image_to_text.values(), *part.text_to_image.values()) for part in parts]
+    return dict(zip(METRICS, np.mean(both, axis=0).tolist(), strict=True))
+
+
+def _require_one_space(images: FeatureSet, texts: FeatureSet) -> None:
+    """Refuse image and text features that were not made by one model.
+
+    Raises:
+        SightlineError: their widths or weights differ.
+    """
+    one, other = images.record.spec, texts.record.spec
+    if (one.dim, one.encoder.weights_sha256) != (other.dim, other.encoder.weights_sha256):
+        raise SightlineError(
+            f"{images.path} ({one.encoder.name}, {one.dim} wide) and {texts.path} "
+            f"({other.encoder.name}, {other.dim} wide) do not come from one model, so cosines "
+            "between them mean nothing; set `frozen` to an encoder such as CLIP, or remove it"
+        )
+
+
+def _warnings(
+    folder: Path, split: str, uncaptioned: int, surplus: int, keys: NDArray[np.uint8]
+) -> Iterator[str]:
+    where = f"{folder}, split {split!r}"
+    if uncaptioned > 0:
+        yield f"{where}: {uncaptioned:,} images without captions are left out of retrieval"
+    if surplus:
+        yield (
+            f"{where}: {surplus:,} captions beyond the first `captions` of their images are left "
+            "out of retrieval"
+        )
+    if twins := len(keys) - len(np.unique(keys, axis=0)):
+        yield (
+            f"{where}: {twins:,} images have the same bytes as another image; they cannot be told "
+            "apart, so their captions miss at rank 1"
+        )

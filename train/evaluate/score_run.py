@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
-from train.evaluate.evaluated_model import EvaluatedModel
-from train.evaluate.score import Evaluation, Scores
+from train.evaluate.evaluation import Evaluation, Scores
+from train.evaluate.models import EvaluatedModel
+from train.records import FILE_NAME, RunSummary
 from train.report.results import (
     NOT_TRAINED,
     RunResult,
@@ -16,7 +17,6 @@ from train.report.results import (
     load_result,
     save_result,
 )
-from train.run_summary import FILE_NAME, RunSummary
 
 T = TypeVar("T")
 

@@ -1,18 +1,26 @@
-"""Graded sentence pairs and their Spearman correlation with an encoder's cosine similarities."""
+"""Graded sentence pairs and their Spearman correlation with an encoder's cosine similarities.
+
+sightline evaluate similarity --model PATH --data pairs.tsv
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
+from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+
+if TYPE_CHECKING:
+    from train.evaluate.models import EvaluatedModel
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → float [n, d], in their order; `Embedder.encode` is one."""
@@ -36,6 +44,11 @@ class GradedPairs:
         return len(self.gold)
 
     @property
+    def distinct(self) -> list[str]:
+        """Every sentence once, in the order of its first appearance."""
+        return list(dict.fromkeys((*self.first, *self.second)))
+
+    @property
     def sha256(self) -> str:
         """Digest of the gold scores and sentences in their order, without the name."""
         digest = hashlib.sha256(self.gold.astype("<f8").tobytes())
@@ -51,10 +64,6 @@ class Correlation:
     spearman: float | None
     pairs: int
     reason: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """As a JSON object; an undefined score is null."""
-        return asdict(self)
 
 
 def load_pairs(path: str | Path, name: str | None = None) -> GradedPairs:
@@ -102,26 +111,12 @@ def evaluate_pairs(encode: Encode, pairs: GradedPairs) -> Correlation:
 def pair_cosines(encode: Encode, sets: Sequence[GradedPairs]) -> list[np.ndarray]:
     """Cosine of each pair of each set, float64 [n] each; NaN where an embedding is zero.
 
-    Every distinct sentence of all sets together is encoded once, in one call of `encode`.
+    All sentences of all sets are encoded in one call of ``encode``.
     """
-    embeddings, row_of = encode_distinct(encode, sets)
-    cosines = []
-    for pairs in sets:
-        first = embeddings[[row_of[sentence] for sentence in pairs.first]]
-        second = embeddings[[row_of[sentence] for sentence in pairs.second]]
-        cosines.append(cosine(first, second))
-    return cosines
-
-
-def encode_distinct(
-    encode: Encode, sets: Sequence[GradedPairs]
-) -> tuple[np.ndarray, dict[str, int]]:
-    """Embeddings float [m, d] of the m distinct sentences of `sets`, and each sentence's row."""
-    row_of = {text: row for row, text in enumerate(dict.fromkeys(sentences_of(sets)))}
-    embeddings = np.asarray(encode(list(row_of)))
-    if embeddings.ndim != 2 or len(embeddings) != len(row_of):
-        raise ValueError(f"encode gave {embeddings.shape} for {len(row_of)} sentences")
-    return embeddings, row_of
+    sides = [side for pairs in sets for side in (pairs.first, pairs.second)]
+    embeddings = np.asarray(encode([text for side in sides for text in side]))
+    parts = np.split(embeddings, np.cumsum([len(side) for side in sides])[:-1])
+    return [cosine(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def sentences_of(sets: Sequence[GradedPairs]) -> Iterator[str]:
@@ -174,3 +169,26 @@ def parse_score(text: str, file: Path, number: int) -> float:
             "expected one such as 3.5; fix or remove the line"
         )
     return score
+
+
+class Similarity(Task[TaskSettings]):
+    """Spearman × 100 on one set of graded pairs."""
+
+    about = "your own graded pairs: Spearman ×100 of cosines with gold scores"
+    needs = f"a TSV file with the header {', '.join(HEADER)}"
+    Settings = TaskSettings
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.pairs = load_pairs(settings.data)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (Metric("similarity", EvaluationSet.of_pairs([self.pairs])),)
+
+    def sentences(self) -> Iterable[str]:
+        return sentences_of([self.pairs])
+
+    def score(self, model: EvaluatedModel) -> TaskScores:
+        score = evaluate_pairs(model.encode, self.pairs)
+        reasons = {"similarity": score.reason} if score.reason else {}
+        return TaskScores({"similarity": score.spearman}, reasons=reasons)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.evaluate.transfer_folds import Choice, Fold, Selection, choose, percent
+from train.evaluate.transfer import Choice, Fold, Selection, choose, percent
 
 # PyTorch's defaults for Adam.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
@@ -44,12 +44,6 @@ class Recipe:
     learning_rate: float = 1e-3
     dev_share: float = 0.05
     seed: int = 1111
-
-    def __str__(self) -> str:
-        return (
-            f"softmax, Adam, batch {self.batch_size}, dev scored every {self.epoch_size} passes, "
-            f"tenacity {self.tenacity}, at most {self.max_epoch} passes, seed {self.seed}"
-        )
 
 
 @dataclass(frozen=True)
@@ -234,10 +228,13 @@ def _one_pass(
 
 def _initial_weights(features: Tensor, classes: int, seed: int) -> Tensor:
     """Weights and bias of a `torch.nn.Linear` made right after the seed: [C, d + 1]."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        layer = torch.nn.Linear(features.shape[1] - 1, classes)
-    return torch.cat([layer.weight, layer.bias[:, None]], dim=1).detach().to(features.device)
+    width = features.shape[1] - 1
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.empty(classes, width)
+    torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
+    bound = 1 / math.sqrt(width)
+    bias = torch.empty(classes, 1).uniform_(-bound, bound, generator=generator)
+    return torch.cat([weight, bias], dim=1).to(features.device)
 
 
 class _Adam:

@@ -8,24 +8,33 @@ embeddings; Spearman. Pairs without a gold score are left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
+from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.similarity import (
-    Correlation,
     Encode,
     GradedPairs,
     correlate,
     load_pairs,
     pair_cosines,
     parse_score,
+    sentences_of,
     squeeze,
 )
+from train.evaluate.task import Metric, Task, TaskScores, TaskSettings, mean
+
+if TYPE_CHECKING:
+    from train.evaluate.models import EvaluatedModel
+
+AVERAGE = "Avg"
+"""Mean over the seven tasks."""
 
 # The scored subsets of each year. STS13's SMT is not free and is left out everywhere.
 SUBSETS: dict[str, tuple[str, ...]] = {
@@ -67,46 +76,10 @@ class StsData:
     tasks: dict[str, tuple[GradedPairs, ...]]
     warnings: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True)
-class TaskScore:
-    """One task: the score over all its pairs at once, and each subset's own."""
-
-    overall: Correlation
-    subsets: dict[str, Correlation] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StsScores:
-    """Scores by task. `warnings` are about the data; a score of None has a reason."""
-
-    tasks: dict[str, TaskScore]
-    warnings: tuple[str, ...] = ()
-
     @property
-    def scores(self) -> dict[str, float | None]:
-        """Spearman ×100 by task, "all" setting."""
-        return {task: score.overall.spearman for task, score in self.tasks.items()}
-
-    @property
-    def average(self) -> float | None:
-        """Mean over the tasks; None if a task has no score, never a mean over the others."""
-        scores = [score for score in self.scores.values() if score is not None]
-        return float(np.mean(scores)) if scores and len(scores) == len(self.tasks) else None
-
-    def to_json(self) -> dict[str, object]:
-        """As a JSON object; an undefined score is null with its reason beside it."""
-        return {
-            "average": self.average,
-            "tasks": {
-                task: {
-                    **score.overall.to_json(),
-                    "subsets": {name: part.to_json() for name, part in score.subsets.items()},
-                }
-                for task, score in self.tasks.items()
-            },
-            "warnings": list(self.warnings),
-        }
+    def every(self) -> list[GradedPairs]:
+        """The subsets of all tasks."""
+        return [pairs for subsets in self.tasks.values() for pairs in subsets]
 
 
 def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> StsData:
@@ -199,28 +172,32 @@ def load_sick(folder: str | Path, split: str) -> GradedPairs:
     return _graded(f"SICK-R {split}", rows)
 
 
-def evaluate_sts(encode: Encode, data: StsData) -> StsScores:
-    """Spearman ×100 of every task and subset.
+def evaluate_sts(encode: Encode, data: StsData) -> TaskScores:
+    """Spearman ×100 of every task and subset, and the mean over the tasks.
 
-    Every distinct sentence of all tasks together is encoded once, in one call of `encode`.
+    All sentences of all tasks are encoded in one call of ``encode``.
 
     Args:
         encode: sentences → float [n, d], e.g. `Embedder.encode`.
     """
-    every = [pairs for subsets in data.tasks.values() for pairs in subsets]
-    remaining = iter(pair_cosines(encode, every))
-    scores = {}
+    cosines = iter(pair_cosines(encode, data.every))
+    found = TaskScores({})
     for task, subsets in data.tasks.items():
-        cosines = [next(remaining) for _ in subsets]
-        overall = correlate(
-            np.concatenate(cosines), np.concatenate([pairs.gold for pairs in subsets])
-        )
-        parts = {
-            pairs.name: correlate(part, pairs.gold)
-            for pairs, part in zip(subsets, cosines, strict=True)
-        }
-        scores[task] = TaskScore(overall, parts if len(parts) > 1 else {})
-    return StsScores(scores, data.warnings)
+        parts = [next(cosines) for _ in subsets]
+        gold = np.concatenate([pairs.gold for pairs in subsets])
+        overall = correlate(np.concatenate(parts), gold)
+        found.scores[task] = overall.spearman
+        if overall.reason:
+            found.reasons[task] = found.reasons[AVERAGE] = overall.reason
+        if len(subsets) == 1:
+            continue
+        for pairs, part in zip(subsets, parts, strict=True):
+            score = correlate(part, pairs.gold)
+            found.subsets.setdefault(task, {})[pairs.name] = score.spearman
+            if score.reason:
+                found.reasons[f"{task}/{pairs.name}"] = score.reason
+    found.scores[AVERAGE] = mean(list(found.scores.values()))
+    return found
 
 
 def _load_subset(root: Path, task: str, name: str) -> GradedPairs:
@@ -265,3 +242,29 @@ def _graded(name: str, rows: Sequence[tuple[float, str, str]]) -> GradedPairs:
         tuple(squeeze(second) for _, _, second in rows),
         np.array([score for score, _, _ in rows], dtype=np.float64),
     )
+
+
+class Sts(Task[TaskSettings]):
+    """Spearman × 100 in the "all" setting (SimCSE, appendix B)."""
+
+    about = "STS12-16, STS-B, SICK-R: Spearman ×100 of cosines with gold scores"
+    needs = "SentEval's `downstream` folder (its data/downstream/get_transfer_data.bash)"
+    Settings = TaskSettings
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.data = load_sts(settings.data)
+        self.warnings = self.data.warnings
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        of_tasks = {name: EvaluationSet.of_pairs(parts) for name, parts in self.data.tasks.items()}
+        return (
+            *(Metric(name, data) for name, data in of_tasks.items()),
+            Metric(AVERAGE, EvaluationSet.of_pairs(self.data.every)),
+        )
+
+    def sentences(self) -> Iterable[str]:
+        return sentences_of(self.data.every)
+
+    def score(self, model: EvaluatedModel) -> TaskScores:
+        return evaluate_sts(model.encode, self.data)

@@ -1,21 +1,39 @@
-"""The interface of an evaluation task: data that is read once and scores any number of models."""
+"""Evaluation tasks: data that is read once and scores any number of models. Imports no torch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pydantic import Field
+import numpy as np
+from pydantic import Field, ValidationError
 
-from sightline.settings import Settings
+from sightline.errors import SightlineError
+from sightline.settings import Registry, Settings, explain
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.found_neighbours import ModelNeighbours
 
 if TYPE_CHECKING:
-    from train.evaluate.evaluated_model import EvaluatedModel
+    from train.evaluate.models import EvaluatedModel
+
+
+TASKS = Registry(
+    "evaluation task",
+    "sightline.tasks",
+    {
+        "sts": "train.evaluate.sts:Sts",
+        "similarity": "train.evaluate.similarity:Similarity",
+        "geometry": "train.evaluate.geometry:GeometryTask",
+        "transfer": "train.evaluate.transfer:Transfer",
+        "retrieval": "train.evaluate.retrieval:RetrievalTask",
+        "neighbours": "train.evaluate.neighbours:NeighboursTask",
+        "mteb": "train.evaluate.mteb:Mteb",
+    },
+)
+"""Name → `Task`."""
 
 
 class TaskSettings(Settings):
@@ -71,7 +89,7 @@ S = TypeVar("S", bound=TaskSettings)
 
 
 class Task(ABC, Generic[S]):
-    """A task with its data. A new one is a file and a line in `train.evaluate.task_registry`.
+    """A task with its data. A new one is a file and a line in `TASKS`.
 
     Attributes:
         name: the one it is registered under, set by `make_task`.
@@ -113,3 +131,40 @@ class Task(ABC, Generic[S]):
     def settings_of_result(self) -> dict[str, object]:
         """What else, besides the data, a score depends on; results record it."""
         return {}
+
+
+def mean(scores: Sequence[float | None]) -> float | None:
+    """The mean of scores; None if one is not defined, never a mean over the others."""
+    values = [score for score in scores if score is not None]
+    if not values or len(values) < len(scores):
+        return None
+    return float(np.mean(values))
+
+
+def task_class(name: str) -> type[Task[Any]]:
+    """The task of that name.
+
+    Raises:
+        SightlineError: there is none (suggests the nearest), or that of another package cannot be
+            used.
+    """
+    return TASKS.subclass(name, Task)
+
+
+def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[Any]:
+    """The task ``name`` with its data.
+
+    Args:
+        where: what the settings are called in errors, such as "evaluation.tasks.sts".
+
+    Raises:
+        SightlineError: there is no such task or setting, or its data is missing or malformed.
+    """
+    kind = task_class(name)
+    try:
+        checked = kind.Settings.model_validate(dict(settings))
+    except ValidationError as error:
+        raise SightlineError("\n".join(explain(error, where or name))) from error
+    task = kind(checked)
+    task.name = name
+    return task

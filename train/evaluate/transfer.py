@@ -1,191 +1,478 @@
 """Accuracy of classifiers on frozen embeddings: SentEval's seven transfer tasks (METHODS §8).
 
-    data = load_transfer("senteval/downstream")
-    scores = evaluate_transfer(embedder.encode, data)
+    sightline evaluate transfer --model PATH --data senteval/downstream --pooling cls
+
+Files are read as SentEval reads them: encodings, line ends, empty lines that count as examples,
+words joined by single spaces. Examples are in its order too (by number of words, then by label;
+equal ones as in the file), because folds and batches depend on it.
 
 MR, CR, SUBJ and MPQA use nested 10-fold cross-validation; l2 is chosen with 10 folds of the
 training set for TREC and MRPC, with the dev set for SST-2. A pair's features are |u − v| and u · v.
+Folds are those of scikit-learn's `StratifiedKFold`, shuffled from seed 1111, as in SentEval
+(`senteval/tools/validation.py`); rows are numbered across all splits of a task, `train` first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
-from train.evaluate.similarity import Encode
-from train.evaluate.transfer_data import TransferData, TransferTask
-from train.evaluate.transfer_folds import Choice, selections, task_labels
+from sightline.outside import read_data, read_lines
+from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.similarity import Encode, squeeze
+from train.evaluate.task import Metric, Task, TaskScores, TaskSettings, mean
 
 if TYPE_CHECKING:
+    from train.evaluate.models import EvaluatedModel
     from train.evaluate.softmax_classifiers import Recipe
 
-Classifier = Literal["senteval", "sklearn"]
-"""`senteval` replays the classifier behind published figures; `sklearn` is the exact optimum."""
+AVERAGE = "transfer Avg"
+"""Mean over the seven tasks."""
+
+Protocol = Literal["nested", "k-fold", "split"]
+"""How the accuracy is measured and l2 is chosen.
+
+`nested`: no test set; every outer fold is tested once, inner folds choose. `k-fold`: folds of the
+training set choose. `split`: a dev set chooses.
+"""
+
+LABELS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
+"""TREC's question types."""
+
+SOURCE = (
+    "SentEval's data/downstream folder, which data/downstream/get_transfer_data.bash of "
+    "facebookresearch/SentEval makes"
+)
+
+# Positive file (label 1; objective sentences for SUBJ), negative file (label 0).
+_POLARITY = {
+    "MR": ("MR/rt-polarity.pos", "MR/rt-polarity.neg"),
+    "CR": ("CR/custrev.pos", "CR/custrev.neg"),
+    "SUBJ": ("SUBJ/subj.objective", "SUBJ/subj.subjective"),
+    "MPQA": ("MPQA/mpqa.pos", "MPQA/mpqa.neg"),
+}
+_SST = {
+    "train": "SST/binary/sentiment-train",
+    "dev": "SST/binary/sentiment-dev",
+    "test": "SST/binary/sentiment-test",
+}
+_TREC = {"train": "TREC/train_5500.label", "test": "TREC/TREC_10.label"}
+_MRPC = {"train": "MRPC/msr_paraphrase_train.txt", "test": "MRPC/msr_paraphrase_test.txt"}
+
+TASKS: tuple[str, ...] = (*_POLARITY, "SST-2", "TREC", "MRPC")
+
+# Examples of each split behind the published results.
+EXPECTED_EXAMPLES: dict[str, dict[str, int]] = {
+    "MR": {"train": 10662},
+    "CR": {"train": 3775},
+    "SUBJ": {"train": 10000},
+    "MPQA": {"train": 10606},
+    "SST-2": {"train": 67349, "dev": 872, "test": 1821},
+    "TREC": {"train": 5452, "test": 500},
+    "MRPC": {"train": 4076, "test": 1725},
+}
 
 
 @dataclass(frozen=True)
-class TransferScore:
-    """One task. Accuracies are ×100 and rounded as SentEval rounds them.
+class Examples:
+    """Sentences with their classes; `labels` is int64 [n]. `second` is empty except for pairs."""
 
-    Attributes:
-        accuracy: on the test set, or the mean over the outer folds; None for the `reason` given.
-        dev_accuracy: by which the penalty was chosen, the mean over the outer folds.
-        penalties: the chosen l2 (`senteval`) or C (`sklearn`), one for each outer fold.
-        tested: examples behind `accuracy`.
-        sha256: digest of the task's data.
-    """
+    labels: np.ndarray
+    first: tuple[str, ...]
+    second: tuple[str, ...] = ()
 
-    accuracy: float | None
-    dev_accuracy: float | None
-    penalties: tuple[float, ...]
-    tested: int
-    sha256: str
-    reason: str | None = None
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True)
-class TransferScores:
-    """Scores of one classifier by task. `warnings` are about the data."""
+class TransferTask:
+    """One task: its splits by name, `train` first."""
 
-    classifier: Classifier
-    settings: str
-    tasks: dict[str, TransferScore]
+    name: str
+    protocol: Protocol
+    classes: int
+    splits: dict[str, Examples]
+
+    def __len__(self) -> int:
+        """Examples of all splits."""
+        return sum(map(len, self.splits.values()))
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Labels of all splits: int64 [n]."""
+        return np.concatenate([examples.labels for examples in self.splits.values()])
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Every sentence of every split, the first ones of a split's pairs before the second."""
+        for examples in self.splits.values():
+            yield from (*examples.first, *examples.second)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of labels and sentences of all splits, in SentEval's order."""
+        digest = hashlib.sha256()
+        for name, examples in self.splits.items():
+            digest.update(f"{name} {len(examples)}\n".encode())
+            digest.update(examples.labels.astype("<i8").tobytes())
+            for side in (examples.first, examples.second):
+                digest.update("\n".join((str(len(side)), *side)).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class TransferData:
+    """Tasks by name, in the requested order, and warnings about them."""
+
+    tasks: dict[str, TransferTask]
     warnings: tuple[str, ...] = ()
 
-    @property
-    def scores(self) -> dict[str, float | None]:
-        """Accuracy ×100 by task."""
-        return {task: score.accuracy for task, score in self.tasks.items()}
 
-    @property
-    def average(self) -> float | None:
-        """Mean over the tasks; None if a task has no score, never a mean over the others."""
-        scores = [score for score in self.scores.values() if score is not None]
-        return float(np.mean(scores)) if scores and len(scores) == len(self.tasks) else None
+def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> TransferData:
+    """The transfer tasks from SentEval's `downstream` folder.
 
-    def to_json(self) -> dict[str, object]:
-        """As a JSON object; an undefined score is null with its reason beside it."""
-        return {
-            "classifier": self.classifier,
-            "settings": self.settings,
-            "average": self.average,
-            "tasks": {
-                task: {**asdict(score), "penalties": list(score.penalties)}
-                for task, score in self.tasks.items()
-            },
-            "warnings": list(self.warnings),
-        }
+    Counts of examples are compared with the published ones; a difference is a warning.
+
+    Raises:
+        SightlineError: an unknown task; a missing, empty or unreadable file; a bad line (named).
+    """
+    root = Path(folder)
+    loaded: dict[str, TransferTask] = {}
+    for name in tasks:
+        if name in _POLARITY:
+            loaded[name] = TransferTask(name, "nested", 2, {"train": _polarity(root, name)})
+        elif name == "SST-2":
+            loaded[name] = TransferTask(name, "split", 2, _splits(root, _SST, _sst))
+        elif name == "TREC":
+            splits = _splits(root, _TREC, _trec)
+            loaded[name] = TransferTask(name, "k-fold", len(LABELS), splits)
+        elif name == "MRPC":
+            loaded[name] = TransferTask(name, "k-fold", 2, _splits(root, _MRPC, _mrpc))
+        else:
+            raise SightlineError(f"unknown transfer task {name!r}; choose from {', '.join(TASKS)}")
+    warnings = []
+    for name, task in loaded.items():
+        for split, expected in EXPECTED_EXAMPLES[name].items():
+            found = len(task.splits[split])
+            if found != expected:
+                warnings.append(
+                    f"{name} {split}: {found} examples, but published results have {expected}; "
+                    "accuracies are not comparable with them"
+                )
+    return TransferData(loaded, tuple(warnings))
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Rows to train on and rows to score, int64; without `dev` the classifier finds its own."""
+
+    train: np.ndarray
+    dev: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """One choice of a penalty: the best mean accuracy over `inner`; `final` is tested on `test`."""
+
+    inner: tuple[Fold, ...]
+    final: Fold
+    test: np.ndarray
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A selection's outcome: the penalty, its accuracy ×100 over the inner folds, and on test."""
+
+    penalty: float
+    dev_accuracy: float
+    accuracy: float
+
+
+def selections(task: TransferTask, count: int, seed: int) -> list[Selection]:
+    """The selections of a task: one for each outer fold if it is nested, else one.
+
+    Args:
+        count: number of outer and of inner folds.
+
+    Raises:
+        SightlineError: a class has too few examples for that many folds.
+    """
+    labels = task.labels
+    rows, start = {}, 0
+    for name, examples in task.splits.items():
+        rows[name] = np.arange(start, start + len(examples))
+        start += len(examples)
+    train = rows["train"]
+    _check_classes(task, count)
+    if task.protocol == "split":
+        fold = Fold(train, rows["dev"])
+        return [Selection((fold,), fold, rows["test"])]
+    if task.protocol == "k-fold":
+        return [Selection(_folds(train, labels, count, seed), Fold(train), rows["test"])]
+    return [
+        Selection(_folds(outer.train, labels, count, seed), Fold(outer.train), outer.dev)
+        for outer in _folds(train, labels, count, seed)
+        if outer.dev is not None
+    ]
+
+
+def choose(penalties: Sequence[float], accuracies: np.ndarray) -> tuple[int, float]:
+    """Index of the best penalty, the first if several tie, and its mean accuracy ×100.
+
+    Args:
+        accuracies: float64 [inner folds, penalties], 0 to 1. SentEval compares means rounded to
+            two decimals.
+    """
+    means = [percent(float(np.mean(accuracies[:, each]))) for each in range(len(penalties))]
+    best = int(np.argmax(means))
+    return best, means[best]
+
+
+def percent(share: float) -> float:
+    """×100, to two decimals, as SentEval rounds."""
+    return round(100 * share, 2)
 
 
 def evaluate_transfer(
     encode: Encode,
     data: TransferData,
-    classifier: Classifier = "senteval",
     *,
     device: str = "cpu",
     folds: int = 10,
     recipe: Recipe | None = None,
-) -> TransferScores:
-    """Accuracy of every task.
+) -> TaskScores:
+    """Accuracy ×100 of every task, rounded as SentEval rounds it, and their mean.
 
-    Every distinct sentence of all tasks together is encoded once, in one call of `encode`.
+    All sentences are encoded in one call of ``encode``. On a CPU the tasks are side by side, with
+    one thread each: their steps are too small for more.
 
     Args:
         encode: sentences → float [n, d], e.g. `Embedder.encode`; used as float32.
-        classifier: `senteval` trains softmax classifiers as SentEval's PyTorch code does, with the
-            same orders and initial weights; `sklearn` fits logistic regressions to the optimum.
-        device: where `senteval` trains: auto, cpu, cuda, cuda:1 or mps.
+        device: where classifiers are trained: auto, cpu, cuda, cuda:1 or mps.
         folds: number of outer and of inner folds; published figures use 10.
-        recipe: for `senteval`; None uses that of SimCSE's evaluation.
+        recipe: None uses that of SimCSE's evaluation.
 
     Raises:
-        SightlineError: an unknown classifier or device; a class with fewer examples than folds
-            need; a logistic regression that does not converge.
+        SightlineError: an unknown device; a class with fewer examples than folds need.
     """
-    if classifier not in get_args(Classifier):
-        raise SightlineError(f"unknown classifier {classifier!r}; use senteval or sklearn")
-    import torch
+    tasks = list(data.tasks.values())
+    texts = [list(task.sentences) for task in tasks]
+    embeddings = np.asarray(encode([text for part in texts for text in part]), dtype=np.float32)
+    of_tasks = np.split(embeddings, np.cumsum([len(part) for part in texts])[:-1])
+    where = str(pick_device(device))
+    for task in tasks:
+        selections(task, folds, 0)  # before a minute is spent on another
 
-    from train.evaluate.logistic_regression import DESCRIPTION, choose_by_logistic_regression
-    from train.evaluate.softmax_classifiers import Recipe, choose_by_senteval
+    def accuracy(task: TransferTask, rows: np.ndarray) -> tuple[float | None, str]:
+        features = features_of(task, rows)
+        if broken := int((~np.isfinite(features).all(axis=1)).sum()):
+            return None, f"features of {broken} of {len(features)} examples are not finite"
+        choices = choices_of(task, features, where, folds, recipe)
+        return round(float(np.mean([choice.accuracy for choice in choices])), 2), ""
 
-    recipe = recipe or Recipe()
-    where = pick_device(device)
-    planned = {name: selections(task, folds, recipe.seed) for name, task in data.tasks.items()}
-    embeddings, row_of = _encode_distinct(encode, list(data.tasks.values()))
-    scores = {}
-    for name, task in data.tasks.items():
-        tested = sum(len(selection.test) for selection in planned[name])
-        features = task_features(task, embeddings, row_of)
-        broken = int((~np.isfinite(features).all(axis=1)).sum())
-        if broken:
-            reason = f"features of {broken} of {len(features)} examples are not finite"
-            scores[name] = TransferScore(None, None, (), tested, task.sha256, reason)
-            continue
-        labels = task_labels(task)
-        if classifier == "sklearn":
-            choices = choose_by_logistic_regression(features, labels, planned[name], task.protocol)
-        else:
-            choices = choose_by_senteval(
-                torch.from_numpy(features).to(where),
-                torch.from_numpy(labels).to(where),
-                task.classes,
-                planned[name],
-                recipe,
-            )
-        scores[name] = _score(choices, tested, task.sha256)
-    settings = DESCRIPTION if classifier == "sklearn" else str(recipe)
-    return TransferScores(classifier, f"{settings}, {folds} folds", scores, data.warnings)
+    with _side_by_side(where) as together:
+        outcomes = dict(zip(data.tasks, together.map(accuracy, tasks, of_tasks), strict=True))
+    scores = {name: score for name, (score, _) in outcomes.items()}
+    reasons = {name: reason for name, (_, reason) in outcomes.items() if reason}
+    average = mean(list(scores.values()))
+    if average is None:
+        reasons[AVERAGE] = next(iter(reasons.values()))
+    return TaskScores({**scores, AVERAGE: average}, reasons=reasons)
 
 
-def task_features(task: TransferTask, embeddings: np.ndarray, row_of: dict[str, int]) -> np.ndarray:
+def features_of(task: TransferTask, embeddings: np.ndarray) -> np.ndarray:
     """Features of all examples of all splits: float32 [n, d], [n, 2 d] for pairs.
 
     Args:
-        embeddings: float32 [m, d].
-        row_of: sentence → its row of `embeddings`.
+        embeddings: float32 [m, d], of `TransferTask.sentences`.
     """
-    parts = []
+    parts, start = [], 0
     for examples in task.splits.values():
-        first = embeddings[[row_of[sentence] for sentence in examples.first]]
+        size = len(examples)
+        first = embeddings[start : start + size]
+        start += size
         if examples.second:
-            second = embeddings[[row_of[sentence] for sentence in examples.second]]
+            second = embeddings[start : start + size]
+            start += size
             first = np.concatenate([np.abs(first - second), first * second], axis=1)
         parts.append(first)
     return np.concatenate(parts)
 
 
-def sentences_of_tasks(tasks: Iterable[TransferTask]) -> Iterator[str]:
-    """Every sentence of every split of every task."""
-    return (
-        sentence
-        for task in tasks
-        for examples in task.splits.values()
-        for side in (examples.first, examples.second)
-        for sentence in side
+def choices_of(
+    task: TransferTask, features: np.ndarray, device: str, folds: int, recipe: Recipe | None = None
+) -> list[Choice]:
+    """The outcome of every selection of a task, of classifiers trained on ``features`` [n, d]."""
+    import torch
+
+    from train.evaluate.softmax_classifiers import Recipe, choose_by_senteval
+
+    recipe = recipe or Recipe()
+    return choose_by_senteval(
+        torch.from_numpy(features).to(device),
+        torch.from_numpy(task.labels).to(device),
+        task.classes,
+        selections(task, folds, recipe.seed),
+        recipe,
     )
 
 
-def _encode_distinct(
-    encode: Encode, tasks: Sequence[TransferTask]
-) -> tuple[np.ndarray, dict[str, int]]:
-    row_of = {text: row for row, text in enumerate(dict.fromkeys(sentences_of_tasks(tasks)))}
-    embeddings = np.asarray(encode(list(row_of)), dtype=np.float32)
-    if embeddings.ndim != 2 or len(embeddings) != len(row_of):
-        raise ValueError(f"encode gave {embeddings.shape} for {len(row_of)} sentences")
-    return embeddings, row_of
+@contextmanager
+def _side_by_side(device: str) -> Iterator[ThreadPoolExecutor]:
+    """Threads for tasks: on a CPU one for each that PyTorch has, and each with one of its own."""
+    import torch
+
+    threads = torch.get_num_threads()
+    on_cpu = device == "cpu"
+    if on_cpu:
+        torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads if on_cpu else 1) as together:
+            yield together
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _score(choices: Sequence[Choice], tested: int, sha256: str) -> TransferScore:
-    return TransferScore(
-        round(float(np.mean([choice.accuracy for choice in choices])), 2),
-        round(float(np.mean([choice.dev_accuracy for choice in choices])), 2),
-        tuple(choice.penalty for choice in choices),
-        tested,
-        sha256,
+class Transfer(Task[TaskSettings]):
+    """Accuracy × 100 of logistic regression on frozen embeddings."""
+
+    about = "MR, CR, SUBJ, MPQA, SST-2, TREC, MRPC: accuracy ×100 of a linear classifier"
+    needs = "SentEval's `downstream` folder (its data/downstream/get_transfer_data.bash)"
+    title = "Transfer: accuracy ×100"
+    Settings = TaskSettings
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.data = load_transfer(settings.data)
+        self.warnings = self.data.warnings
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        data = {name: EvaluationSet.of(len(t), t.sha256) for name, t in self.data.tasks.items()}
+        every = EvaluationSet.of(
+            sum(map(len, self.data.tasks.values())), *(each.sha256 for each in data.values())
+        )
+        return (*(Metric(name, each) for name, each in data.items()), Metric(AVERAGE, every))
+
+    def sentences(self) -> Iterable[str]:
+        return (text for task in self.data.tasks.values() for text in task.sentences)
+
+    def score(self, model: EvaluatedModel) -> TaskScores:
+        return evaluate_transfer(model.encode, self.data, device=str(model.embedder.model.device))
+
+
+def _splits(
+    root: Path, files: dict[str, str], read: Callable[[Path], list[tuple[int, str, str | None]]]
+) -> dict[str, Examples]:
+    splits = {}
+    for split, name in files.items():
+        rows = read(root / name)
+        if not rows:
+            raise SightlineError(f"{root / name}: no examples; expected {SOURCE}")
+        splits[split] = _examples(rows)
+    return splits
+
+
+def _polarity(root: Path, task: str) -> Examples:
+    rows: list[tuple[int, str, str | None]] = []
+    for label, name in zip((1, 0), _POLARITY[task], strict=True):
+        # `splitlines` also ends a line at U+0085, a byte that UTF-8 text read as Latin-1 may have.
+        lines = _latin1(root / name).splitlines()
+        if not lines:
+            raise SightlineError(f"{root / name}: no examples; expected {SOURCE}")
+        rows += [(label, squeeze(line), None) for line in lines]
+    return _examples(rows)
+
+
+def _sst(file: Path) -> list[tuple[int, str, str | None]]:
+    rows: list[tuple[int, str, str | None]] = []
+    for number, line in enumerate(read_lines(file, SOURCE), start=1):
+        columns = line.strip().split("\t")
+        if len(columns) < 2 or columns[1] not in ("0", "1"):
+            raise _bad_line(file, number, line, "sentence<TAB>0 or sentence<TAB>1")
+        rows.append((int(columns[1]), squeeze(columns[0]), None))
+    return rows
+
+
+def _trec(file: Path) -> list[tuple[int, str, str | None]]:
+    rows: list[tuple[int, str, str | None]] = []
+    lines = _latin1(file).removesuffix("\n").split("\n")
+    for number, line in enumerate(lines if lines != [""] else [], start=1):
+        label, _, question = line.strip().partition(":")
+        fine, _, words = question.partition(" ")
+        if label not in LABELS or not fine or not words:
+            raise _bad_line(
+                file, number, line, f"TYPE:subtype question, TYPE of {', '.join(LABELS)}"
+            )
+        rows.append((LABELS[label], squeeze(words), None))
+    return rows
+
+
+def _mrpc(file: Path) -> list[tuple[int, str, str | None]]:
+    rows: list[tuple[int, str, str | None]] = []
+    # The first line names the columns.
+    for number, line in enumerate(read_lines(file, SOURCE)[1:], start=2):
+        columns = line.strip().split("\t")
+        if len(columns) < 5 or columns[0] not in ("0", "1"):
+            raise _bad_line(file, number, line, "0 or 1, two numbers, two sentences (5 columns)")
+        rows.append((int(columns[0]), squeeze(columns[3]), squeeze(columns[4])))
+    return rows
+
+
+def _examples(rows: Sequence[tuple[int, str, str | None]]) -> Examples:
+    def order(row: tuple[int, str, str | None]) -> tuple[int, int, int]:
+        label, first, second = row
+        return len(first.split()), len((second or "").split()), label
+
+    rows = sorted(rows, key=order)
+    labels = np.array([label for label, _, _ in rows], dtype=np.int64)
+    first = tuple(first for _, first, _ in rows)
+    return Examples(labels, first, tuple(second for _, _, second in rows if second is not None))
+
+
+def _latin1(file: Path) -> str:
+    text = read_data(file, SOURCE).decode("latin-1")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _bad_line(file: Path, number: int, line: str, expected: str) -> SightlineError:
+    return SightlineError(
+        f"{file}, line {number}: found {line[:80]!r}, expected {expected}; fetch the file again"
     )
+
+
+def _folds(rows: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tuple[Fold, ...]:
+    from sklearn.model_selection import StratifiedKFold  # takes seconds
+
+    splitter = StratifiedKFold(n_splits=count, shuffle=True, random_state=seed)
+    return tuple(Fold(rows[train], rows[dev]) for train, dev in splitter.split(rows, labels[rows]))
+
+
+def _check_classes(task: TransferTask, count: int) -> None:
+    labels = task.splits["train"].labels
+    counts = np.bincount(labels, minlength=task.classes)
+    smallest = int(counts.min())
+    if task.protocol == "split" and not smallest:
+        raise SightlineError(
+            f"{task.name}: class {int(counts.argmin())} of {task.classes} has no training example; "
+            "expected SentEval's complete files"
+        )
+    if task.protocol == "split":
+        return
+    # An outer fold takes its share before the inner ones do.
+    left = smallest - math.ceil(smallest / count) if task.protocol == "nested" else smallest
+    if left < count:
+        raise SightlineError(
+            f"{task.name}: the smallest class has {smallest} training examples, too few for "
+            f"{count} stratified folds; expected SentEval's complete files"
+        )

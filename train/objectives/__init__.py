@@ -1,8 +1,19 @@
-"""Objectives: which loss terms a batch has, with which weights, heads and cached features."""
+"""Objectives: which loss terms a batch has, with which weights, heads and cached features.
 
-from train.objective_registry import OBJECTIVES
-from train.objectives.known_objectives import make_objective, objective_class
-from train.objectives.objective import FeatureNeed, Objective, ObjectiveParams, Views
+Imports no torch, so that parameters are checked before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sightline.errors import SightlineError
+from sightline.lazy_names import lazy_names
+from sightline.settings import Registry, explain
+
+if TYPE_CHECKING:
+    from train.objectives.objective import FeatureNeed, Objective, ObjectiveParams, Views
 
 __all__ = [
     "OBJECTIVES",
@@ -13,3 +24,50 @@ __all__ = [
     "make_objective",
     "objective_class",
 ]
+
+OBJECTIVES = Registry(
+    "objective",
+    "sightline.objectives",
+    {
+        "simcse": "train.objectives.simcse:SimCSE",
+        "mcse": "train.objectives.mcse:MCSE",
+        "kdmcse": "train.objectives.kdmcse:KDMCSE",
+        "dalr": "train.objectives.dalr:DALR",
+        "mcseo": "train.objectives.mcseo:MCSEO",
+        "combined": "train.objectives.combined:Combined",
+    },
+)
+"""Where each objective is: a line here, or an entry point of another package."""
+
+__getattr__ = lazy_names(
+    __name__,
+    dict.fromkeys(
+        ("FeatureNeed", "Objective", "ObjectiveParams", "Views"), "train.objectives.objective"
+    ),
+)
+
+
+def objective_class(name: str) -> type[Objective[Any]]:
+    """The objective called ``name``.
+
+    Raises:
+        SightlineError: there is none (lists the available ones), or another package's is unusable.
+    """
+    from train.objectives.objective import Objective
+
+    return OBJECTIVES.subclass(name, Objective)
+
+
+def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective[Any]:
+    """The objective called ``name`` with ``parameters``, defaults filled in.
+
+    Raises:
+        SightlineError: unknown objective, or a parameter that it does not have or allow.
+    """
+    from pydantic import ValidationError
+
+    kind = objective_class(name)
+    try:
+        return kind(kind.Params.model_validate(parameters))
+    except ValidationError as error:
+        raise SightlineError(f"objective {name}: {'; '.join(explain(error))}") from error

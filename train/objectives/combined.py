@@ -12,8 +12,8 @@ Every objective has a weight for each of its terms, and 0 switches one off; so p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field, model_validator
@@ -77,7 +77,7 @@ class CombinedParams(ObjectiveParams):
             SightlineError: a part has parameters that its objective does not have or allow, or
                 those that belong to the combination.
         """
-        from train.objectives.known_objectives import make_objective
+        from train.objectives import make_objective
 
         common = {name: getattr(self, name) for name in _SHARED}
         made = {}
@@ -103,7 +103,7 @@ class Combined(Objective[CombinedParams]):
     """Σ over parts of weight × total of the part.
 
     Heads with the same name, shape and encoder are shared: all terms in the grounded space project
-    sentences with the same grounding head.
+    sentences with the same grounding head. A head is called by the first part that has it.
     """
 
     name = "combined"
@@ -112,123 +112,114 @@ class Combined(Objective[CombinedParams]):
 
     def __init__(self, params: CombinedParams) -> None:
         super().__init__(params)
-        self.parts = params.objectives()
-        self._heads: dict[str, dict[str, str]] = {}
-        self.source = " + ".join(part.source for part in self.parts.values())
+        self.objectives = params.objectives()
+        self.source = " + ".join(part.source for part in self.objectives.values())
 
-    @classmethod
-    def features(cls, params: CombinedParams) -> dict[str, FeatureNeed]:
+    @property
+    def features(self) -> list[FeatureNeed]:
         needs: dict[str, FeatureNeed] = {}
-        for name, part in params.objectives().items():
-            for need in part.features(part.params).values():
-                slot = _slot(need)
-                before = needs[slot].terms if slot in needs else ()
+        for name, part in self.objectives.items():
+            for need in part.features:
+                before = needs[need.name].terms if need.name in needs else ()
                 terms = tuple(f"{name}.{term}" for term in need.terms)
-                needs[slot] = replace(need, terms=before + terms)
-        return needs
+                needs[need.name] = FeatureNeed(need.kind, need.encoder, before + terms)
+        return list(needs.values())
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
-        for part in self.parts.values():
-            part.check_widths(_widths_of(part, dims))
+        for part in self.objectives.values():
+            part.check_widths({need.name: dims[need.name] for need in part.features})
 
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         from torch import nn
 
-        heads, owners = nn.ModuleDict(), {}
-        for name, part in self.parts.items():
-            needs = part.features(part.params)
-            own = part.heads(hidden, _widths_of(part, dims))
-            self._heads[name] = {}
-            for kind, module in own.items():
-                slots = part.projected_slots.get(kind, ())
-                of_head = [needs[slot].encoder for slot in slots if slot in needs]
-                encoder = of_head[0] if of_head else None
-                shape = tuple(tuple(weight.shape) for weight in module.parameters())
-                key = owners.setdefault((kind, encoder, shape), f"{name}-{kind}")
-                self._heads[name][kind] = key
-                if key not in heads:
-                    heads[key] = module
+        heads = nn.ModuleDict()
+        for name, part in self.objectives.items():
+            own = part.heads(hidden, {need.name: dims[need.name] for need in part.features})
+            for head, module in own.items():
+                first = self.shared(name, head, heads)
+                if first is None or _shapes(heads[first]) != _shapes(module):
+                    heads[f"{name}-{head}"] = module
         return heads
 
-    @property
-    def projected_slots(self) -> dict[str, tuple[str, ...]]:
-        """As of the heads that `heads` made last; {} before."""
-        slots: dict[str, dict[str, None]] = {}
-        for name, part in self.parts.items():
-            needs = part.features(part.params)
-            for head, own in part.projected_slots.items():
-                if head in self._heads.get(name, {}):
-                    found = slots.setdefault(self._heads[name][head], {})
-                    found.update((_slot(needs[slot]), None) for slot in own if slot in needs)
-        return {head: tuple(found) for head, found in slots.items()}
+    def shared(self, part: str, head: str, heads: Container[str]) -> str | None:
+        """Which of ``heads`` is called ``head`` by the first part that has it for the encoder."""
+        encoder = _encoder(self.objectives[part], head)
+        names = (
+            f"{name}-{head}"
+            for name, other in self.objectives.items()
+            if _encoder(other, head) == encoder
+        )
+        return next((name for name in names if name in heads), None)
 
-    def sentence_head(self, head: str) -> str:
-        for name, part in self.parts.items():
-            for own, key in self._heads[name].items():
-                if key == head and own in part.projected_slots:
-                    return self._heads[name][part.sentence_head(own)]
-        raise KeyError(head)
+    def parts(self, heads: Heads) -> list[tuple[Objective[Any], Heads]]:
+        return [(part, _HeadsOfPart(self, name, heads)) for name, part in self.objectives.items()]
 
     @property
     def weights(self) -> dict[str, float]:
         return {
             f"{name}.{term}": self.params.parts[name].weight * weight
-            for name, part in self.parts.items()
+            for name, part in self.objectives.items()
             for term, weight in part.weights.items()
         }
 
     @property
     def needs_phrases(self) -> bool:
-        return any(part.needs_phrases for part in self.parts.values())
+        return any(part.needs_phrases for part in self.objectives.values())
 
     @property
     def trains_on_text(self) -> bool:
-        return any(part.trains_on_text for part in self.parts.values())
+        return any(part.trains_on_text for part in self.objectives.values())
 
     def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
-        terms = {}
-        for name, part in self.parts.items():
-            own = {kind: heads[key] for kind, key in self._heads[name].items()}
-            for term, value in part.terms(self._seen_by(part, batch), views, own).items():
-                terms[f"{name}.{term}"] = value
-        return terms
+        return {
+            f"{name}.{term}": value
+            for name, (part, own) in zip(self.objectives, self.parts(heads), strict=True)
+            for term, value in part.terms(batch, views, own).items()
+        }
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
         return {
             f"{name}.{figure}": value
-            for name, part in self.parts.items()
-            for figure, value in part.statistics(self._seen_by(part, batch)).items()
+            for name, part in self.objectives.items()
+            for figure, value in part.statistics(batch).items()
         }
 
     def warnings(self, batches: Iterable[Batch]) -> list[str]:
         every = list(batches)
         return [
             f"{name}: {line}"
-            for name, part in self.parts.items()
-            for line in part.warnings(self._seen_by(part, batch) for batch in every)
+            for name, part in self.objectives.items()
+            for line in part.warnings(every)
         ]
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
         del described[_OF_A_PART]
-        for name, part in self.parts.items():
+        for name, part in self.objectives.items():
             own = part.describe().items()
             described["parts"][name]["parameters"] = {k: v for k, v in own if k not in _SHARED}
         return described
 
-    def _seen_by(self, part: Objective[Any], batch: Batch) -> Batch:
-        """``batch`` with features in the slots that ``part`` calls them by."""
-        if batch.stream == "text":
-            return batch
-        needs = part.features(part.params)
-        features = {slot: batch.features[_slot(need)] for slot, need in needs.items()}
-        return replace(batch, features=features)
+
+@dataclass(frozen=True)
+class _HeadsOfPart:
+    """The heads of a combination as one of its parts calls them."""
+
+    whole: Combined
+    part: str
+    heads: Any
+
+    def __getitem__(self, name: str) -> nn.Module:
+        own = f"{self.part}-{name}"
+        if own in self.heads:
+            return self.heads[own]
+        return self.heads[self.whole.shared(self.part, name, self.heads)]
 
 
-def _widths_of(part: Objective[Any], dims: Mapping[str, int]) -> dict[str, int]:
-    """``dims`` by the slots that ``part`` calls them by."""
-    return {slot: dims[_slot(need)] for slot, need in part.features(part.params).items()}
+def _encoder(part: Objective[Any], head: str) -> str | None:
+    """The encoder whose features a head projects; None: it projects sentences."""
+    return next((need.encoder for need in part.features if need.head == head), None)
 
 
-def _slot(need: FeatureNeed) -> str:
-    return f"{need.kind}-{need.encoder}"
+def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(weight.shape) for weight in module.parameters()]

@@ -11,17 +11,21 @@ from sightline.devices import to_device
 from sightline.errors import SightlineError
 from sightline.settings import Settings
 from train.batch import Batch
-from train.objectives.grounded import GroundedObjective, GroundedParams
-from train.objectives.objective import FeatureNeed, Heads, Views
-from train.objectives.similarity import cosine_matrix
-from train.objectives.terms import image_term, text_term
+from train.objectives.objective import (
+    FeatureNeed,
+    GroundedObjective,
+    GroundedParams,
+    Heads,
+    Views,
+    image_term,
+    text_term,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 _NEEDS_IMAGES = ("image", "consistency", "cross_modal")
 _NEEDS_TEACHERS = ("cross_modal", "ranking", "intra_modal")
-_NEEDS_TEXT_HEAD = ("text", "ranking", "intra_modal")
 _NEEDS_MIXED_FEATURES = ("cross_modal", "intra_modal")
 
 
@@ -98,9 +102,9 @@ class DALRParams(GroundedParams):
         }
 
     @property
-    def mixed(self) -> dict[str, Teacher]:
-        """Slot → teacher, of the teachers with a weight above 0."""
-        return {f"teacher-{each.encoder}": each for each in self.teachers if each.weight > 0}
+    def mixed(self) -> list[Teacher]:
+        """The teachers with a weight above 0."""
+        return [teacher for teacher in self.teachers if teacher.weight > 0]
 
     def on(self, terms: tuple[str, ...]) -> list[str]:
         """Those of ``terms`` that are switched on."""
@@ -119,35 +123,26 @@ class DALR(GroundedObjective[DALRParams]):
     Params = DALRParams
     source = "DALR (He et al. 2025)"
 
-    @classmethod
-    def features(cls, params: DALRParams) -> dict[str, FeatureNeed]:
-        needs = {}
-        if params.on(_NEEDS_IMAGES):
-            terms = tuple(params.on(_NEEDS_IMAGES))
-            needs["image"] = FeatureNeed("image", str(params.image), terms)
-        if params.on(_NEEDS_TEACHERS):
-            for slot, teacher in params.mixed.items():
-                terms = tuple(params.on(_NEEDS_TEACHERS))
-                needs[slot] = FeatureNeed(teacher.features, teacher.encoder, terms)
+    terms_of_text_head = ("text", "ranking", "intra_modal")
+
+    @property
+    def features(self) -> list[FeatureNeed]:
+        params, needs = self.params, list[FeatureNeed]()
+        if params.image is not None and (terms := params.on(_NEEDS_IMAGES)):
+            needs.append(FeatureNeed("image", params.image, tuple(terms), head="image"))
+        if terms := params.on(_NEEDS_TEACHERS):
+            needs += [FeatureNeed(t.features, t.encoder, tuple(terms)) for t in params.mixed]
         return needs
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
-        teachers = self.params.mixed
-        widths = {dims[slot] for slot in teachers if slot in dims}
-        if len(widths) > 1 and (terms := self.params.on(_NEEDS_MIXED_FEATURES)):
-            found = ", ".join(f"{each.encoder} {dims[slot]}" for slot, each in teachers.items())
+        teachers = {need.encoder: dims[need.name] for need in self.features if need.head is None}
+        terms = self.params.on(_NEEDS_MIXED_FEATURES)
+        if len(set(teachers.values())) > 1 and terms:
+            widths = ", ".join(f"{encoder} {width}" for encoder, width in teachers.items())
             raise SightlineError(
                 "objective dalr adds the features of its teachers, but their widths differ "
-                f"({found}); use teachers of the same width, or set {_weights_of(terms)} to 0"
+                f"({widths}); use teachers of the same width, or set {_weights_of(terms)} to 0"
             )
-
-    @property
-    def projected_slots(self) -> dict[str, tuple[str, ...]]:
-        return {"image": ("image",)}
-
-    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
-        projected = {"image": dims["image"]} if self.params.on(_NEEDS_IMAGES) else {}
-        return self.make_heads(hidden, projected, text=bool(self.params.on(_NEEDS_TEXT_HEAD)))
 
     def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = {}
@@ -165,7 +160,8 @@ class DALR(GroundedObjective[DALRParams]):
         params, weights, terms = self.params, self.weights, {}
         if not params.on(_NEEDS_IMAGES):
             return terms
-        images = heads["image"](batch.features["image"])  # (N, 256)
+        raw = batch.features_of("image", params.image)
+        images = heads["image"](raw)  # (N, 256)
         first = heads["grounding"](views.first)  # (N, 256)
         if "image" in weights:
             second = heads["grounding"](views.second)
@@ -180,7 +176,7 @@ class DALR(GroundedObjective[DALRParams]):
                 first,
                 images,
                 self._mixed_features(batch),
-                batch.features["image"],
+                raw,
                 params.target_temperature,
                 params.student_temperature,
             )
@@ -188,7 +184,7 @@ class DALR(GroundedObjective[DALRParams]):
 
     def _of_texts(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         """The terms on the text head's views: h_i against h′_j."""
-        from train.losses import kl_alignment, list_mle
+        from train.losses import cosine_matrix, kl_alignment, list_mle
 
         params, weights, terms = self.params, self.weights, {}
         if "ranking" not in weights and "intra_modal" not in weights:
@@ -211,14 +207,19 @@ class DALR(GroundedObjective[DALRParams]):
 
     def _mixed_features(self, batch: Batch) -> Tensor:
         """Σ weight × features of the teachers, [N, D]."""
-        shares = [each.weight * batch.features[slot] for slot, each in self.params.mixed.items()]
+        shares = [
+            teacher.weight * batch.features_of(teacher.features, teacher.encoder)
+            for teacher in self.params.mixed
+        ]
         return sum(shares[1:], start=shares[0])
 
     def _mixed_cosines(self, batch: Batch) -> Tensor:
         """Σ weight × in-batch cosines of the teachers, [N, N]; their widths may differ."""
+        from train.losses import cosine_matrix
+
         shares = []
-        for slot, teacher in self.params.mixed.items():
-            rows = batch.features[slot]
+        for teacher in self.params.mixed:
+            rows = batch.features_of(teacher.features, teacher.encoder)
             shares.append(teacher.weight * cosine_matrix(rows, rows))
         return sum(shares[1:], start=shares[0])
 

@@ -6,7 +6,8 @@ Negatives that the teacher finds similar are moved less; very similar ones are l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -15,15 +16,17 @@ from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.objectives.grounded import GroundedObjective, GroundedParams
-from train.objectives.objective import FeatureNeed, Heads, Views
-from train.objectives.similarity import cosine_matrix, product_matrix
+from train.objectives.objective import (
+    FeatureNeed,
+    GroundedObjective,
+    GroundedParams,
+    Heads,
+    Views,
+    text_term,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-_SLOT = {"image": "image", "teacher_text": "text"}
-"""Teacher term → the slot of the features that sentences are compared with."""
+    from torch import Tensor
 
 _RELEASED_DEFAULTS = {
     "margin": 0.15,
@@ -31,6 +34,34 @@ _RELEASED_DEFAULTS = {
     "image_threshold": None,
     "teacher_text_threshold": None,
 }
+
+
+@dataclass(frozen=True)
+class TeacherTerm:
+    """What a teacher term reads, by kind of features: `image` or `text`.
+
+    Attributes:
+        keys: projected; sentences are compared with them.
+        labels: the soft labels are the cosines of one with the other.
+        threshold: negatives that score at least this are removed; None removes none.
+        products: the scores are the raw products of one with the other; None: the soft labels.
+    """
+
+    keys: Kind
+    labels: tuple[Kind, Kind]
+    threshold: float | None
+    products: tuple[Kind, Kind] | None = None
+
+    @property
+    def compared(self) -> list[tuple[Kind, Kind]]:
+        """The features that are compared with each other; both must be of one model."""
+        if self.threshold is None or self.products is None:
+            return [self.labels]
+        return [self.labels, self.products]
+
+    def reads(self, kind: Kind) -> bool:
+        """Whether it reads features of ``kind``."""
+        return kind == self.keys or any(kind in pair for pair in self.compared)
 
 
 class KDMCSEParams(GroundedParams):
@@ -74,10 +105,10 @@ class KDMCSEParams(GroundedParams):
 
     @model_validator(mode="after")
     def _encoders_are_named(self) -> KDMCSEParams:
-        for slot, encoder in self.encoders.items():
-            if encoder is None and self.readers(slot):
+        for kind, encoder in self.encoders.items():
+            if encoder is None and any(each.reads(kind) for each in self.teacher_terms.values()):
                 raise ValueError(
-                    f"{slot} is not given; name the {slot} encoder of the teacher, "
+                    f"{kind} is not given; name the {kind} encoder of the teacher, "
                     "or set weight to 0"
                 )
         return self
@@ -92,33 +123,25 @@ class KDMCSEParams(GroundedParams):
         }
 
     @property
-    def terms(self) -> tuple[str, ...]:
-        """The teacher terms that are switched on."""
-        return tuple(term for term in self.term_weights if term != "text")
-
-    @property
     def encoders(self) -> dict[Kind, str | None]:
-        """Slot (also the kind of its features) → encoder."""
+        """Kind of features → encoder."""
         return {"image": self.image, "text": self.text}
 
-    def crossed(self, term: str) -> bool:
-        """Whether a teacher term compares the teacher's images with its texts."""
-        if self.variant == "paper":
-            return term == "image"
-        return self.threshold(term) is not None
-
-    def readers(self, slot: str) -> tuple[str, ...]:
-        """The teacher terms that are on and read the features of ``slot``."""
-        return tuple(term for term in self.terms if self.crossed(term) or _SLOT[term] == slot)
-
     @property
-    def filtered(self) -> list[str]:
-        """The teacher terms that are on and have a threshold."""
-        return [term for term in self.terms if self.threshold(term) is not None]
-
-    def threshold(self, term: str) -> float | None:
-        """Threshold of a teacher term."""
-        return self.image_threshold if term == "image" else self.teacher_text_threshold
+    def teacher_terms(self) -> dict[str, TeacherTerm]:
+        """The teacher terms that are on."""
+        of_images, of_texts = self.image_threshold, self.teacher_text_threshold
+        if self.variant == "paper":
+            terms = {
+                "image": TeacherTerm("image", ("text", "image"), of_images),
+                "teacher_text": TeacherTerm("text", ("text", "text"), of_texts),
+            }
+        else:
+            terms = {
+                "image": TeacherTerm("image", ("image", "image"), of_images, ("text", "image")),
+                "teacher_text": TeacherTerm("text", ("text", "text"), of_texts, ("image", "text")),
+            }
+        return {name: term for name, term in terms.items() if name in self.term_weights}
 
 
 class KDMCSE(GroundedObjective[KDMCSEParams]):
@@ -131,58 +154,53 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
     Params = KDMCSEParams
     source = "KDMCSE (Nguyen et al., NAACL 2024, arXiv 2403.17486)"
 
-    @classmethod
-    def features(cls, params: KDMCSEParams) -> dict[str, FeatureNeed]:
-        return {
-            slot: FeatureNeed(slot, str(encoder), readers)
-            for slot, encoder in params.encoders.items()
-            if (readers := params.readers(slot))
-        }
+    @property
+    def features(self) -> list[FeatureNeed]:
+        terms, needs = self.params.teacher_terms, []
+        for kind, encoder in self.params.encoders.items():
+            readers = tuple(name for name, term in terms.items() if term.reads(kind))
+            heads = [name for name, term in terms.items() if term.keys == kind]
+            if encoder is not None and readers:
+                needs.append(FeatureNeed(kind, encoder, readers, head=heads[0] if heads else None))
+        return needs
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
-        crossed = any(map(self.params.crossed, self.params.terms))
-        if crossed and dims["image"] != dims["text"]:
+        widths = {need.kind: dims[need.name] for need in self.features}
+        pairs = [pair for term in self.params.teacher_terms.values() for pair in term.compared]
+        if any(widths[one] != widths[other] for one, other in pairs):
             raise SightlineError(
                 f"objective kdmcse compares image features of {self.params.image} with text "
-                f"features of {self.params.text}, but they are {dims['image']} and {dims['text']} "
-                "wide; both must come from one model, such as CLIP"
+                f"features of {self.params.text}, but they are {widths['image']} and "
+                f"{widths['text']} wide; both must come from one model, such as CLIP"
             )
-
-    @property
-    def projected_slots(self) -> dict[str, tuple[str, ...]]:
-        return {term: (slot,) for term, slot in _SLOT.items()}
-
-    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
-        projected = {term: dims[_SLOT[term]] for term in self.params.terms}
-        return self.make_heads(hidden, projected, text="text" in self.weights)
 
     def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         from train.losses import adaptive_margin_nce
 
+        params = self.params
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
-            text = heads["text"]
-            terms["text"] = self._text(text(views.first), text(views.second))
-        if batch.stream != "pairs" or not self.params.terms:
+            terms["text"] = self._text(views, heads)
+        if batch.stream != "pairs" or not params.teacher_terms:
             return terms
         grounded = [heads["grounding"](view) for view in (views.first, views.second)]  # (N, 256)
-        for term in self.params.terms:
-            teacher = heads[term](batch.features[_SLOT[term]])  # (N, 256)
-            labels, scores = self._soft_labels(term, batch), self._filter_scores(term, batch)
-            of_views = [
+        for name, term in params.teacher_terms.items():
+            teacher = heads[name](self._rows(batch, term.keys))  # (N, 256)
+            labels, scores = self._labels(batch, term), self._products(batch, term)
+            first, second = (
                 adaptive_margin_nce(
                     view,
                     teacher,
                     labels,
-                    self.params.margin,
-                    self.params.teacher_temperature,
-                    self.params.threshold(term),
+                    params.margin,
+                    params.teacher_temperature,
+                    term.threshold,
                     filter_scores=scores,
-                    margin_gate=self.params.variant == "released",
+                    margin_gate=params.variant == "released",
                 )
                 for view in grounded
-            ]
-            terms[term] = (of_views[0] + of_views[1]) / 2
+            )
+            terms[name] = (first + second) / 2
         return terms
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
@@ -190,43 +208,42 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
         from train.losses import removed_share
 
         return {
-            f"removed_{term}": removed_share(scores, self.params.threshold(term))
-            for term, scores in self._compared(batch).items()
+            f"removed_{name}": removed_share(scores, threshold)
+            for name, threshold, scores in self._filtered(batch)
         }
 
     def warnings(self, batches: Iterable[Batch]) -> list[str]:
         """One line for each threshold that removes nothing from any of the batches."""
-        if not self.params.filtered:
+        from train.losses import diagonal, removed_share
+
+        if all(term.threshold is None for term in self.params.teacher_terms.values()):
             return []
-        import torch
-
-        from train.losses import removed_share
-
+        thresholds: dict[str, float] = {}
         removed: dict[str, float] = {}
         highest: dict[str, float] = {}
         count = 0
         for batch in batches:
             count += 1
-            for term, scores in self._compared(batch).items():
-                threshold = self.params.threshold(term)
-                removed[term] = removed.get(term, 0.0) + float(removed_share(scores, threshold))
-                own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-                best = float(scores.masked_fill(own, -math.inf).max())
-                highest[term] = max(highest.get(term, -math.inf), best)
+            for name, threshold, scores in self._filtered(batch):
+                thresholds[name] = threshold
+                removed[name] = removed.get(name, 0.0) + float(removed_share(scores, threshold))
+                best = float(scores.masked_fill(diagonal(scores), -math.inf).max())
+                highest[name] = max(highest.get(name, -math.inf), best)
         return [
-            f"{term}_threshold {self.params.threshold(term)} removes no negative in the first "
-            f"{count} paired steps: the highest score is {highest[term]:.3f}. Lower it to filter, "
-            "or set it to null"
-            for term, share in removed.items()
+            f"{name}_threshold {thresholds[name]} removes no negative in the first {count} paired "
+            f"steps: the highest score is {highest[name]:.3f}. Lower it to filter, or set it to "
+            "null"
+            for name, share in removed.items()
             if share == 0
         ]
 
-    def _text(self, first: Tensor, second: Tensor) -> Tensor:
-        from train.losses import adaptive_margin_nce, info_nce
+    def _text(self, views: Views, heads: Heads) -> Tensor:
+        from train.losses import adaptive_margin_nce
 
-        params = self.params
+        params, text = self.params, heads["text"]
         if params.text_margin == 0:
-            return info_nce(first, second, params.temperature)
+            return text_term(views, text, params.temperature)
+        first, second = text(views.first), text(views.second)
         return adaptive_margin_nce(
             first,
             second,
@@ -236,30 +253,27 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
             margin_gate=params.variant == "released",
         )
 
-    def _soft_labels(self, term: str, batch: Batch) -> Tensor:
+    def _rows(self, batch: Batch, kind: Kind) -> Tensor:
+        return batch.features_of(kind, self.params.encoders[kind])
+
+    def _labels(self, batch: Batch, term: TeacherTerm) -> Tensor:
         """α of a teacher term, [N, N]."""
-        if term == "teacher_text":
-            texts = batch.features["text"]
-            return cosine_matrix(texts, texts)
-        images = batch.features["image"]
-        paper = self.params.variant == "paper"
-        return cosine_matrix(batch.features["text"] if paper else images, images)
+        from train.losses import cosine_matrix
 
-    def _filter_scores(self, term: str, batch: Batch) -> Tensor | None:
+        return cosine_matrix(*(self._rows(batch, kind) for kind in term.labels))
+
+    def _products(self, batch: Batch, term: TeacherTerm) -> Tensor | None:
         """Scores to compare with the threshold, [N, N], if they are not the soft labels."""
-        if self.params.variant == "paper" or self.params.threshold(term) is None:
-            return None
-        images, texts = batch.features["image"], batch.features["text"]
-        if term == "image":
-            return product_matrix(texts, images)
-        return product_matrix(images, texts)
+        from train.losses import product_matrix
 
-    def _compared(self, batch: Batch) -> dict[str, Tensor]:
-        """Filtered teacher term → the scores that its threshold is compared with, [N, N]."""
-        if batch.stream != "pairs":
-            return {}
-        compared = {}
-        for term in self.params.filtered:
-            scores = self._filter_scores(term, batch)
-            compared[term] = self._soft_labels(term, batch) if scores is None else scores
-        return compared
+        if term.products is None or term.threshold is None:
+            return None
+        return product_matrix(*(self._rows(batch, kind) for kind in term.products))
+
+    def _filtered(self, batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
+        """Each filtered teacher term of a batch, its threshold, and what it is compared with."""
+        for name, term in self.params.teacher_terms.items() if batch.stream == "pairs" else ():
+            if term.threshold is not None:
+                scores = self._products(batch, term)
+                labels = self._labels(batch, term) if scores is None else scores
+                yield name, term.threshold, labels

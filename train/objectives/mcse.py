@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
 from train.batch import Batch
-from train.objectives.grounded import GroundedObjective, GroundedParams
-from train.objectives.objective import FeatureNeed, Heads, Views
-from train.objectives.terms import image_term, text_term
+from train.objectives.objective import (
+    FeatureNeed,
+    GroundedObjective,
+    GroundedParams,
+    Heads,
+    Views,
+    image_term,
+    text_term,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 class MCSEParams(GroundedParams):
@@ -52,25 +57,18 @@ class MCSE(GroundedObjective[MCSEParams]):
     Params = MCSEParams
     source = "MCSE (Zhang et al., NAACL 2022, arXiv 2204.10931)"
 
-    @classmethod
-    def features(cls, params: MCSEParams) -> dict[str, FeatureNeed]:
-        if params.weight == 0:
-            return {}
-        return {"image": FeatureNeed("image", str(params.image), ("image",))}
-
     @property
-    def projected_slots(self) -> dict[str, tuple[str, ...]]:
-        return {"image": ("image",)}
-
-    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
-        return self.make_heads(hidden, dims, text="text" in self.weights)
+    def features(self) -> list[FeatureNeed]:
+        if self.params.image is None or self.params.weight == 0:
+            return []
+        return [FeatureNeed("image", self.params.image, ("image",), head="image")]
 
     def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
             terms["text"] = text_term(views, heads["text"], self.params.temperature)
         if "image" in self.weights and batch.stream == "pairs":
-            images = heads["image"](batch.features["image"])  # (N, 256)
+            images = heads["image"](batch.features_of("image", self.params.image))  # (N, 256)
             first, second = heads["grounding"](views.first), heads["grounding"](views.second)
             average = image_term(first, second, images, self.params.image_temperature)
             terms["image"] = average if self.params.variant == "released" else 2 * average

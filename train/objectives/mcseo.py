@@ -10,12 +10,18 @@ from pydantic import Field
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.objectives.grounded import GroundedObjective, GroundedParams
-from train.objectives.objective import FeatureNeed, Heads, Views
-from train.objectives.terms import image_term, text_term
+from train.objectives.objective import (
+    FeatureNeed,
+    GroundedObjective,
+    GroundedParams,
+    Heads,
+    Views,
+    image_term,
+    text_term,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 class MCSEOParams(GroundedParams):
@@ -54,28 +60,22 @@ class MCSEO(GroundedObjective[MCSEOParams]):
     Params = MCSEOParams
     source = "MCSEO (Zhao et al. 2025, arXiv 2508.00332)"
 
-    @classmethod
-    def features(cls, params: MCSEOParams) -> dict[str, FeatureNeed]:
-        needs = {
-            "image": FeatureNeed("image", params.image, ("image",)),
-            "object": FeatureNeed("object", params.image, ("object",)),
-        }
-        return {slot: need for slot, need in needs.items() if slot in params.term_weights}
+    @property
+    def features(self) -> list[FeatureNeed]:
+        needs = (
+            FeatureNeed("image", self.params.image, ("image",), head="image"),
+            FeatureNeed("object", self.params.image, ("object",), head="image"),
+        )
+        return [need for need in needs if need.kind in self.weights]
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
-        if len(set(dims.values())) > 1:
+        widths = {need.kind: dims[need.name] for need in self.features}
+        if len(set(widths.values())) > 1:
             raise SightlineError(
-                f"objective mcseo: images are {dims['image']} wide and objects {dims['object']}; "
-                f"both must come from one encoder ({self.params.image}), as one head projects both"
+                f"objective mcseo: images are {widths['image']} wide and objects "
+                f"{widths['object']}; both must come from one encoder ({self.params.image}), as "
+                "one head projects both"
             )
-
-    @property
-    def projected_slots(self) -> dict[str, tuple[str, ...]]:
-        return {"image": ("image", "object")}
-
-    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
-        projected = {"image": max(dims.values())} if dims else {}
-        return self.make_heads(hidden, projected, text="text" in self.weights)
 
     @property
     def needs_phrases(self) -> bool:
@@ -90,13 +90,13 @@ class MCSEO(GroundedObjective[MCSEOParams]):
         if batch.stream == "text":
             return terms
         if "image" in self.weights:
-            images = heads["image"](batch.features["image"])  # (N, 256)
+            images = heads["image"](batch.features_of("image", params.image))  # (N, 256)
             first, second = heads["grounding"](views.first), heads["grounding"](views.second)
             terms["image"] = image_term(first, second, images, params.image_temperature)
         if "object" in self.weights:
             assert batch.phrases is not None
             assert views.phrases is not None
-            objects = heads["image"](batch.features["object"])  # (P, 256)
+            objects = heads["image"](batch.features_of("object", params.image))  # (P, 256)
             one, other = (
                 object_phrase_nce(
                     heads["grounding"](phrases),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.record import Kind
 from sightline.settings import Settings
-from train.batch import Batch
+from train.batch import Batch, feature_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,11 +30,19 @@ class FeatureNeed:
             caption's; `object` rows, one for each phrase of the caption, by the cut-out's.
         encoder: name of the encoder, as in the parameters.
         terms: the terms that read it.
+        head: the head that projects it, if one does. Several needs may share a head if they are
+            of one encoder.
     """
 
     kind: Kind
     encoder: str
     terms: tuple[str, ...] = ()
+    head: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As users, batches and records call it, such as `image-clip`."""
+        return feature_name(self.kind, self.encoder)
 
     @property
     def command(self) -> str:
@@ -98,7 +106,7 @@ class Views:
 
 
 class Heads(Protocol):
-    """Heads by name: an `nn.ModuleDict`, or a dictionary of some of another's heads."""
+    """Heads by name: an `nn.ModuleDict`, or what a part of a combination sees of one."""
 
     def __getitem__(self, name: str, /) -> nn.Module: ...
 
@@ -109,31 +117,34 @@ P = TypeVar("P", bound=ObjectiveParams)
 class Objective(ABC, Generic[P]):
     """A loss over batches of the two streams, made of named terms and their weights.
 
-    A new objective is one file with one subclass, and one line in `train/objective_registry.py`.
+    A new objective is one file with one subclass, and one line in `OBJECTIVES`.
 
     Attributes:
         name: its name in parameters and folders.
         Params: its parameters.
         source: where it comes from, for the model card.
+        sentence_head: the head that projects sentences into the space of projected features, where
+            retrieval compares them.
     """
 
     name: ClassVar[str]
     Params: ClassVar[type[ObjectiveParams]]
     source: str
+    sentence_head: ClassVar[str] = "grounding"
 
     def __init__(self, params: P) -> None:
         self.params = params
 
-    @classmethod
+    @property
     @abstractmethod
-    def features(cls, params: P) -> dict[str, FeatureNeed]:
-        """Slot → feature set; a slot is the name under which a batch holds the rows."""
+    def features(self) -> Sequence[FeatureNeed]:
+        """The feature sets that it reads; a batch holds their rows by `FeatureNeed.name`."""
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
         """Refuse feature sets with incompatible widths, before anything is loaded.
 
         Args:
-            dims: slot → width of its feature set.
+            dims: name of a need → width of its feature set.
 
         Raises:
             SightlineError: features that a term compares, mixes or projects with one head differ
@@ -146,24 +157,12 @@ class Objective(ABC, Generic[P]):
 
         Args:
             hidden: width of the student's embedding.
-            dims: slot → width of its feature set.
+            dims: name of a need → width of its feature set.
         """
 
-    @property
-    def projected_slots(self) -> dict[str, tuple[str, ...]]:
-        """Head → the slots whose features it projects, all from one encoder; {} by default.
-
-        Heads not listed here project sentences. A combination shares a head between its parts if
-        name, shape and encoder are the same.
-        """
-        return {}
-
-    def sentence_head(self, head: str) -> str:
-        """The head that projects sentences into the space of ``head``, one of `projected_slots`.
-
-        Retrieval compares sentences and images there; g_s, called "grounding", by default.
-        """
-        return "grounding"
+    def parts(self, heads: Heads) -> Sequence[tuple[Objective[Any], Heads]]:
+        """The objectives that it consists of, with what each sees of ``heads``; default: itself."""
+        return [(self, heads)]
 
     @property
     @abstractmethod
@@ -212,6 +211,65 @@ class Objective(ABC, Generic[P]):
 _ZERO: Any = 0.0
 
 
+class GroundedParams(ObjectiveParams):
+    """Of objectives with images or teachers. Weight 0 switches a term off, with all it needs.
+
+    Attributes:
+        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
+        projection_dim: output width of the grounding head and of those that project features.
+    """
+
+    text_weight: float = Field(default=1.0, ge=0)
+    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> GroundedParams:
+        if not self.term_weights:
+            raise ValueError("every weight is 0, so there is nothing to train")
+        return self
+
+    @property
+    @abstractmethod
+    def every_weight(self) -> dict[str, float]:
+        """Term → weight in the total, those of weight 0 included."""
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """Term → weight in the total, of the terms that are on."""
+        return {term: weight for term, weight in self.every_weight.items() if weight > 0}
+
+
+G = TypeVar("G", bound=GroundedParams)
+
+
+class GroundedObjective(Objective[G]):
+    """An objective whose parameters are `GroundedParams`, and whose heads follow from its needs.
+
+    Attributes:
+        terms_of_text_head: the terms that read g_text.
+    """
+
+    terms_of_text_head: ClassVar[tuple[str, ...]] = ("text",)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return self.params.term_weights
+
+    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
+        """g_text if a term reads it; if features are projected, g_s and the heads that do it."""
+        from torch import nn
+
+        width, heads = self.params.projection_dim, nn.ModuleDict()
+        if any(term in self.weights for term in self.terms_of_text_head):
+            heads["text"] = text_head(hidden)
+        projected = {need.head: dims[need.name] for need in self.features if need.head is not None}
+        if projected:
+            heads["grounding"] = head(hidden, width)
+        for name, inputs in projected.items():
+            heads[name] = head(inputs, width)
+        return heads
+
+
 def head(inputs: int, outputs: int = PROJECTION_DIM) -> nn.Sequential:
     """Linear + Tanh, the "single-layer MLP with Tanh" of the papers: [N, inputs] → [N, outputs]."""
     from torch import nn
@@ -227,3 +285,22 @@ def text_head(hidden: int, initializer_range: float = 0.02) -> nn.Sequential:
     nn.init.normal_(layers[0].weight, std=initializer_range)  # pyright: ignore[reportArgumentType]
     nn.init.zeros_(layers[0].bias)  # pyright: ignore[reportArgumentType]
     return layers
+
+
+def text_term(views: Views, head: nn.Module, temperature: float) -> Tensor:
+    """L_text: both dropout views of a sentence attract (Gao et al. 2021, eq. 4)."""
+    from train.losses import info_nce
+
+    return info_nce(head(views.first), head(views.second), temperature)
+
+
+def image_term(first: Tensor, second: Tensor, images: Tensor, temperature: float) -> Tensor:
+    """L_img: each view finds its image; the average over the views (Zhang et al. 2022, eq. 3).
+
+    Args:
+        first, second: both views in the grounded space, [N, d].
+        images: [N, d], row i is sentence i's.
+    """
+    from train.losses import info_nce
+
+    return (info_nce(first, images, temperature) + info_nce(second, images, temperature)) / 2

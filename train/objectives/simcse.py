@@ -17,8 +17,8 @@ from train.objectives.objective import (
     ObjectiveParams,
     Views,
     text_head,
+    text_term,
 )
-from train.objectives.terms import text_term
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,9 +35,9 @@ class SimCSE(Objective[SimCSEParams]):
     Params = SimCSEParams
     source = "SimCSE (Gao et al. 2021, arXiv 2104.08821), unsupervised"
 
-    @classmethod
-    def features(cls, params: SimCSEParams) -> dict[str, FeatureNeed]:
-        return {}
+    @property
+    def features(self) -> list[FeatureNeed]:
+        return []
 
     def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
         from torch import nn

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sightline.errors import SightlineError
-from train.evaluate.mteb_scores import MtebTask
+from train.evaluate.mteb import MtebTask
 from train.report.find_runs import FoundRun
 from train.report.mteb_results import NAME, MtebFolder
 from train.report.results import RunResult, TaskRecord

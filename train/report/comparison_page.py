@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from train.feature_use import FeatureUse
+from train.records import FeatureUse
 from train.report.compare import RunComparison
 from train.report.drawing import to_svg
 from train.report.gains import headline

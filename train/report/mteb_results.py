@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.mteb_scores import TITLE, MtebTask, averages, mean, metric_of
+from train.evaluate.mteb import TITLE, MtebTask, averages, mean, metric_of
 from train.report.results import NOT_TRAINED, RunResult, TaskRecord
 
 META = "model_meta.json"

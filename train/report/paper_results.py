@@ -8,25 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from train.evaluate.geometry import GEOMETRY
+from train.evaluate.retrieval import METRICS as RETRIEVAL
 from train.evaluate.sts import EXPECTED_PAIRS
-from train.evaluate.tasks.retrieval import METRICS as RETRIEVAL
-from train.evaluate.transfer_data import EXPECTED_EXAMPLES
+from train.evaluate.transfer import EXPECTED_EXAMPLES
 from train.report.find_runs import check_comparable, find_run
 from train.report.papers import BEST_DEV, MINUTES, Column, PaperRow
 from train.report.results import NOT_TRAINED, RunResult
 from train.report.table import Row, flatten, make_table, numbers_of
+from train.run_spec import OF_THE_MACHINE
 
-_OF_THE_MACHINE = {
-    "train.device",
-    "train.device_cache",
-    "train.compile",
-    "train.chunk",
-    "train.eval_batch_size",
-    "train.logging_steps",
-    "train.save_steps",
+_NOT_COMPARED = {
+    *(f"train.{name}" for name in OF_THE_MACHINE),
+    *("train.compile", "train.chunk"),  # draw other dropout masks, as another seed does
     "student.model",  # may be a folder; the student's name is compared
 }
-"""Parameters that change no score beyond rounding."""
+"""Parameters that a configuration may set otherwise than the run that is compared."""
 _EXAMPLES: Mapping[str, int] = {
     **EXPECTED_PAIRS,
     **dict.fromkeys(GEOMETRY[:2], 1500),  # pairs of STS-B dev
@@ -191,7 +187,7 @@ def _other_settings(results: Sequence[RunResult], expected: ExpectedRun | None) 
     found: dict[str, None] = {}
     for result in results:
         own = flatten(result.parameters)
-        for key in wanted.keys() & own.keys() - _OF_THE_MACHINE:
+        for key in wanted.keys() & own.keys() - _NOT_COMPARED:
             if own[key] != wanted[key]:
                 found[f"{key} {own[key]}, not {wanted[key]}"] = None
     return sorted(found)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from train.log_names import DEV
+from train.records import DEV
 from train.report.differences import Difference
 from train.report.drawing import FAINT, INK, PLAIN, STYLE, clean, colour_of
 from train.report.gains import AVERAGE

@@ -9,11 +9,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from sightline.outside import read_json
-from train.evaluate.embedding_space import Spectrum
 from train.evaluate.geometry import Geometry
-from train.evaluate.map_sentences import MapSentences
 from train.evaluate.similarity import Correlation, GradedPairs
-from train.evaluate.space_study import MapSettings, ModelSpace, SentenceMap, SpaceStudy
+from train.evaluate.space import (
+    MapSentences,
+    MapSettings,
+    ModelSpace,
+    SentenceMap,
+    SpaceStudy,
+    Spectrum,
+)
 from train.report.html import Section
 from train.report.space_page import RECORD, drawn_sections
 

@@ -13,8 +13,7 @@ from sightline.errors import SightlineError
 from sightline.output import write_file
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.found_neighbours import ModelNeighbours
-from train.feature_use import FeatureUse
-from train.log_names import DEV
+from train.records import DEV, FeatureUse
 
 FILE_NAME = "result.json"
 SCHEMA = "sightline.run_result/2"
@@ -34,13 +33,12 @@ class TrainingSummary(_Strict):
     Attributes:
         peak_memory_bytes: of the GPU if there was one, otherwise of the process.
         trained_parameters: of encoder and heads.
-        processes: see `train.run_summary.RunSummary`.
+        processes: see `train.records.RunSummary`.
         processor: model of the CPU, where it was the device.
         log: entries of the training loop, each with its ``step`` (`train.loop`).
     """
 
     steps: int
-    epochs: _Finite | None = None
     seconds: _Finite | None = None
     sentences_per_second: _Finite | None = None
     peak_memory_bytes: int | None = None

@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from sightline.output import Output, json_record
-from train.evaluate.embedding_space import Agreement
-from train.evaluate.space_study import GOLD, ModelSpace, SpaceStudy, binned_means
+from train.evaluate.space import GOLD, Agreement, ModelSpace, SpaceStudy, binned_means
 from train.report.drawing import to_png, to_svg
 from train.report.grid import Grid, GridCell, GridRow, number_cell, printable
 from train.report.html import Drawing, Section, to_page
@@ -269,8 +268,8 @@ def _model_json(model: ModelSpace, gold: np.ndarray) -> dict[str, object]:
     return {
         "model": model.name,
         "width": model.width,
-        "spearman": model.similarity.to_json(),
-        "geometry": model.geometry.to_json(),
+        "spearman": asdict(model.similarity),
+        "geometry": asdict(model.geometry),
         "mean_cosine": model.mean_cosine,
         "effective_rank": model.spectrum.effective_rank,
         "singular_values": [_rounded(value) for value in model.spectrum.singular_values],

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from train.evaluate.space_study import SpaceStudy, binned_means
+from train.evaluate.space import SpaceStudy, binned_means
 from train.report.drawing import COLOURS, PLAIN, STYLE, clean
 from train.report.plane_plot import Dot, draw_plane, short
 

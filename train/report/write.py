@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sightline.extras import require
 from sightline.output import Output, json_record
-from train.log_names import DEV
+from train.records import DEV
 from train.report.compare import compare_results
 from train.report.gains import Comparison, headline
 from train.report.grid import printable

@@ -183,7 +183,7 @@ class Plans:
 
     def _task(self, name: str, settings: Mapping[str, Any]) -> list[str]:
         """The data of a task, if it cannot be evaluated here."""
-        from train.evaluate.tasks import make_task
+        from train.evaluate.task import make_task
 
         data = settings.get("data")
         if data is not None and not Path(data).exists():

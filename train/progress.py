@@ -1,9 +1,13 @@
-"""What a run shows while it trains: a progress bar, or lines."""
+"""What a run shows while it trains, and how a signal ends it: after the step, with a checkpoint."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -11,9 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sightline.devices import device_name, runs_ahead
 from sightline.progress import FirstLine, Say, to_stderr
-from train.log_names import DEV
-from train.loop import Callback, LoopState
+from train.loop import Callback
 from train.model import GroundedModel
+from train.records import DEV, RunState
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE = 2.0
+"""Seconds after which a second signal ends the run at once; `timeout` sends its own twice."""
 
 
 class ProgressReport(Callback):
@@ -29,7 +37,13 @@ class ProgressReport(Callback):
         self._first: FirstLine | None = None
         self._device = torch.device("cpu")
 
-    def begin(self, state: LoopState, model: GroundedModel) -> None:
+    def __enter__(self) -> ProgressReport:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def begin(self, state: RunState, model: GroundedModel) -> None:
         self._started, self._first_step = time.monotonic(), state.step
         self._device = next(model.parameters()).device
         left, where = state.steps - state.step, device_name(self._device)
@@ -53,7 +67,7 @@ class ProgressReport(Callback):
             )
             self._bar.start()
 
-    def step(self, state: LoopState) -> None:
+    def step(self, state: RunState) -> None:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=state.step)
         if self._first is None or self._first.said:
@@ -63,7 +77,7 @@ class ProgressReport(Callback):
         if line := self._first(state.step - self._first_step):
             self._tell(line)
 
-    def log(self, state: LoopState, entry: dict[str, float]) -> None:
+    def log(self, state: RunState, entry: dict[str, float]) -> None:
         if DEV in entry:
             note = f"dev {entry[DEV]:.2f}"
         elif "loss" in entry:
@@ -84,6 +98,9 @@ class ProgressReport(Callback):
             parts.append(f"{self._time_left(state)} left")
         self._tell("  ".join(part for part in parts if part))
 
+    def end(self, state: RunState) -> None:
+        self.close()
+
     def close(self) -> None:
         """Remove the bar; safe to call more than once."""
         if self._bar is not None:
@@ -96,9 +113,71 @@ class ProgressReport(Callback):
         else:
             (self._say or to_stderr)(line)
 
-    def _time_left(self, state: LoopState) -> timedelta | str:
+    def _time_left(self, state: RunState) -> timedelta | str:
         done = state.step - self._first_step
         if done <= 0:
             return "?"
         seconds = (time.monotonic() - self._started) / done * (state.steps - state.step)
         return timedelta(seconds=round(seconds))
+
+
+class StopAtStep(Callback):
+    """Ends training after the step in which a signal arrived, with a checkpoint of that step.
+
+    ```python
+    stop = StopAtStep()
+    with stop:
+        Loop(..., callbacks=[stop]).run()
+    ```
+    Inside the block signals are only recorded. When the block ends, the previous handlers are
+    restored and the signal is delivered to them: the caller of the training decides what it means.
+    Several processes all end after the same step, with the signal that one of them received.
+
+    Attributes:
+        asked: number of the signal that arrived, or None.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._asked_at = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopAtStep:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {
+                number: signal.signal(number, self._ask)
+                for number in SIGNALS
+                if signal.getsignal(number) is not signal.SIG_IGN  # in a background job
+            }
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.restore()
+        if self.asked is not None and error is None:
+            signal.raise_signal(self.asked)
+
+    def step(self, state: RunState) -> None:
+        if self.asked is not None:
+            state.should_stop, state.signal = True, self.asked
+
+    def end(self, state: RunState) -> None:
+        if state.signal:  # another process may have received it
+            self.asked = state.signal
+
+    def restore(self) -> None:
+        """Restore the previous signal handlers."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is None:
+            self.asked, self._asked_at = number, time.monotonic()
+        elif time.monotonic() - self._asked_at > PATIENCE:
+            self.restore()
+            signal.raise_signal(number)

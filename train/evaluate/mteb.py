@@ -1,26 +1,98 @@
-"""The tasks of MTEB, evaluated by the package `mteb`."""
+"""The tasks of MTEB, evaluated by the package `mteb`; names, means and test sets of its scores.
+
+sightline evaluate mteb --model PATH --tasks 'MTEB(eng, v2)'
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from sightline.errors import SightlineError
 from sightline.progress import progress
 from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.mteb_scores import TITLE, averages, mean, metric_of
-from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.task import Metric, Task, TaskScores, TaskSettings, mean
 
 if TYPE_CHECKING:
-    from train.evaluate.evaluated_model import EvaluatedModel
+    from train.evaluate.models import EvaluatedModel
 
+TITLE = "MTEB"
+"""Heading of their table."""
+AVERAGE = "MTEB Avg"
+"""Mean over all tasks. "MTEB Avg STS" is the mean over those of type STS."""
 MOST_COLUMNS = 12
 """Reports show the means alone if there are more tasks than this."""
+
+
+class MtebTask(BaseModel):
+    """What is evaluated of one of MTEB's tasks.
+
+    Attributes:
+        type: MTEB's, such as "STS" or "PairClassification"; empty if not known.
+        revision: of its data set on the hub.
+        splits: split → subsets (MTEB's `hf_subsets`).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: str = ""
+    revision: str
+    splits: dict[str, tuple[str, ...]]
+
+    def test_set(self, name: str, examples: int | None) -> EvaluationSet:
+        """Identified by the task's name, revision, splits and subsets, as MTEB's results name them.
+
+        MTEB pins the revision of every data set, so equal ones have equal contents.
+        """
+        splits = {split: sorted(subsets) for split, subsets in self.splits.items()}
+        identity = json.dumps([name, self.revision, splits], sort_keys=True)
+        sha256 = hashlib.sha256(identity.encode()).hexdigest()
+        return EvaluationSet(examples=examples, sha256=sha256)
+
+    def parts(self, scores: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float | None]:
+        """Main score × 100 of each split and subset, such as "test" or "test en".
+
+        Args:
+            scores: as MTEB's results have them: split → a mapping with `hf_subset` and
+                `main_score` for each subset.
+
+        Returns:
+            None for a part that is missing or has no finite score.
+        """
+        found: dict[str, float | None] = {}
+        for split, subsets in self.splits.items():
+            given = {each["hf_subset"]: each["main_score"] for each in scores.get(split, ())}
+            for subset in subsets:
+                value = given.get(subset)
+                part = split if subset == "default" else f"{split} {subset}"
+                found[part] = _percent(value)
+        return found
+
+
+def metric_of(task: str) -> str:
+    """Name of the metric of a task. Our own task `sts` has a metric "STS12" too."""
+    return f"MTEB {task}"
+
+
+def averages(types: Mapping[str, str]) -> dict[str, list[str]]:
+    """Metric → the tasks that it is the mean of; one for each type if there are several.
+
+    Args:
+        types: task → its type, or "".
+    """
+    groups: dict[str, list[str]] = {}
+    for task, kind in types.items():
+        if kind:
+            groups.setdefault(f"{AVERAGE} {kind}", []).append(task)
+    return {**(groups if len(groups) > 1 else {}), AVERAGE: list(types)}
 
 
 def datasets_cache() -> Path:
@@ -32,7 +104,7 @@ class MtebSettings(TaskSettings):
     """
     Attributes:
         data: the Hugging Face cache of data sets.
-        tasks: see `train.evaluate.mteb_data.find_tasks`.
+        tasks: see `train.evaluate.mteb_run.find_tasks`.
         types: keep only tasks of these types, separated by commas.
         languages: three-letter codes, separated by commas, for tasks named themselves.
     """
@@ -63,7 +135,7 @@ class Mteb(Task[MtebSettings]):
         try:
             import mteb
 
-            from train.evaluate.mteb_data import find_tasks, read_tasks
+            from train.evaluate.mteb_run import find_tasks, read_tasks
         except ModuleNotFoundError as error:
             raise SightlineError(
                 f"the task 'mteb' needs the package mteb ({error}); run: pip install "
@@ -116,13 +188,12 @@ class Mteb(Task[MtebSettings]):
         return TaskScores(scores, subsets, reasons)
 
     def settings_of_result(self) -> dict[str, object]:
-        """MTEB's version, what was evaluated of each task, and a digest of its contents."""
+        """MTEB's version, and what was evaluated of each task; it pins the data's revision."""
         return {
             "mteb": self.version,
             "tasks": {
                 name: each.about.model_dump(mode="json") for name, each in self.tasks.items()
             },
-            "contents": {name: each.sha256 for name, each in self.tasks.items()},
         }
 
 
@@ -130,3 +201,9 @@ def _together(sets: list[EvaluationSet]) -> EvaluationSet:
     return EvaluationSet.of(
         sum(each.examples or 0 for each in sets), *(each.sha256 for each in sets)
     )
+
+
+def _percent(value: object) -> float | None:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return 100 * float(value)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from sightline.errors import SightlineError
 from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.found_neighbours import ModelNeighbours
-from train.evaluate.task import Metric, Task, TaskScores
-from train.evaluate.tasks import make_task
+from train.evaluate.task import Metric, Task, TaskScores, make_task
 from train.report.results import TaskRecord
 
 if TYPE_CHECKING:
-    from train.evaluate.evaluated_model import EvaluatedModel
+    from train.evaluate.models import EvaluatedModel
 
 
 @dataclass(frozen=True)

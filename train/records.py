@@ -1,4 +1,4 @@
-"""run.json: everything that a report needs to know about a finished run."""
+"""What a run records of itself: the state in its checkpoint, and run.json when it is done."""
 
 from __future__ import annotations
 
@@ -8,13 +8,110 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sightline.cache import FeatureSet
+from sightline.cache.record import Doubt
 from sightline.digest import digest
 from sightline.errors import SightlineError
-from train.feature_use import FeatureUse
-from train.log_names import DEV
+from sightline.settings import explain
 
 FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"
+DEV = "dev"
+"""The dev score (Spearman's ρ × 100), in the log of a run."""
+
+
+class FeatureUse(BaseModel):
+    """A feature set that a run learned from.
+
+    Attributes:
+        name: `<dataset>/<kind>/<encoder>`, as under data/features.
+        encoder: architecture; `source`: where its weights came from.
+        untrained: its weights are random; every table says so.
+        provenance: who computed the rows, as `sightline.cache.record.Provenance` says it.
+        doubt: about imported rows that were not recomputed, or not with the same result; every
+            table says so.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    encoder: str
+    source: str
+    revision: str = ""
+    weights_sha256: str
+    fingerprint: str
+    content_digest: str = ""
+    dim: int
+    rows: int
+    untrained: bool
+    provenance: str = "computed here"
+    doubt: Doubt = ""
+
+    @classmethod
+    def of_set(cls, features: FeatureSet) -> FeatureUse:
+        """From an open feature set, named by the last three folders of its path."""
+        record = features.record
+        encoder = record.spec.encoder
+        return cls(
+            name="/".join(features.path.parts[-3:]),
+            encoder=encoder.name,
+            source=encoder.source,
+            revision=encoder.revision,
+            weights_sha256=encoder.weights_sha256,
+            fingerprint=record.fingerprint,
+            content_digest=record.content_digest,
+            dim=record.spec.dim,
+            rows=record.rows,
+            untrained=encoder.untrained,
+            provenance=str(record.provenance),
+            doubt=record.provenance.doubt,
+        )
+
+
+class RunState(BaseModel):
+    """How far a run is: all that its checkpoint records besides tensors.
+
+    Attributes:
+        spec_digest, code: digests of the run and of the code that trains it (`train.run_inputs`).
+        optimizer: its `train.optimizer`.
+        steps: optimiser steps of the whole run.
+        step: those that are done.
+        log: entries so far, each with its ``step``.
+        best: dev score of the best weights, or None.
+        best_step: the step that they are from.
+        stopped_early: the early stop ended the run here.
+        seconds: spent in training steps, without dev scores and checkpoints.
+        sentences: rows trained on.
+        peak_memory: peak bytes, see `sightline.devices.peak_memory`.
+        processes: how many trained it; several numbers if it was resumed with a different number
+            of them.
+        tensors: file of the checkpoint → its BLAKE3.
+        should_stop: end after this step, with a checkpoint; a callback may set it, in any process.
+        signal: number of the signal that asked for it, or 0; the same in all processes.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_: Literal["sightline.checkpoint/1"] = Field(
+        default="sightline.checkpoint/1", alias="schema"
+    )
+
+    spec_digest: str = ""
+    code: str = ""
+    optimizer: str = ""
+    steps: int = 0
+    step: int = 0
+    log: list[dict[str, float]] = []
+    best: float | None = None
+    best_step: int | None = None
+    stopped_early: bool = False
+    seconds: float = 0.0
+    sentences: int = 0
+    peak_memory: dict[str, int] = {}
+    processes: list[int] = []
+    tensors: dict[str, str] = {}
+    should_stop: bool = Field(default=False, exclude=True)
+    signal: int = Field(default=0, exclude=True)
 
 
 class RunSummary(BaseModel):
@@ -36,6 +133,7 @@ class RunSummary(BaseModel):
             dev score.
         best_step: step whose weights were exported; None without a dev set (the last ones).
         steps: optimiser steps done; fewer than planned after an early stop.
+        steps_on_pairs: those of them that had a batch of pairs; the others had sentences alone.
         sentences, seconds: rows trained on, and the time of the training steps alone.
         sentences_per_second: their ratio.
         peak_memory: peak bytes, by ``host`` and ``device``.
@@ -69,6 +167,7 @@ class RunSummary(BaseModel):
     log: list[dict[str, float]]
     best_step: int | None
     steps: int
+    steps_on_pairs: int = 0
     stopped_early: bool
     sentences: int
     seconds: float
@@ -99,27 +198,28 @@ class RunSummary(BaseModel):
         return (self.model_dump_json(indent=2, by_alias=True) + "\n").encode()
 
     @classmethod
-    def load(cls, folder: Path) -> RunSummary | None:
-        """The finished run in ``folder``, or None if there is none that this version can read."""
-        try:
-            return cls.model_validate_json((folder / FILE_NAME).read_bytes())
-        except (OSError, ValidationError):
-            return None
-
-    @classmethod
     def read(cls, folder: Path) -> RunSummary:
         """The finished run in ``folder``.
 
         Raises:
             SightlineError: there is none, or it is from another version.
         """
-        found = cls.load(folder)
-        if found is None:
+        file = folder / FILE_NAME
+        if not file.is_file():
             raise SightlineError(f"{folder}: no finished run here (no {FILE_NAME}); train it first")
-        return found
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = explain(error)[0] if isinstance(error, ValidationError) else error
+            raise SightlineError(
+                f"{file}: this version cannot read it ({reason}); train the run again, or use the "
+                "version of Sightline that wrote it"
+            ) from error
 
     def __str__(self) -> str:
         parts = [f"{self.run}, seed {self.seed}: {self.steps:,} steps"]
+        if self.features:
+            parts.append(f"{self.steps_on_pairs:,} of {self.steps:,} steps on pairs")
         parts.append(f"{self.seconds:.0f} s ({self.sentences_per_second:,.0f} sentences/s)")
         if self.best_step is not None:
             best = dict(self.dev_history)[self.best_step]

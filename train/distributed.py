@@ -1,0 +1,312 @@
+"""Several processes that train one run together: what they tell each other, and tensors.
+
+`torchrun` or `accelerate launch` starts them and passes each its number in environment variables.
+Objects and CPU tensors go over gloo, GPU tensors over NCCL. Only process 0 owns the run's folder.
+When a process is lost, the others end, and the same command resumes from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sightline.devices import of_several_processes, pick_device, rank_and_count
+from sightline.errors import SaidElsewhere, SightlineError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+ARRIVAL_LIMIT = 300.0
+"""Seconds in which all processes of a run must have started."""
+COLLECTIVE_LIMIT = 3600.0
+"""Seconds that one process waits for the others within a run; they wait for dev scores, too."""
+# Before PyTorch 2.8 the end of a group waits for gloo's threads and holds the interpreter, which
+# these need to free their last tensors (pytorch/pytorch#154976); here they get it
+_GIVE_BACK = 0.2  # seconds
+_BUCKET = 1 << 23  # numbers that are added up at once, 32 MiB in float32
+_groups = itertools.count()  # of this process; the keys of an earlier one stay in the store
+
+T = TypeVar("T")
+
+
+class LostProcess(SightlineError):
+    """Another process of the run ended, so what all take part in cannot continue."""
+
+
+class Processes:
+    """The processes of one run, as seen by one of them; without arguments, it is the only one.
+
+    Whatever waits for the others raises `LostProcess` if one of them has ended.
+
+    Attributes:
+        rank: number of this process, from 0.
+        count: of all.
+    """
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+
+    @property
+    def main(self) -> bool:
+        """Whether this process owns the run's folder and reports its progress."""
+        return self.rank == 0
+
+    def device(self, name: str) -> torch.device:
+        """The device called ``name``; each of several processes on a machine has its own GPU.
+
+        Raises:
+            SightlineError: no such device here, fewer GPUs than processes, or one that several
+                processes cannot train on.
+        """
+        if self.count == 1:
+            return pick_device(name)
+        import torch
+
+        if name == "mps":
+            raise SightlineError(
+                "several processes train on CPUs or on CUDA devices, not on mps; use --device cpu, "
+                "or one process"
+            )
+        if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+            return torch.device("cpu")
+        here = int(os.environ.get("LOCAL_RANK", self.rank))
+        if torch.cuda.is_available() and here >= torch.cuda.device_count():
+            raise SightlineError(
+                f"process {self.rank} is number {here} on this machine, which has "
+                f"{torch.cuda.device_count()} CUDA devices; start as many processes as there are "
+                "devices, or train with --device cpu"
+            )
+        device = pick_device(f"cuda:{here}")
+        torch.cuda.set_device(device)
+        return device
+
+    def shares(self, rows: int) -> list[range]:
+        """Which of the ``rows`` of a batch each process encodes."""
+        from train.gradient_cache import split
+
+        return split(range(rows), self.count)
+
+    # ---- objects --------------------------------------------------------------------------------
+
+    def every(self, item: T) -> list[T]:
+        """The ``item`` of every process, by rank."""
+        if self.count == 1:
+            return [item]
+        import torch.distributed as dist
+
+        items: list[Any] = [None] * self.count
+        with _waiting():
+            dist.all_gather_object(items, item)
+        return items
+
+    def from_main(self, item: T) -> T:
+        """The ``item`` of process 0."""
+        if self.count == 1:
+            return item
+        import torch.distributed as dist
+
+        items = [item]
+        with _waiting():
+            dist.broadcast_object_list(items, src=0)
+        return items[0]
+
+    @contextmanager
+    def one_outcome(self) -> Iterator[None]:
+        """A block without any exchange, after which all processes go on, or none.
+
+        Raises:
+            Exception: what the block raised, in the first process where it failed.
+            SaidElsewhere: in the others.
+        """
+        if self.count == 1:
+            yield
+            return
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        messages = self.every(None if error is None else str(error) or type(error).__name__)
+        for rank, message in enumerate(messages):
+            if message is not None:
+                if error is not None and rank == self.rank:
+                    raise error
+                raise SaidElsewhere(f"process {rank} ended the run: {message}") from error
+
+    # ---- tensors --------------------------------------------------------------------------------
+
+    def largest(self, number: int) -> int:
+        """The largest number that any process has."""
+        if self.count == 1:
+            return number
+        import torch
+        import torch.distributed as dist
+
+        numbers = torch.tensor([number])
+        with _waiting():
+            dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return int(numbers)
+
+    def gathered(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The rows [2, n, d] of every process, by rank: [2, Σ sizes, d], without a graph.
+
+        Args:
+            sizes: n of every process.
+        """
+        if self.count == 1:
+            return own
+        import torch
+        import torch.distributed as dist
+
+        two, rows, width = own.shape
+        padded = own.new_zeros(two, max(sizes), width)
+        padded[:, :rows] = own
+        parts = [torch.empty_like(padded) for _ in sizes]
+        with _waiting():
+            dist.all_gather(parts, padded)
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+
+    def add_gradients(self, module: nn.Module) -> None:
+        """Replace every gradient of ``module`` with its sum over all processes.
+
+        A missing gradient counts as 0 if another process has one; if none has, it stays missing.
+        """
+        parameters = list(module.parameters())
+        if self.count == 1 or not parameters:
+            return
+        import torch
+        import torch.distributed as dist
+
+        reached = torch.tensor([each.grad is not None for each in parameters], dtype=torch.uint8)
+        with _waiting():
+            dist.all_reduce(reached, dist.ReduceOp.MAX)
+            pairs = zip(parameters, reached.tolist(), strict=True)
+            for bucket in _buckets([parameter for parameter, is_reached in pairs if is_reached]):
+                zeros = (torch.zeros_like(p) if p.grad is None else p.grad for p in bucket)
+                flat = torch.cat([gradient.reshape(-1) for gradient in zeros])
+                dist.all_reduce(flat)
+                parts = flat.split([parameter.numel() for parameter in bucket])
+                for parameter, part in zip(bucket, parts, strict=True):
+                    if parameter.grad is None:
+                        parameter.grad = torch.empty_like(parameter)
+                    parameter.grad.copy_(part.view_as(parameter))
+
+    def follow_main(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite ``tensors`` with those of process 0."""
+        if self.count == 1:
+            return
+        import torch
+        import torch.distributed as dist
+
+        with _waiting(), torch.no_grad():
+            for tensor in tensors:
+                whole = tensor.contiguous()
+                dist.broadcast(whole, 0)
+                if whole is not tensor:
+                    tensor.copy_(whole)
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Processes]:
+    """The processes that the environment describes, for one run; only this one without any.
+
+    At the end the connections break, so that the others notice at once that this one has ended.
+
+    Args:
+        device: `auto`, `cpu` or `cuda`, where all of them train.
+
+    Raises:
+        SightlineError: some did not start in time, or the environment is incomplete.
+    """
+    if not of_several_processes():
+        yield Processes()
+        return
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
+    if dist.is_initialized():
+        raise SightlineError(
+            "this process already has a torch.distributed group; a training run creates its own, "
+            "so call it before you create yours, or without one"
+        )
+    rank, count = rank_and_count(os.environ) or (0, 1)
+    backend = "gloo"
+    if device in ("auto", "cuda") and torch.cuda.is_available():
+        # waiting for a lost process raises an error instead of ending this process
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        backend = "cpu:gloo,cuda:nccl"
+    store = PrefixStore(f"sightline/{next(_groups)}", _store())
+    limit = timedelta(seconds=COLLECTIVE_LIMIT)
+    with _waiting():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+    lost = False
+    try:
+        yield Processes(rank, count)
+    except LostProcess:
+        lost = True
+        raise
+    finally:
+        # a broken group of NCCL may wait for the lost process; its connections end with this one
+        if not (lost and backend != "gloo"):
+            time.sleep(_GIVE_BACK)
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+
+
+@cache
+def _store() -> Store:
+    """Where the processes meet, as `env://` says; it stays open, as others may still read it."""
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        return next(rendezvous("env://", timeout=timedelta(seconds=ARRIVAL_LIMIT)))[0]
+    except (RuntimeError, ValueError) as error:
+        raise SightlineError(
+            f"the processes of this run did not meet within {ARRIVAL_LIMIT:g} s "
+            f"({_reason(error)}); start all {os.environ['WORLD_SIZE']} with torchrun or accelerate "
+            "launch, and the same MASTER_ADDR and MASTER_PORT, or unset WORLD_SIZE to train in one"
+        ) from error
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """Wraps an exchange: PyTorch has no specific error for a lost peer of gloo."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise LostProcess(
+            f"another process of this run has ended ({_reason(error)}); check its output, "
+            "and rerun the same command to resume from the last checkpoint"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """PyTorch's message, without the place in its source and its advice."""
+    return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
+
+
+def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """``parameters`` in order, in lists of one dtype that are summed at once."""
+    bucket: list[nn.Parameter] = []
+    for parameter in parameters:
+        full = sum(each.numel() for each in bucket) + parameter.numel() > _BUCKET
+        if bucket and (full or parameter.dtype != bucket[0].dtype):
+            yield bucket
+            bucket = []
+        bucket.append(parameter)
+    if bucket:
+        yield bucket

@@ -1,0 +1,305 @@
+"""Models under evaluation: their names, their sentences' embeddings, the space of their heads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors import SafetensorError
+
+from sightline.cache import FeatureSet
+from sightline.errors import SightlineError
+from sightline.pooling import Pooling, check_pooling
+from train.embed import Embedder
+from train.export import HEADS_FILE, MODEL_FOLDER
+from train.objectives import Objective, make_objective
+from train.records import FILE_NAME, RunSummary
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class TrainedHeads:
+    """The heads of a finished run: `objective` says which of them projects what."""
+
+    objective: Objective
+    modules: nn.ModuleDict
+
+
+class EvaluatedModel:
+    """An encoder that embeds every distinct sentence once, for all tasks together.
+
+    Attributes:
+        name: as tables show it.
+        embedder: the encoder.
+        folder: of the training run; None for any other model.
+        summary: of the training run; None for any other model.
+        pooling: the one that was asked for; None if the folder's own is used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        embedder: Embedder,
+        folder: Path | None = None,
+        summary: RunSummary | None = None,
+        pooling: Pooling | None = None,
+    ) -> None:
+        """
+        Args:
+            pooling: the one that was asked for; None if the folder's own is used.
+        """
+        self.name, self.embedder = name, embedder
+        self.folder, self.summary = folder, summary
+        self.pooling: Pooling | None = pooling
+        self._row_of: dict[str, int] = {}
+        self._rows = np.empty((0, embedder.dim), dtype=np.float32)
+
+    @classmethod
+    def load(
+        cls, source: str, pooling: Pooling | None = None, device: str = "auto"
+    ) -> EvaluatedModel:
+        """The folder of a training run, a model folder, or a name on the hub.
+
+        Raises:
+            SightlineError: see `Embedder.load`; or a run that is not finished.
+        """
+        folder = Path(source)
+        if not (folder / FILE_NAME).is_file():
+            return cls(source, Embedder.load(source, pooling, device=device), pooling=pooling)
+        summary = RunSummary.read(folder)
+        embedder = Embedder.load(folder / MODEL_FOLDER, pooling, device=device)
+        return cls(summary.run, embedder, folder, summary, pooling)
+
+    def encode_once(self, sentences: Iterable[str]) -> None:
+        """Embed those of ``sentences`` that are not embedded yet, in one call of the encoder."""
+        new = [each for each in dict.fromkeys(sentences) if each not in self._row_of]
+        if not new:
+            return
+        rows = self.embedder.encode(new)
+        start = len(self._row_of)
+        self._row_of.update((each, start + i) for i, each in enumerate(new))
+        self._rows = np.concatenate([self._rows, rows]) if start else rows
+
+    def encode(self, sentences: Sequence[str]) -> np.ndarray:
+        """Embeddings float32 [n, d], in the order of ``sentences``."""
+        self.encode_once(sentences)
+        return self._rows[[self._row_of[each] for each in sentences]]
+
+    def heads(self) -> TrainedHeads:
+        """The trained heads, in eval mode on the CPU.
+
+        Raises:
+            NoHeadsError: this model has none (says why).
+            SightlineError: the file is damaged or belongs to another run.
+        """
+        folder, summary = self.folder, self.summary
+        if folder is None or summary is None:
+            raise NoHeadsError(
+                "it is not a training run of Sightline, and has no heads; give the folder of a run "
+                "that learned from images, such as one of mcse, kdmcse or dalr"
+            )
+        from safetensors.torch import load_file
+
+        file = folder / HEADS_FILE
+        objective = make_objective(summary.objective, summary.parameters)
+        dims = {need.name: summary.features[need.name].dim for need in objective.features}
+        modules = objective.heads(self.embedder.dim, dims)
+        try:
+            modules.load_state_dict(load_file(file))
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise SightlineError(
+                f"{file}: cannot be read ({error}); train the run again"
+            ) from error
+        return TrainedHeads(objective, modules.eval())  # pyright: ignore[reportArgumentType]
+
+
+class NoHeadsError(SightlineError):
+    """A model has no trained heads; the message says why."""
+
+
+def project(head: nn.Module, rows: np.ndarray, batch: int = 4096) -> np.ndarray:
+    """``head`` applied to float [n, d], in batches: float32 [n, d']."""
+    import torch
+
+    with torch.inference_mode():
+        parts = [
+            head(torch.from_numpy(rows[start : start + batch].astype(np.float32))).numpy()
+            for start in range(0, len(rows), batch)
+        ]
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """Where a model is, and its names in tables and figures.
+
+    Attributes:
+        name: its own.
+        source: a folder or a name on the hub.
+        run: shared by the seeds of one training run, which make one row; else ``name``.
+    """
+
+    name: str
+    source: str
+    run: str
+
+
+def name_models(given: Sequence[str]) -> list[NamedModel]:
+    """A name for each model, without loading it.
+
+    A training run has its own name, followed by its seed if several seeds of it are given; any
+    other model is called as it was given.
+
+    Args:
+        given: folders or names on the hub; a prefix `NAME=` renames the model.
+
+    Raises:
+        SightlineError: an empty name, a run that is not finished, or two models of one name.
+    """
+    found: list[tuple[str, str, int | None]] = []
+    for each in given:
+        label, source = "", each
+        if "=" in each and not Path(each).exists():
+            label, _, source = each.partition("=")
+        if not source or each.startswith("="):
+            raise SightlineError(f"--model: found {each!r}, expected MODEL or NAME=MODEL")
+        summary = RunSummary.read(Path(source)) if (Path(source) / FILE_NAME).is_file() else None
+        if summary is None or label:
+            found.append((label or source, source, None))
+        else:
+            found.append((summary.run, source, summary.seed))
+    runs = Counter(name for name, _, seed in found if seed is not None)
+    models = [
+        NamedModel(
+            name if seed is None or runs[name] == 1 else f"{name}, seed {seed}", source, name
+        )
+        for name, source, seed in found
+    ]
+    sources: dict[str, str] = {}
+    for model in models:
+        other = sources.setdefault(model.name, model.source)
+        if other != model.source or sum(each == model for each in models) > 1:
+            raise SightlineError(
+                f"two models are called {model.name!r}: {other} and {model.source}; rename one of "
+                "them: NAME=PATH"
+            )
+    return models
+
+
+def load_each(
+    models: Sequence[NamedModel], pooling: str | None = None, device: str = "auto"
+) -> Iterator[tuple[NamedModel, EvaluatedModel]]:
+    """Each model with its names; the one before is released unless the caller keeps it.
+
+    Raises:
+        SightlineError: an unknown pooling; or see `EvaluatedModel.load`.
+    """
+    known = None if pooling is None else check_pooling(pooling)
+    for model in models:
+        yield model, EvaluatedModel.load(model.source, known, device)
+
+
+@dataclass(frozen=True)
+class ImageSpace:
+    """Two trained heads with one output space.
+
+    Attributes:
+        sentences: projects embeddings: [n, hidden] → [n, d].
+        images: projects image features: [n, dim] → [n, d].
+        encoder: the encoder of those features, as in the run's parameters.
+        fingerprint: of the feature set that the run learned from.
+    """
+
+    sentences: nn.Module
+    images: nn.Module
+    encoder: str
+    fingerprint: str
+
+
+def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace:
+    """The space of sentences and images of a training run.
+
+    It is found through the objective (`features`, `parts`, `sentence_head`), so any
+    objective that projects image features has one. Of several heads for images of one encoder, as a
+    combination may have, it is the first.
+
+    Args:
+        encoder: which image encoder, for a run with heads for several.
+
+    Raises:
+        NoHeadsError: the run has no such space, or several (says what there is).
+        SightlineError: see `EvaluatedModel.heads`.
+    """
+    trained = model.heads()
+    assert model.summary is not None  # it has heads
+    spaces: dict[str, ImageSpace] = {}
+    for part, heads in trained.objective.parts(trained.modules):
+        for need in part.features:
+            if need.kind == "image" and need.head is not None:
+                fingerprint = model.summary.features[need.name].fingerprint
+                sentences, images = heads[part.sentence_head], heads[need.head]
+                space = ImageSpace(sentences, images, need.encoder, fingerprint)
+                spaces.setdefault(need.encoder, space)
+    if not spaces:
+        raise NoHeadsError(
+            f"its objective, {trained.objective.name}, projects no image features; runs that "
+            "learned from images, such as those of mcse, kdmcse or dalr, have heads for them"
+        )
+    if encoder is None and len(spaces) == 1:
+        return next(iter(spaces.values()))
+    if encoder in spaces:
+        return spaces[encoder]
+    raise NoHeadsError(
+        f"it has heads for images of {', '.join(spaces)}"
+        + ("; choose one with `encoder`" if encoder is None else f", not of {encoder}")
+    )
+
+
+class NoImagesError(SightlineError):
+    """None of the images has features."""
+
+
+def open_features(space: ImageSpace, model: EvaluatedModel, place: Path) -> FeatureSet:
+    """Features that the head of images understands.
+
+    Args:
+        model: the run that ``space`` belongs to.
+        place: a feature set, of any images, or the folder below which the run's own lies.
+
+    Raises:
+        CacheError: no such set, or one of another encoder, preprocessing or precision.
+    """
+    folder = place
+    if not (place / "set.json").is_file() and model.summary is not None:
+        uses = model.summary.features.values()
+        names = [use.name for use in uses if use.fingerprint == space.fingerprint]
+        folder = place / names[0]
+    return FeatureSet.open(folder, space.fingerprint)
+
+
+def rows_of_images(features: FeatureSet, keys: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Feature rows of images, without those that failed when they were extracted.
+
+    Args:
+        keys: SHA-256 of each image's bytes.
+
+    Returns:
+        float [m, f] and the m positions in ``keys``, int64.
+
+    Raises:
+        NoImagesError: all of them failed.
+        SightlineError: the set lacks an image that did not fail.
+    """
+    kept = np.array([i for i, key in enumerate(keys) if key not in features.failed], dtype=np.int64)
+    if not len(kept):
+        raise NoImagesError(
+            f"{features.path}: all {len(keys)} images failed when they were extracted; see its "
+            "failures, and extract them again"
+        )
+    return features.gather(features.rows([keys[i] for i in kept])), kept

@@ -1,0 +1,359 @@
+"""The embedding spaces of several models on the same sentences: cosines, spectrum, clusters, map.
+
+    sightline geometry MODEL … --pairs STSB --sentences captions.parquet --out geometry
+
+Clusters, silhouettes and maps are of directions (`train.evaluate.vectors.unit_rows`), which is what
+cosines compare.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.manifold import TSNE
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
+from threadpoolctl import threadpool_limits
+
+from sightline.errors import SightlineError
+from sightline.outside import read_lines
+from train.evaluate.caption_pool import read_pool
+from train.evaluate.geometry import Geometry, evaluate_geometry
+from train.evaluate.similarity import (
+    Correlation,
+    Encode,
+    GradedPairs,
+    correlate,
+    pair_cosines,
+    squeeze,
+)
+from train.evaluate.vectors import Spectrum, mean_cosine, spectrum, unit_rows
+
+GOLD = "gold groups"
+"""Name of the gold grouping among the models'."""
+HEADER = ("group", "sentence")
+_ROUNDING = 6  # decimals of a direction: rows that differ less are one point
+
+
+@dataclass(frozen=True)
+class MapSentences:
+    """Distinct sentences.
+
+    Attributes:
+        name: what they are, for figures.
+        texts: n sentences.
+        groups: the gold group of each, or None.
+        drawn_from: how many there were before some were drawn.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    groups: tuple[str, ...] | None
+    drawn_from: int
+
+    @classmethod
+    def draw(
+        cls,
+        name: str,
+        texts: Sequence[str],
+        limit: int,
+        seed: int,
+        groups: Sequence[str] | None = None,
+    ) -> MapSentences:
+        """At most ``limit`` of the distinct ``texts``, drawn without replacement."""
+        group_of = dict(zip(texts, groups or texts, strict=True))
+        every = list(group_of)
+        rows = np.sort(np.random.default_rng(seed).permutation(len(every))[:limit])
+        drawn = tuple(every[row] for row in rows)
+        of_drawn = None if groups is None else tuple(group_of[each] for each in drawn)
+        return cls(name, drawn, of_drawn, len(every))
+
+
+def read_map_sentences(path: Path, limit: int, seed: int) -> MapSentences:
+    """Captions of a manifest (`.parquet`), or a TSV with the header group<TAB>sentence.
+
+    Raises:
+        SightlineError: missing, malformed, empty, or a sentence in two groups.
+    """
+    if path.suffix == ".parquet":
+        return MapSentences.draw(path.name, read_pool(path).texts, limit, seed)
+    lines = read_lines(path, f"a TSV with the header {'<TAB>'.join(HEADER)}")
+    if not lines or tuple(lines[0].split("\t")) != HEADER:
+        raise SightlineError(
+            f"{path}, line 1: found {lines[0][:80] if lines else 'nothing'!r}, expected the header "
+            f"{'<TAB>'.join(HEADER)}; add it, or give a captions manifest (.parquet)"
+        )
+    group_of: dict[str, str] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        columns = line.split("\t")
+        if len(columns) != len(HEADER):
+            raise SightlineError(
+                f"{path}, line {number}: {len(columns)} tab-separated columns, expected "
+                f"{len(HEADER)} ({', '.join(HEADER)}); fix or remove the line"
+            )
+        group, sentence = (squeeze(each) for each in columns)
+        if not sentence or not group:
+            raise SightlineError(
+                f"{path}, line {number}: the group or the sentence is empty; fix or remove the line"
+            )
+        if group_of.setdefault(sentence, group) != group:
+            raise SightlineError(
+                f"{path}, line {number}: this sentence is in group {group!r} and, above, in "
+                f"{group_of[sentence]!r}; keep one of the lines"
+            )
+    if not group_of:
+        raise SightlineError(f"{path}: a header and no sentences; expected one per line after it")
+    return MapSentences.draw(path.name, list(group_of), limit, seed, list(group_of.values()))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well two groupings of the same items agree.
+
+    Attributes:
+        adjusted_rand: Rand index corrected for chance (Hubert and Arabie 1985): 1 for equal
+            groupings, 0 on average for random ones.
+        mutual_information: normalised by the mean of the two entropies: 1 for equal groupings, 0
+            for independent ones; not corrected for chance, it grows with the number of groups.
+    """
+
+    adjusted_rand: float
+    mutual_information: float
+
+
+@dataclass(frozen=True)
+class MapSettings:
+    """Settings of the map: number of clusters of k-means, perplexity of t-SNE, seed of both."""
+
+    clusters: int = 10
+    perplexity: float = 30.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class SentenceMap:
+    """A model's map.
+
+    Attributes:
+        points: float64 [n, 2], from t-SNE.
+        labels: int64 [n], clusters of k-means, named as those of the first model that they share
+            most sentences with.
+        silhouette: of the clusters, by cosine distance.
+    """
+
+    points: np.ndarray
+    labels: np.ndarray
+    silhouette: float
+
+
+@dataclass(frozen=True)
+class ModelSpace:
+    """What one model's embeddings look like.
+
+    Attributes:
+        name: of the model.
+        width: d.
+        similarity: Spearman of `cosines` with the gold scores.
+        geometry: alignment and uniformity.
+        cosines: float64 [pairs].
+        mean_cosine: of all pairs of distinct sentences.
+        spectrum: of the distinct sentences.
+        map: None if `no_map` says why there is none.
+    """
+
+    name: str
+    width: int
+    similarity: Correlation
+    geometry: Geometry
+    cosines: np.ndarray
+    mean_cosine: float
+    spectrum: Spectrum
+    map: SentenceMap | None
+    no_map: str = ""
+
+
+@dataclass
+class SpaceStudy:
+    """Models measured one after the other.
+
+    Attributes:
+        pairs: graded pairs, for everything but the map.
+        sentences: of the map.
+        settings: of the map.
+        models: in the order in which they were added.
+    """
+
+    pairs: GradedPairs
+    sentences: MapSentences
+    settings: MapSettings
+    models: list[ModelSpace] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        n, clusters = len(self.sentences.texts), self.settings.clusters
+        if n <= max(clusters, self.settings.perplexity):
+            raise SightlineError(
+                f"{self.sentences.name}: {n} distinct sentences; {clusters} clusters and a "
+                f"perplexity of {self.settings.perplexity:g} need more of them than either: give "
+                "more sentences, or lower --clusters and --perplexity"
+            )
+
+    def every_sentence(self) -> list[str]:
+        """All that `add` encodes, in one list for one call of the encoder."""
+        return [*self.pairs.first, *self.pairs.second, *self.sentences.texts]
+
+    def add(self, name: str, encode: Encode) -> ModelSpace:
+        """Measure a model.
+
+        Raises:
+            SightlineError: an embedding has no direction (names the model).
+        """
+        embeddings = np.asarray(encode(self.pairs.distinct))
+        of_map = np.asarray(encode(list(self.sentences.texts)))
+        (cosines,) = pair_cosines(encode, [self.pairs])
+        try:
+            drawn, why = self._map(of_map)
+            found = ModelSpace(
+                name,
+                embeddings.shape[1],
+                correlate(cosines, self.pairs.gold),
+                evaluate_geometry(encode, self.pairs),
+                cosines,
+                mean_cosine(embeddings),
+                spectrum(embeddings),
+                drawn,
+                why,
+            )
+        except SightlineError as error:
+            raise SightlineError(f"{name}: {error}") from error
+        self.models.append(found)
+        return found
+
+    @property
+    def groupings(self) -> dict[str, np.ndarray]:
+        """Name → labels [n]: the gold groups, if there are any, then each model's clusters."""
+        found = {}
+        if self.sentences.groups is not None:
+            found[GOLD] = np.unique(np.array(self.sentences.groups), return_inverse=True)[1]
+        found.update((each.name, each.map.labels) for each in self.models if each.map is not None)
+        return found
+
+    def agreements(self) -> dict[tuple[str, str], Agreement]:
+        """Every two of `groupings`, in their order → how well they agree."""
+        every = list(self.groupings.items())
+        return {
+            (first, second): agreement(one, two)
+            for i, (first, one) in enumerate(every)
+            for second, two in every[i + 1 :]
+        }
+
+    def _map(self, embeddings: np.ndarray) -> tuple[SentenceMap | None, str]:
+        settings = self.settings
+        distinct = distinct_directions(embeddings)
+        if distinct < max(3, settings.clusters):
+            return None, (
+                f"only {distinct} of {len(embeddings)} embeddings differ, too few for "
+                f"{settings.clusters} clusters"
+            )
+        labels = cluster(embeddings, settings.clusters, settings.seed)
+        shape = silhouette(embeddings, labels)
+        first = next((each.map.labels for each in self.models if each.map is not None), None)
+        if first is not None:
+            labels = relabel(labels, first)
+        points = tsne(embeddings, settings.perplexity, settings.seed)
+        return SentenceMap(points, labels, shape), ""
+
+
+def binned_means(
+    gold: np.ndarray, cosines: np.ndarray, bins: int = 5
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean cosine in equal ranges of the gold score.
+
+    Args:
+        gold, cosines: float [n].
+
+    Returns:
+        Edges [bins + 1]; mean cosine of each range, NaN if it is empty; pairs in each. The last
+        range includes its upper edge.
+    """
+    edges = np.linspace(gold.min(), gold.max(), bins + 1)
+    inside = np.clip(np.searchsorted(edges, gold, side="right") - 1, 0, bins - 1)
+    counts = np.bincount(inside, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        means = np.bincount(inside, weights=cosines, minlength=bins) / counts
+    return edges, means, counts
+
+
+def distinct_directions(embeddings: np.ndarray) -> int:
+    """How many directions of [n, d] differ by more than rounding."""
+    return len(np.unique(np.round(unit_rows(embeddings), _ROUNDING), axis=0))
+
+
+def cluster(embeddings: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    """k-means over directions, the best of ten starts: labels int64 [n], 0 … ``clusters`` − 1.
+
+    The same input gives the same labels, on one thread.
+
+    Args:
+        embeddings: float [n, d], with at least ``clusters`` distinct directions.
+    """
+    points = unit_rows(embeddings)
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)  # fewer distinct points than clusters
+        model = KMeans(clusters, n_init=10, random_state=seed)  # pyright: ignore[reportArgumentType]
+        found = model.fit(points)
+    return np.asarray(found.labels_, dtype=np.int64)
+
+
+def silhouette(embeddings: np.ndarray, labels: np.ndarray) -> float:
+    """Mean silhouette of groups of [n, d] by cosine distance (Rousseeuw 1987).
+
+    −1 to 1; 1 for tight groups far from each other, 0 for groups that overlap.
+
+    Args:
+        labels: int [n], at least two groups and fewer than n.
+    """
+    with threadpool_limits(1):
+        return float(silhouette_score(unit_rows(embeddings), labels, metric="cosine"))
+
+
+def tsne(embeddings: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
+    """t-SNE of directions by Euclidean distance, from their first principal components: [n, 2].
+
+    The same input gives the same map, on one thread (van der Maaten and Hinton 2008).
+
+    Args:
+        embeddings: float [n, d], with at least three distinct directions.
+        perplexity: effective number of neighbours, less than n.
+    """
+    points = unit_rows(embeddings)
+    with threadpool_limits(1):
+        model = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1)
+        return np.asarray(model.fit_transform(points), dtype=np.float64)
+
+
+def agreement(first: np.ndarray, second: np.ndarray) -> Agreement:
+    """Agreement of two groupings, labels [n] each; the labels themselves do not matter."""
+    return Agreement(
+        float(adjusted_rand_score(first, second)),
+        float(normalized_mutual_info_score(first, second)),
+    )
+
+
+def relabel(labels: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """``labels`` renamed, so that groups that share most items have one name in both.
+
+    The pairing of groups with the most shared items in total; both [n], from 0.
+    """
+    size = int(max(labels.max(), reference.max())) + 1
+    shared = np.zeros((size, size), dtype=np.int64)
+    np.add.at(shared, (labels, reference), 1)
+    rows, columns = linear_sum_assignment(shared, maximize=True)
+    names = np.empty(size, dtype=np.int64)
+    names[rows] = columns
+    return names[labels]

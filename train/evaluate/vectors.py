@@ -1,0 +1,197 @@
+"""Geometry of embeddings: directions, cosines, nearest rows, ranks, the spectrum of a space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sightline.errors import SightlineError
+
+DECIMALS = 9
+"""Of a cosine: equal float32 embeddings tie, whatever the order in which they were multiplied."""
+_HELD = 1 << 23  # cosines held at once, 64 MiB
+_CHUNK = 4096  # candidates converted to float64 at once
+_QUERIES = 1024  # queries whose ranks are counted at once
+
+
+class NoDirectionError(SightlineError):
+    """An embedding is zero or not finite, so that it has no cosine with others."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The k nearest candidates of each query, nearest first.
+
+    Attributes:
+        rows: per query, int64 [≤ k], rows of the candidates.
+        cosines: per query, float64 [≤ k], rounded to `DECIMALS`.
+        constant: all candidates have the same cosine with every query, so that the order says
+            nothing.
+    """
+
+    rows: tuple[np.ndarray, ...]
+    cosines: tuple[np.ndarray, ...]
+    constant: bool
+
+
+def nearest(
+    queries: np.ndarray,
+    candidates: np.ndarray,
+    k: int,
+    left_out: Mapping[int, int] | None = None,
+) -> Neighbours:
+    """The ``k`` candidates with the largest cosine; equal cosines in the order of the candidates.
+
+    Args:
+        queries: float [q, d]; any norm.
+        candidates: float [n, d]; any norm.
+        k: at least 1; more than there are candidates gives all of them.
+        left_out: query → the candidate that it must not find, such as itself.
+
+    Raises:
+        SightlineError: no candidate, or different widths.
+        NoDirectionError: an embedding is zero or not finite.
+    """
+    left_out = left_out or {}
+    rows: list[np.ndarray] = []
+    found: list[np.ndarray] = []
+    constant = len(candidates) > 1
+    for query, row in enumerate(cosines(queries, candidates)):
+        constant = constant and bool(np.ptp(row) == 0)
+        order = _largest(row, k + 1)
+        order = order[order != left_out.get(query, -1)][:k]
+        rows.append(order)
+        found.append(row[order])
+    return Neighbours(tuple(rows), tuple(found), constant)
+
+
+def cosines(queries: np.ndarray, candidates: np.ndarray) -> Iterator[np.ndarray]:
+    """Of each query, its cosine with every candidate: float64 [n], rounded to `DECIMALS`.
+
+    Args:
+        queries: float [q, d]; any norm.
+        candidates: float [n, d]; any norm.
+
+    Raises:
+        SightlineError: no candidate, or different widths.
+        NoDirectionError: an embedding is zero or not finite.
+    """
+    if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1]:
+        raise SightlineError(
+            f"neighbours need queries [q, d] and candidates [n, d] in one space; found "
+            f"{queries.shape} and {candidates.shape}"
+        )
+    if not len(candidates):
+        raise SightlineError("there is nothing to find neighbours among; give some candidates")
+    norms = {name: norms_of(x, name) for name, x in (("query", queries), ("candidate", candidates))}
+    points = queries.astype(np.float64) / norms["query"]
+    step = max(1, _HELD // len(candidates))
+    for start in range(0, len(points), step):
+        found = np.empty((len(points[start : start + step]), len(candidates)))
+        for low in range(0, len(candidates), _CHUNK):
+            some = slice(low, low + _CHUNK)
+            block = candidates[some].astype(np.float64) / norms["candidate"][some]
+            found[:, some] = points[start : start + step] @ block.T
+        yield from np.round(found, DECIMALS)
+
+
+def _largest(row: np.ndarray, k: int) -> np.ndarray:
+    """Positions of the ``k`` largest values, the earlier of two equal ones first."""
+    if k < len(row):
+        kept = np.flatnonzero(row >= np.partition(row, -k)[-k])
+        return kept[np.argsort(-row[kept], kind="stable")][:k]
+    return np.argsort(-row, kind="stable")
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values of n directions in d dimensions.
+
+    Attributes:
+        singular_values: float64 [min(n, d)], descending, of the matrix of directions divided by
+            √n: their squares sum to 1.
+        effective_rank: exp of the entropy of the singular values divided by their sum, from 1 (a
+            line) to min(n, d) (Roy and Vetterli 2007).
+    """
+
+    singular_values: np.ndarray
+    effective_rank: float
+
+
+def norms_of(rows: np.ndarray, what: str = "embedding") -> np.ndarray:
+    """Norms of [n, d]: float64 [n, 1].
+
+    Raises:
+        NoDirectionError: a row has no direction (names the first).
+    """
+    norms = np.empty((len(rows), 1))
+    for low in range(0, len(rows), _CHUNK):
+        block = rows[low : low + _CHUNK].astype(np.float64)
+        norms[low : low + _CHUNK] = np.linalg.norm(block, axis=1, keepdims=True)
+    broken = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
+    if len(broken):
+        raise NoDirectionError(
+            f"{len(broken)} of {len(rows)} embeddings are zero or not finite ({what} {broken[0]} "
+            "is the first), so they have no direction; check the encoder"
+        )
+    return norms
+
+
+def unit_rows(rows: np.ndarray, what: str = "embedding") -> np.ndarray:
+    """The directions of [n, d]: float64 [n, d] with norm 1; raises as `norms_of`."""
+    return rows.astype(np.float64) / norms_of(rows, what)
+
+
+def ranks_of_matches(
+    queries: np.ndarray, keys: np.ndarray, of_query: np.ndarray, of_key: np.ndarray
+) -> np.ndarray:
+    """Rank of the best match of each query among all keys, by cosine: int64 [q], from 1.
+
+    A tie is a miss: keys of others that score as high as the match are ranked before it, so that
+    constant embeddings find nothing.
+
+    Args:
+        queries: float64 [q, d], unit rows.
+        keys: float64 [n, d], unit rows.
+        of_query, of_key: int [q] and [n]; a key matches the queries of the same number.
+    """
+    ranks = np.empty(len(queries), dtype=np.int64)
+    for start in range(0, len(queries), _QUERIES):
+        part = slice(start, start + _QUERIES)
+        similarity = queries[part] @ keys.T
+        own = of_query[part, None] == of_key[None, :]
+        match = np.where(own, similarity, -np.inf).max(axis=1)
+        ranks[part] = ((similarity >= match[:, None]) & ~own).sum(axis=1) + 1
+    return ranks
+
+
+def mean_cosine(embeddings: np.ndarray) -> float:
+    """Mean cosine of all pairs of different rows of [n, d], exact: (‖Σx‖² − n) / (n (n − 1)).
+
+    0 for directions that point everywhere; near 1 for an anisotropic space, in which all point one
+    way (Ethayarajh 2019).
+
+    Raises:
+        SightlineError: fewer than two rows, or one without a direction.
+    """
+    points = unit_rows(embeddings)
+    n = len(points)
+    if n < 2:
+        raise SightlineError(f"a mean cosine needs two distinct sentences; found {n}")
+    total = points.sum(axis=0)
+    return float((total @ total - n) / (n * (n - 1)))
+
+
+def spectrum(embeddings: np.ndarray) -> Spectrum:
+    """Singular values of the directions of [n, d], without centring; see `Spectrum`.
+
+    Raises:
+        SightlineError: a row without a direction.
+    """
+    points = unit_rows(embeddings)
+    values = np.linalg.svd(points / np.sqrt(len(points)), compute_uv=False)
+    shares = values / values.sum()
+    shares = shares[shares > 0]
+    return Spectrum(values, float(np.exp(-(shares * np.log(shares)).sum())))
