@@ -63,7 +63,7 @@ def features(
 
 def ground(params: Params, dataset: str, how: RunSettings = ONCE) -> SetSummary:
     """Ground the captions of ``dataset`` and cut the objects out."""
-    from pipeline.grounding.stage import ground_dataset
+    from pipeline.grounding.ground import ground_dataset
 
     paths = graph.ground_paths(params, dataset)
     if params.grounding is None:

@@ -66,8 +66,8 @@ def run(
     --out objects/scenes --cutouts cutouts/scenes
     """
     from pipeline.extract.runner import RunSettings
-    from pipeline.grounding.settings_file import read_settings
-    from pipeline.grounding.stage import GroundPaths, ground_dataset
+    from pipeline.grounding.ground import GroundPaths, ground_dataset
+    from pipeline.grounding.settings import read_settings
     from sightline.cache.groundings import grounding_counts
 
     paths = GroundPaths(images_manifest, captions, root, out, cutouts)

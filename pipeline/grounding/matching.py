@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.protocols import Dropped, Grounded, Reason
+from pipeline.grounding.settings import Rules
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom edge, in pixels."""

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from pipeline import graph, stages
 from pipeline.cli.commands import app
 from pipeline.extract.runner import RunSettings
-from pipeline.grounding.settings_file import read_settings
+from pipeline.grounding.settings import read_settings
 from pipeline.params import Params, ParamsError, load_params
 from sightline.cache import PHRASES, verify, write_manifest
 from sightline.cache.groundings import grounding_counts, read_phrases

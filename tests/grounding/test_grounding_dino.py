@@ -10,9 +10,9 @@ from grounding_images import captions_of, pictures
 from tiny_grounders import save_dino, save_florence
 
 from pipeline.grounding.chunker import FunctionWordChunker
-from pipeline.grounding.grounder_config import GroundingDinoSettings
 from pipeline.grounding.grounding_dino import GroundingDinoGrounder, build
 from pipeline.grounding.protocols import GroundingError
+from pipeline.grounding.settings import GroundingDinoSettings
 from sightline.errors import SightlineError
 
 

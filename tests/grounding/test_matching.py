@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import hull, iou, select
 from pipeline.grounding.protocols import Grounded
+from pipeline.grounding.settings import Rules
 
 HEIGHT, WIDTH = 60, 80
 

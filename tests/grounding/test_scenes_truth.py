@@ -19,8 +19,8 @@ from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePr
 from pipeline.extract.inputs import CutoutRules, objects_of_phrases
 from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
 from pipeline.extract.runner import RunSettings
-from pipeline.grounding.grounder_config import GroundingSettings
-from pipeline.grounding.stage import GroundPaths, ground_dataset
+from pipeline.grounding.ground import GroundPaths, ground_dataset
+from pipeline.grounding.settings import GroundingSettings
 from sightline.cache import CAPTIONS, PHRASES, key_of_bytes, key_of_text, read_manifest
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.cache.rle import decode_mask

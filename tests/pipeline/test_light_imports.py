@@ -20,7 +20,7 @@ HEAVY = (
 MODULES = (
     *("pipeline.stages", "pipeline.params", "pipeline.extract.runner"),
     "pipeline.extract.inputs",
-    *("pipeline.grounding.stage", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
+    *("pipeline.grounding.ground", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
     *("train.train_run", "train.distributed", "train.objectives.combined", "train.objectives.dalr"),
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.score_run"),
     *("train.evaluate.neighbours", "train.evaluate.retrieval"),
