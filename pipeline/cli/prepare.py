@@ -121,9 +121,7 @@ def webdataset(
     out: OUT,
     shards: Annotated[
         str | None,
-        typer.Option(
-            help="Which files below it, such as '{00000..01242}.tar'.", show_default="*.tar"
-        ),
+        typer.Option(help="Which files below it, such as '{00000..01242}.tar'; default: '*.tar'."),
     ] = None,
     splits: Annotated[
         list[str],
