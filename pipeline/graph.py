@@ -71,11 +71,6 @@ def grounding_folder(dataset: str) -> Path:
     return Path("data/objects") / dataset
 
 
-def ground_stats_folder(dataset: str) -> Path:
-    """Statistics of a data set's grounding, and the points that DVC plots."""
-    return Path("data/ground-stats") / dataset
-
-
 def cutouts_folder(dataset: str) -> Path:
     """Cut-outs of its objects; a separate folder, to keep restricted photographs off a remote."""
     return Path("data/cutouts") / dataset

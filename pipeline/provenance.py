@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline import graph
 from pipeline.datasets.source import LICENCE, RECORD, Source
-from sightline.cache.groundings import grounding_counts
+from pipeline.grounding import stats
 from sightline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
 
 _NORMALISED = {
@@ -26,11 +26,15 @@ def licence_note(folder: Path) -> str:
         return Source.licence
 
 
-def paragraph(folder: Path, record: SetRecord, licence: str) -> str:
-    """How the set in ``folder`` was made, its rows, size and licence: lines to paste."""
+def paragraph(folder: Path, record: SetRecord, licence: str, captions: Path | None = None) -> str:
+    """How the set in ``folder`` was made, its rows, size and licence: lines to paste.
+
+    Args:
+        captions: manifest of a grounding's captions, to measure how much of them phrases cover.
+    """
     lines = {"Set": f"{folder.as_posix()} ({record.spec.kind})", **described(record, licence)}
     if record.spec.kind == "grounding":
-        lines["Counts"] = _words(grounding_counts(folder))
+        lines |= stats.described(stats.statistics(folder, captions))
     return "\n".join(f"{name + ':':21}{value}" for name, value in lines.items())
 
 

@@ -21,7 +21,6 @@ from sightline.progress import PhaseProgress
 from sightline.settings import unknown
 
 if TYPE_CHECKING:
-    from pipeline.grounding.stats import GroundStats
     from sightline.html_pages import Thumbnail
     from train.evaluate.evaluation import Evaluation
     from train.report.results import RunResult
@@ -69,16 +68,6 @@ def ground(params: Params, dataset: str, how: RunSettings = ONCE) -> SetSummary:
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
     return ground_dataset(paths, params.grounding, settings_of(params, how))
-
-
-def ground_stats(dataset: str) -> GroundStats:
-    """Statistics of one data set's grounding, as JSON and as points for DVC plots."""
-    from pipeline.grounding.stats import ground_stats, write_stats
-
-    captions, phrases = graph.captions_manifest(dataset), graph.grounding_folder(dataset)
-    found = ground_stats(phrases, captions)
-    write_stats(found, graph.ground_stats_folder(dataset), [phrases, captions])
-    return found
 
 
 def tokens(params: Params) -> str:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.ground_stats import stats
 from pipeline.cli.options import (
     ACTORS,
     DEVICE,
@@ -27,7 +26,6 @@ from pipeline.cli.options import (
 )
 
 app = typer.Typer(help="Ground captions: link words to pixels.", no_args_is_help=True)
-app.command("stats")(stats)
 
 
 @app.command()

@@ -109,11 +109,6 @@ FOLDERS = [
         "ground run --settings @grounding.yaml IMAGES CAPTIONS --out OUT --cutouts OUT-cutouts",
         ("set.json", "set.json.next"),
     ),
-    Command(
-        "ground stats",
-        "ground stats @scenes/phrases.parquet --out OUT",
-        ("ground_stats.json", "stats.json", "drops.json"),
-    ),
     Command("tokens", "tokens --texts @texts.txt STUDENT --out OUT", ("set.json",)),
     Command("phrase-tokens", "phrase-tokens PHRASES CAPTIONS STUDENT --out OUT", ("set.json",)),
     Command(
