@@ -197,7 +197,7 @@ def _array_of(path: Path, name: str | None) -> str:
         there = archive.files
     if name is None and len(there) == 1:
         return there[0]
-    if name not in there:
+    if name is None or name not in there:
         raise SightlineError(
             f"{path}: has {', '.join(map(repr, there[:20])) or 'no arrays'}; name the array to "
             "import with --features"
