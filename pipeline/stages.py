@@ -287,7 +287,7 @@ def _photographs(
     params: Params, task: str, image_ids: Sequence[str], keys: Mapping[str, bytes]
 ) -> Mapping[str, Thumbnail] | str:
     """Photographs of the data set that an evaluation task reads, or why there are none."""
-    from pipeline.grounding.gallery.thumbnails import photographs
+    from pipeline.grounding.pictures import photographs
 
     if task not in params.evaluation.tasks:
         return f"params.yaml has no evaluation task {task!r} any more"

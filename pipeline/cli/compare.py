@@ -117,7 +117,7 @@ def _included(
     results: Sequence[RunResult], geometry: Path | None, manifest: Path | None, root: Path | None
 ) -> Included:
     """What stands on the page besides scores: the folder of `geometry`, and neighbours."""
-    from pipeline.grounding.gallery.thumbnails import photographs
+    from pipeline.grounding.pictures import photographs
     from sightline.extras import require
     from train.report.html import Included
     from train.report.neighbours_page import neighbours_in
