@@ -171,6 +171,8 @@ def import_set(
     )
     if found.missing:
         print(f"{counted(found.missing, 'row')} left out: their {spec.kind} is missing")
+    if found.trimmed:
+        print(f"white space around {counted(found.trimmed, 'text')} left out, as in every data set")
     if found.repeated:
         print(
             f"{counted(found.repeated, 'row')} left out: an earlier row describes the same "
@@ -213,8 +215,9 @@ def import_mcse(
     """
     from pipeline.interchange.mcse import import_mcse as import_features
 
-    record = import_features(features, texts, dataset, out, source)
-    print(f"{out}: {counted(record.rows, 'image')}; captions and images: {dataset}")
+    record, report = import_features(features, texts, dataset, out, source)
+    print(f"{out}: {counted(record.rows, 'image')}")
+    print(f"{dataset}: {report.summary()}")
 
 
 def import_kdmcse(
@@ -231,9 +234,10 @@ def import_kdmcse(
     """
     from pipeline.interchange.kdmcse import import_kdmcse as import_features
 
-    pictures, captions = import_features(path, dataset, images, texts, source)
+    pictures, captions, report = import_features(path, dataset, images, texts, source)
     print(f"{images}: {counted(pictures.rows, 'image')}")
     print(f"{texts}: {counted(captions.rows, 'caption')}")
+    print(f"{dataset}: {report.summary()}")
 
 
 def export_mcse(

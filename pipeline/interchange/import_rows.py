@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.datasets.images import image_files
+from pipeline.datasets.manifests import cleaned
 from pipeline.datasets.match import ImageNames
 from pipeline.interchange.foreign import Foreign, Part, find, is_key
 from pipeline.interchange.imported import foreign_spec, write_rows
@@ -66,6 +68,7 @@ class Imported:
         missing: rows left out because their image is not there.
         repeated: rows left out because an earlier one has the same key.
         contradicting: those of them with other numbers.
+        trimmed: texts that lost outer white space or control characters, as in every data set.
     """
 
     record: FeatureSetRecord
@@ -73,6 +76,7 @@ class Imported:
     missing: int = 0
     repeated: int = 0
     contradicting: int = 0
+    trimmed: int = 0
 
 
 def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
@@ -95,7 +99,7 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
                 f"{found.parts[0].rows} has {first.shape[1]} {first.dtype.name}; they are not one "
                 "set"
             )
-    keys, known, counts = _keys(source, found, options)
+    keys, known, counts, trimmed = _keys(source, found, options)
     kept = np.flatnonzero(known)
     kept = kept[np.sort(unique_sorted(keys[known]))]
     if not len(kept):
@@ -119,19 +123,27 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     )
     record = write_rows(out, spec, keys[kept], blocks, inputs)
     repeated = int(known.sum()) - len(kept)
-    return Imported(record, found.form, int((~known).sum()), repeated, contradicting)
+    missing = int((~known).sum())
+    return Imported(record, found.form, missing, repeated, contradicting, trimmed)
 
 
 def _keys(
     source: Path, found: Foreign, options: ImportOptions
-) -> tuple[Keys, NDArray[np.bool_], list[int]]:
-    """Key of every row, uint8 [n, 32]; whether it has one, bool [n]; the names in each part."""
+) -> tuple[Keys, NDArray[np.bool_], list[int], int]:
+    """Key of every row, uint8 [n, 32]; whether it has one, bool [n]; the names in each part; and
+    how many texts differ from what manifests hold.
+    """
     keys: list[bytes | None] = []
     counts: list[int] = []
     lost = ""
+    trimmed = 0
     keys_of: _KeysOf | None = None
     for part in found.parts:
         names = part.names_of_rows()
+        if found.kind != "image" and part.names != KEY:
+            texts = cleaned(pa.array(names, pa.string())).to_pylist()
+            trimmed += sum(text != name for text, name in zip(texts, names, strict=True))
+            names = texts
         keys_of = keys_of or _reading(source, found.kind, part, names, options.images)
         of_part = keys_of(names)
         if None in of_part and not lost:
@@ -148,7 +160,7 @@ def _keys(
             f"{found.kind} is {where}, such as {lost}{remedy}"
         )
     raw = b"".join(key or bytes(KEY_BYTES) for key in keys)
-    return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), known, counts
+    return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), known, counts, trimmed
 
 
 def _reading(source: Path, kind: Kind, part: Part, names: _Names, images: Path | None) -> _KeysOf:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.datasets.manifests import write_captioned
+from pipeline.datasets.manifests import cleaned, write_captioned
 from pipeline.datasets.source import PrepareReport
 from sightline.cache import (
     CAPTIONS,
@@ -30,6 +30,7 @@ from sightline.cache import (
     key_array,
     key_of_bytes,
     key_of_file,
+    key_of_text,
     whole_files,
 )
 from sightline.cache.keys import Keys
@@ -42,6 +43,11 @@ _BATCH = 1024
 def keys_of_rows(rows: NDArray[np.float32]) -> list[bytes]:
     """The key of each row [n, dim], which represents the image it was computed from."""
     return [key_of_bytes(row.astype("<f4").tobytes()) for row in rows]
+
+
+def keys_of_captions(texts: Sequence[str]) -> list[bytes]:
+    """The key of each text as manifests hold it (`pipeline.datasets.manifests.cleaned`)."""
+    return [key_of_text(text) for text in cleaned(pa.array(texts, pa.string())).to_pylist()]
 
 
 def spec_of_file(path: Path, form: str, kind: Kind, dim: int, source: str) -> FeatureSpec:

@@ -12,22 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.datasets.folder import building
-from pipeline.datasets.manifests import cleaned
-from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
-from sightline.cache import FeatureSetRecord, as_keys, key_of_text
+from pipeline.datasets.source import PrepareReport
+from pipeline.interchange.imported import (
+    keys_of_captions,
+    keys_of_rows,
+    spec_of_file,
+    write_manifests,
+    write_rows,
+)
+from sightline.cache import FeatureSetRecord, as_keys
 from sightline.errors import SightlineError, first_lines
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One image: its name, its row float32 [dim], and a row for each caption float32 [k, dim].
-
-    The captions are as manifests hold them (`pipeline.datasets.manifests.cleaned`).
-    """
+    """One image: its name, its row float32 [dim], and a row for each caption float32 [k, dim]."""
 
     name: str
     image: NDArray[np.float32]
@@ -37,12 +39,15 @@ class Entry:
 
 def import_kdmcse(
     path: Path, dataset: Path, images: Path, texts: Path, source: str
-) -> tuple[FeatureSetRecord, FeatureSetRecord]:
+) -> tuple[FeatureSetRecord, FeatureSetRecord, PrepareReport]:
     """Turn KDMCSE's JSON into manifests in ``dataset`` and two feature sets, read in two passes.
 
     Args:
         images: feature set of the images.
         texts: feature set of the captions.
+
+    Returns:
+        The records of both sets, and the report of the manifests.
 
     Raises:
         SightlineError: not JSON of this form, different numbers of captions and rows, or rows of
@@ -77,12 +82,12 @@ def import_kdmcse(
         text_record = write_rows(
             texts,
             spec_of_file(path, "kdmcse", "text", text_dim, source),
-            [key_of_text(text) for _, text in captions],
-            (([key_of_text(text) for text in e.captions], e.texts) for e in read_entries(path)),
+            keys_of_captions([text for _, text in captions]),
+            ((keys_of_captions(each.captions), each.texts) for each in read_entries(path)),
             [path],
         )
         write_manifests(folder, names, as_keys(image_keys), captions, report, str(path))
-        return image_record, text_record
+        return image_record, text_record, report
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
@@ -118,8 +123,9 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
     if not (isinstance(captions, list) and all(isinstance(text, str) for text in captions)):
         raise SightlineError(f"{where}: captions are not a list of strings")
     try:
-        image = np.asarray(value["image_feat"], dtype=np.float32)
-        texts = np.asarray(rows, dtype=np.float32)
+        with np.errstate(over="ignore"):  # what is too large is refused below
+            image = np.asarray(value["image_feat"], dtype=np.float32)
+            texts = np.asarray(rows, dtype=np.float32)
     except (ValueError, TypeError, OverflowError) as error:
         raise SightlineError(f"{where}: features are not rows of numbers ({error})") from error
     if image.ndim != 1 or not len(image):
@@ -131,4 +137,4 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
         )
     if not (np.isfinite(image).all() and np.isfinite(texts).all()):
         raise SightlineError(f"{where}: a feature is not a finite number; fix the features")
-    return Entry(name, image, cleaned(pa.array(captions, pa.string())).to_pylist(), texts)
+    return Entry(name, image, captions, texts)

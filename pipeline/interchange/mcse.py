@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.datasets.folder import building
+from pipeline.datasets.source import PrepareReport
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
 from sightline.cache import (
     CAPTIONS,
@@ -35,15 +36,15 @@ _BLOCK = 4096
 
 def import_mcse(
     features: Path, texts: Path, dataset: Path, out: Path, source: str
-) -> FeatureSetRecord:
+) -> tuple[FeatureSetRecord, PrepareReport]:
     """Turn MCSE's two files into manifests in ``dataset`` and the feature set ``out``.
 
     Raises:
         SightlineError: the numbers of lines and rows differ, a line is empty, or the file has no
             array of numbers.
     """
-    captions = [line.strip() for line in read_lines(texts)]
-    empty = [number for number, text in enumerate(captions, 1) if not text]
+    captions = read_lines(texts)
+    empty = [number for number, text in enumerate(captions, 1) if not text.strip()]
     if empty:
         raise SightlineError(f"{texts}: line {empty[0]} is empty; row {empty[0]} has no caption")
     with building("mcse", dataset, [features, texts]) as (folder, report):
@@ -64,7 +65,7 @@ def import_mcse(
         write_manifests(
             folder, [names[key] for key in images], as_keys(images), pairs, report, str(features)
         )
-    return record
+    return record, report
 
 
 def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: str) -> int:

@@ -226,6 +226,17 @@ def test_texts_are_hashed(tmp_path):
     assert rows.tobytes() == values[[2, 0]].tobytes()
 
 
+def test_texts_have_the_keys_that_a_data_set_gives_them(tmp_path, capsys):
+    values = clip_retrieval(tmp_path / "emb")
+    texts = pa.table({"image_path": NAMES[4:], "caption": [" a tree\n", "a dog"]})
+    pq.write_table(texts, tmp_path / "emb/metadata/metadata_1.parquet")
+    words = ["--kind", "text", "--allow-missing", "--out", tmp_path / "set"]
+    assert sightline("cache", "import", tmp_path / "emb", *words) == 0
+    assert "white space around 1 text left out" in capsys.readouterr().out
+    row = FeatureSet.open(tmp_path / "set").take([key_of_text("a tree")])
+    assert row.tobytes() == values[4].tobytes()
+
+
 def datacomp(folder: Path, names: list[str] = NAMES, save=np.savez) -> np.ndarray:
     values = unit(np.random.default_rng(2).standard_normal((len(names), DIM)))
     folder.mkdir()
