@@ -88,7 +88,7 @@ def progress(
     first = FirstLine(title, total - done, unit, device) if device else None
     start = last = time.monotonic()
     count = 0
-    with _bar(title, total, done) if sys.stderr.isatty() else nullcontext() as bar:
+    with bar_of(title, total, done) if sys.stderr.isatty() else nullcontext() as bar:
 
         def advance(more: int) -> None:
             nonlocal count, last
@@ -112,7 +112,8 @@ def progress(
         yield advance
 
 
-def _bar(title: str, total: int, done: int) -> Progress:
+def bar_of(title: str, total: int, done: int) -> Progress:
+    """A bar with one task, whose fields are its ``rate`` and a ``note``; not started."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -128,9 +129,10 @@ def _bar(title: str, total: int, done: int) -> Progress:
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
         console=Console(stderr=True),
     )
-    bar.add_task(title, total=total, completed=done, rate="")
+    bar.add_task(title, total=total, completed=done, rate="", note="")
     return bar
 
 

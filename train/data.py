@@ -21,6 +21,7 @@ from sightline.cache import (
     CacheError,
     FeatureSet,
     MissingKeys,
+    RaggedPhrases,
     TokenSet,
     keys_of_texts,
     read_manifest,
@@ -29,7 +30,15 @@ from sightline.cache.record import Kind
 from sightline.devices import to_device
 from sightline.errors import SightlineError
 from train.batch import Batch
-from train.pairs import Pairs, PhraseTable, describe_source, read_pairs, read_phrases
+from train.pairs import (
+    Pairs,
+    describe_source,
+    phrases_without,
+    read_pairs,
+    read_phrases,
+    take_phrases,
+    with_next_objects,
+)
 from train.run_spec import RunSpec, TextSource
 from train.schedule import Schedule, Stream
 
@@ -163,7 +172,7 @@ class _Stream:
     keys: NDArray[np.uint8]
     tokens: TokenLookup
     features: Mapping[str, FeatureLookup] = field(default_factory=dict)
-    phrases: PhraseTable | None = None
+    phrases: RaggedPhrases | None = None
     of_objects: frozenset[str] = frozenset()
 
     @property
@@ -263,7 +272,7 @@ class TrainingData:
         stream = self._streams[draw.stream]
         phrases, numbers = None, rows
         if stream.phrases is not None:
-            phrases, numbers = stream.phrases.take(rows)
+            phrases, numbers = take_phrases(stream.phrases, rows)
         features = {
             name: lookup.take(numbers if name in stream.of_objects else rows)
             for name, lookup in stream.features.items()
@@ -301,7 +310,7 @@ class TrainingData:
         of_objects = frozenset(need.name for need in needs if need.kind == "object")
         phrases = self._phrases(spec, of_objects, pairs, tokens) if of_objects else None
         if phrases is not None and params.shuffle_objects:
-            phrases = phrases.exchanged()
+            phrases = with_next_objects(phrases)
         if params.shuffle_images:
             pairs = pairs.with_shuffled_images(params.data_seed)
         if params.random_images:
@@ -324,7 +333,7 @@ class TrainingData:
 
     def _phrases(
         self, spec: RunSpec, of_objects: Iterable[str], pairs: Pairs, tokens: TokenSet
-    ) -> PhraseTable:
+    ) -> RaggedPhrases:
         """The phrases of ``pairs``, without those whose object could not be extracted."""
         assert spec.pairs is not None
         if spec.pairs.phrases is None:
@@ -335,7 +344,7 @@ class TrainingData:
             )
         phrases, self.phrases_digest = read_phrases(spec.pairs.phrases, pairs, tokens)
         failed = {key for name in of_objects for key in self.feature_sets[name].failed}
-        kept = phrases.without(failed)
+        kept = phrases_without(phrases, failed)
         self.dropped_phrases = len(phrases.starts) - len(kept.starts)
         return kept
 

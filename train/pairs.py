@@ -13,6 +13,7 @@ from sightline.cache import (
     IMAGES,
     TRAINED_SPLITS,
     PhraseTokens,
+    RaggedPhrases,
     TokenSet,
     as_keys,
     key_column,
@@ -166,54 +167,42 @@ def _need_two(found: int, control: str, what: str) -> None:
         raise SightlineError(f"{control} needs at least two different {what}; found {found}")
 
 
-@dataclass(frozen=True)
-class PhraseTable:
-    """The phrases of every pair, a ragged table, and the keys of their objects.
+def phrases_without(phrases: RaggedPhrases, failed: set[bytes]) -> RaggedPhrases:
+    """Those whose object is not among ``failed``."""
+    kept = np.array([key.tobytes() not in failed for key in phrases.cutouts], dtype=bool)
+    before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
+    spans = phrases.starts[kept], phrases.ends[kept]
+    return RaggedPhrases(before[phrases.offsets], *spans, phrases.cutouts[kept])
 
-    Attributes:
-        offsets: int64 [n + 1]; phrases of pair i are offsets[i] … offsets[i + 1] − 1.
-        starts, ends: int64 [m] token spans.
-        cutouts: uint8 [m, 32], keys of the objects.
+
+def with_next_objects(phrases: RaggedPhrases) -> RaggedPhrases:
+    """Every phrase with the object of its caption's next phrase, the last with the first's.
+
+    The control of the object term. Where a caption names one object twice in a row, the phrase
+    keeps it.
     """
-
-    offsets: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    cutouts: NDArray[np.uint8]
-
-    def without(self, failed: set[bytes]) -> PhraseTable:
-        """Those whose object is not among ``failed``."""
-        kept = np.array([key.tobytes() not in failed for key in self.cutouts], dtype=bool)
-        before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
-        return PhraseTable(
-            before[self.offsets], self.starts[kept], self.ends[kept], self.cutouts[kept]
-        )
-
-    def exchanged(self) -> PhraseTable:
-        """Every phrase with the object of its caption's next phrase, the last with the first's.
-
-        The control of the object term. Where a caption names one object twice in a row, the phrase
-        keeps it.
-        """
-        next_ = np.arange(len(self.starts)) + 1
-        full = np.diff(self.offsets) > 0
-        next_[self.offsets[1:][full] - 1] = self.offsets[:-1][full]
-        return replace(self, cutouts=self.cutouts[next_])
-
-    def take(self, pairs: NDArray[np.int64]) -> tuple[Phrases, NDArray[np.int64]]:
-        """The phrases of ``pairs``, and their numbers in this table, int64 [P]."""
-        import torch
-
-        begin = self.offsets[pairs]
-        counts = self.offsets[pairs + 1] - begin
-        numbers = ranges(begin, counts)
-        owners = np.repeat(np.arange(len(pairs)), counts)
-        spans = owners, self.starts[numbers], self.ends[numbers]
-        owners, starts, ends = map(torch.from_numpy, spans)
-        return Phrases(owners, starts, ends, counts), numbers
+    next_ = np.arange(len(phrases.starts)) + 1
+    full = np.diff(phrases.offsets) > 0
+    next_[phrases.offsets[1:][full] - 1] = phrases.offsets[:-1][full]
+    return replace(phrases, cutouts=phrases.cutouts[next_])
 
 
-def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[PhraseTable, str]:
+def take_phrases(
+    phrases: RaggedPhrases, pairs: NDArray[np.int64]
+) -> tuple[Phrases, NDArray[np.int64]]:
+    """The phrases of ``pairs``, and their numbers among all, int64 [P]."""
+    import torch
+
+    begin = phrases.offsets[pairs]
+    counts = phrases.offsets[pairs + 1] - begin
+    numbers = ranges(begin, counts)
+    owners = np.repeat(np.arange(len(pairs)), counts)
+    spans = phrases.starts[numbers], phrases.ends[numbers]
+    owners, starts, ends = (torch.from_numpy(each.astype(np.int64)) for each in (owners, *spans))
+    return Phrases(owners, starts, ends, counts), numbers
+
+
+def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[RaggedPhrases, str]:
     """The phrases of ``pairs``, and the content digest of the phrase tokens.
 
     Raises:
@@ -238,9 +227,7 @@ def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[PhraseTabl
             f"{phrases.path}: has {len(phrases):,} phrases, but none for the {len(pairs):,} pairs "
             "to train on; make it from the phrases of this data set"
         )
-    starts, ends = rows.starts.astype(np.int64), rows.ends.astype(np.int64)
-    table = PhraseTable(rows.offsets, starts, ends, rows.cutouts)
-    return table, phrases.record.content_digest
+    return rows, phrases.record.content_digest
 
 
 def describe_source(source: PairSource) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -10,11 +11,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from sightline.devices import device_name, runs_ahead
-from sightline.progress import FirstLine, Say, to_stderr
+from sightline.progress import FirstLine, Say, bar_of, to_stderr
 from train.loop import Callback
 from train.model import GroundedModel
 from train.records import DEV, RunState
@@ -29,7 +29,6 @@ class ProgressReport(Callback):
 
     def __init__(self, label: str, say: Say | None = None) -> None:
         self.label = label
-        self._console = Console(stderr=True)
         self._say = say
         self._bar: Progress | None = None
         self._started = 0.0
@@ -48,23 +47,8 @@ class ProgressReport(Callback):
         self._device = next(model.parameters()).device
         left, where = state.steps - state.step, device_name(self._device)
         self._first = FirstLine(self.label, left, "steps", where, "dev scores")
-        if self._say is None and self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}", markup=False),
-                console=self._console,
-            )
-            self._bar.add_task(
-                self.label,
-                total=state.steps,
-                completed=state.step,
-                rate="",
-                note="",
-            )
+        if self._say is None and sys.stderr.isatty():
+            self._bar = bar_of(self.label, state.steps, state.step)
             self._bar.start()
 
     def step(self, state: RunState) -> None:
@@ -87,11 +71,8 @@ class ProgressReport(Callback):
         rate = entry.get("sentences_per_second")
         speed = "" if rate is None else f"{rate:.0f} sentences/s"
         if self._bar is not None:
-            task = self._bar.task_ids[0]
-            if speed:
-                self._bar.update(task, note=note, rate=speed)
-            else:
-                self._bar.update(task, note=note)
+            fields = {"note": note, "rate": speed} if speed else {"note": note}
+            self._bar.update(self._bar.task_ids[0], **fields)
             return
         parts = [f"{self.label}: step {state.step}/{state.steps}", note, speed]
         if "loss" in entry:

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import torch
 from conftest import COLOURS, MAX_LENGTH, SHAPES, World
 from feature_sets import Features
+from loss_oracles import object_phrase_nce
 from torch import Tensor
 
 from sightline.cache import (
@@ -88,21 +89,13 @@ def object_term(
     temperature: float,
 ) -> Tensor:
     """MCSEO's eq. 7, phrase by phrase: the mean over views and captions with two phrases."""
-    from step_oracle import cosine
-
     of_views = []
     for view in tokens:
-        of_captions = []
-        for key, states in zip(batch.keys, view, strict=True):
-            named = objects.of(key)
-            if len(named) < 2:
-                continue
-            phrases = [ground(torch.stack(list(states[span])).mean(dim=0)) for span, _ in named]
-            projected = [project(row) for _, row in named]
-            loss = torch.zeros((), dtype=torch.float64)
-            for k, phrase in enumerate(phrases):
-                scores = [torch.exp(cosine(phrase, each) / temperature) for each in projected]
-                loss = loss - torch.log(scores[k] / torch.stack(scores).sum())
-            of_captions.append(loss)
-        of_views.append(torch.stack(of_captions).mean())
+        phrases, cutouts, owners = [], [], []
+        for owner, (key, states) in enumerate(zip(batch.keys, view, strict=True)):
+            for span, row in objects.of(key):
+                phrases.append(ground(torch.stack(list(states[span])).mean(dim=0)))
+                cutouts.append(project(row))
+                owners.append(owner)
+        of_views.append(object_phrase_nce(phrases, cutouts, owners, temperature))
     return (of_views[0] + of_views[1]) / 2

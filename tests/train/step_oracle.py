@@ -1,7 +1,7 @@
 """Oracle of a training step: float64, sentence by sentence and number by number.
 
 Nothing here is shared with `train`, nothing is batched or padded, and nothing is rearranged for
-precision. An objective's test adds its terms, as the paper's equations have them.
+precision. An objective's test adds its terms, of the equations in `loss_oracles`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from conftest import World
 from feature_sets import Features
+from loss_oracles import Row
 from torch import Tensor
 from transformers import BertConfig, BertModel
 
@@ -29,36 +30,6 @@ from train.objectives.objective import Views
 from train.records import RunState
 from train.run_spec import RunSpec
 from train.train_run import train_run
-
-Row = Tensor
-"""One vector, float64."""
-
-
-# ---- arithmetic ---------------------------------------------------------------------------------
-
-
-def cosine(a: Row, b: Row) -> Tensor:
-    return a.dot(b) / (a.dot(a).sqrt() * b.dot(b).sqrt())
-
-
-def cosines(left: Sequence[Row], right: Sequence[Row]) -> list[list[Tensor]]:
-    return [[cosine(a, b) for b in right] for a in left]
-
-
-def mean(values: Sequence[Tensor]) -> Tensor:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total / len(values)
-
-
-def info_nce(queries: Sequence[Row], keys: Sequence[Row], temperature: float) -> Tensor:
-    of_rows = []
-    for i, query in enumerate(queries):
-        scores = [torch.exp(cosine(query, key) / temperature) for key in keys]
-        of_rows.append(-torch.log(scores[i] / torch.stack(scores).sum()))
-    return mean(of_rows)
-
 
 # ---- the student --------------------------------------------------------------------------------
 

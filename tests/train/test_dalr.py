@@ -11,19 +11,25 @@ import pytest
 import torch
 from conftest import World
 from feature_sets import Features
+from loss_oracles import (
+    Row,
+    consistency_loss,
+    cosine,
+    cosines,
+    cross_modal_alignment,
+    info_nce,
+    kl_alignment,
+    list_mle,
+    mean,
+)
 from step_oracle import (
     Case,
     OracleBatch,
     OracleStudent,
-    Row,
     Terms,
     check_terms_of_two_views,
     check_twenty_steps,
     check_whole_step,
-    cosine,
-    cosines,
-    info_nce,
-    mean,
     paired,
 )
 from torch import Tensor
@@ -90,18 +96,6 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
         **parameters,
     }
 
-    def softmax(row: list[Tensor]) -> Tensor:
-        exponentials = [torch.exp(value) for value in row]
-        return torch.stack([each / torch.stack(exponentials).sum() for each in exponentials])
-
-    def divergence(targets: list[list[Tensor]], scores: list[list[Tensor]]) -> Tensor:
-        of_rows = []
-        for target, score in zip(targets, scores, strict=True):
-            p = softmax([value / number["target_temperature"] for value in target])
-            q = softmax([value / number["student_temperature"] for value in score])
-            of_rows.append(sum(p[j] * torch.log(p[j] / q[j]) for j in range(len(p))))
-        return mean(of_rows)
-
     def mixed_rows(given: OracleBatch) -> list[Row]:
         rows = range(len(given.first))
         sets = list(mix)
@@ -117,38 +111,22 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
             found += weight * float(cosine(rows[i], rows[j]))
         return found
 
-    def consistency(texts: list[Row], images: list[Row], given: OracleBatch) -> Tensor:
-        generator = given.batch.generator()
-        order = list(range(len(texts)))
-        while any(place == row for place, row in enumerate(order)):
-            order = torch.randperm(len(texts), generator=generator).tolist()
-        values = []
-        for i, text in enumerate(texts):
-            values.append(1 - cosine(text, images[i]))
-            too_near = cosine(text, images[order[i]]) - number["consistency_margin"]
-            values.append(too_near if float(too_near.detach()) > 0 else too_near * 0)
-        return mean(values)
+    kl = number["target_temperature"], number["student_temperature"]
 
-    def cross_modal(texts: list[Row], images: list[Row], given: OracleBatch) -> Tensor:
-        rows = range(len(texts))
-        teacher, raw = mixed_rows(given), given.features["image-resnet"]
-        from_texts = divergence(cosines(teacher, teacher), cosines(texts, images))
-        transposed = [[cosine(texts[i], images[j]) for i in rows] for j in rows]
-        return (from_texts + divergence(cosines(raw, raw), transposed)) / 2
+    def deranged(rows: list[Row], given: OracleBatch) -> list[Row]:
+        generator = given.batch.generator()
+        order = list(range(len(rows)))
+        while any(place == row for place, row in enumerate(order)):
+            order = torch.randperm(len(rows), generator=generator).tolist()
+        return [rows[i] for i in order]
 
     def ranking(first: list[Row], second: list[Row], given: OracleBatch) -> Tensor:
-        of_rows = []
-        for i, query in enumerate(first):
-            score = [cosine(query, key) / number["ranking_temperature"] for key in second]
-            teacher = [mixed_score(given, i, j) for j in range(len(second))]
-            assert len(set(teacher)) == len(teacher)  # ties have a test of their own
-            order = sorted(range(len(teacher)), key=lambda j: -teacher[j])
-            positions = []
-            for place, column in enumerate(order):
-                rest = torch.stack([torch.exp(score[j]) for j in order[place:]]).sum()
-                positions.append(-torch.log(torch.exp(score[column]) / rest))
-            of_rows.append(torch.stack(positions).sum())
-        return mean(of_rows)
+        rows = range(len(first))
+        teacher = [[mixed_score(given, i, j) for j in rows] for i in rows]
+        assert all(len(set(row)) == len(row) for row in teacher)  # ties have a test of their own
+        temperature = number["ranking_temperature"]
+        scores = [[value / temperature for value in row] for row in cosines(first, second)]
+        return list_mle(scores, teacher)
 
     def terms(student: OracleStudent, given: OracleBatch) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -170,14 +148,16 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
                 ]
                 found["image"] = mean(of_views)
             if "consistency" in weights:
-                found["consistency"] = consistency(first, images, given)
+                margin, wrong = number["consistency_margin"], deranged(images, given)
+                found["consistency"] = consistency_loss(first, images, wrong, margin)
             if "cross_modal" in weights:
-                found["cross_modal"] = cross_modal(first, images, given)
+                teachers = mixed_rows(given), given.features["image-resnet"]
+                found["cross_modal"] = cross_modal_alignment(first, images, *teachers, *kl)
         if "ranking" in weights:
             found["ranking"] = ranking(h[0], h[1], given)
         if "intra_modal" in weights:
             teacher = mixed_rows(given)
-            found["intra_modal"] = divergence(cosines(teacher, teacher), cosines(h[0], h[1]))
+            found["intra_modal"] = kl_alignment(cosines(teacher, teacher), cosines(*h), *kl)
         return found
 
     return terms, weights

@@ -10,18 +10,15 @@ import pytest
 import torch
 from conftest import World
 from feature_sets import Features
+from loss_oracles import Row, adaptive_margin_nce, cosine, cosines, info_nce, mean
 from step_oracle import (
     Case,
     OracleBatch,
     OracleStudent,
-    Row,
     Terms,
     check_terms_of_two_views,
     check_twenty_steps,
     check_whole_step,
-    cosine,
-    info_nce,
-    mean,
     paired,
 )
 from torch import Tensor
@@ -87,51 +84,25 @@ def oracle_of(parameters: dict[str, Any]) -> tuple[Terms, dict[str, float]]:
     temperature = parameters.get("temperature", 0.05)
     teacher_temperature = parameters.get("teacher_temperature", 0.05)
 
+    def adaptive(term: str, view: list[Row], teacher: list[Row], given: OracleBatch) -> Tensor:
+        images, texts = given.features["image-clip"], given.features["text-clip"]
+        soft_labels = cosines(texts, texts if term == "teacher_text" else images)
+        one, other = (texts, images) if term == "image" else (images, texts)
+        scores = [[a.dot(b) for b in other] for a in one] if released else None
+        if released and term == "image":
+            soft_labels = cosines(images, images)
+        threshold = thresholds[term]
+        rule = {"filter_scores": scores, "margin_gate": released}
+        return adaptive_margin_nce(
+            view, teacher, soft_labels, margin, teacher_temperature, threshold, **rule
+        )
+
     def constant_margin(first: list[Row], second: list[Row]) -> Tensor:
         """The released text term: a negative beyond the margin is moved that much nearer."""
-        of_rows = []
-        for i, query in enumerate(first):
-            positive = torch.exp(cosine(query, second[i]) / temperature)
-            everything = positive
-            for j, key in enumerate(second):
-                if j != i:
-                    theta = torch.acos(cosine(query, key))
-                    if not released or float(theta.detach()) > text_margin:
-                        theta = theta - text_margin
-                    everything = everything + torch.exp(torch.cos(theta) / temperature)
-            of_rows.append(-torch.log(positive / everything))
-        return mean(of_rows)
-
-    def soft_label(term: str, i: int, j: int, given: OracleBatch) -> Tensor:
-        images, texts = given.features["image-clip"], given.features["text-clip"]
-        if term == "teacher_text":
-            return cosine(texts[i], texts[j])
-        return cosine(images[i] if released else texts[i], images[j])
-
-    def removed(term: str, i: int, j: int, given: OracleBatch) -> bool:
-        if (threshold := thresholds[term]) is None:
-            return False
-        if not released:
-            return float(soft_label(term, i, j, given)) >= threshold
-        images, texts = given.features["image-clip"], given.features["text-clip"]
-        one, other = (texts[i], images[j]) if term == "image" else (images[i], texts[j])
-        return float(one.dot(other)) > threshold
-
-    def adaptive(term: str, view: list[Row], teacher: list[Row], given: OracleBatch) -> Tensor:
-        of_rows = []
-        for i, query in enumerate(view):
-            positive = torch.exp(cosine(query, teacher[i]) / teacher_temperature)
-            everything = positive
-            for j, key in enumerate(teacher):
-                if j == i or removed(term, i, j, given):
-                    continue
-                theta = torch.acos(cosine(query, key))
-                if not released or float(theta.detach()) > margin:
-                    moved = theta - margin * abs(1 - float(soft_label(term, i, j, given)))
-                    theta = moved if float(moved.detach()) > 0 else moved * 0
-                everything = everything + torch.exp(torch.cos(theta) / teacher_temperature)
-            of_rows.append(-torch.log(positive / everything))
-        return mean(of_rows)
+        zeros = [[0.0] * len(first)] * len(first)
+        return adaptive_margin_nce(
+            first, second, zeros, text_margin, temperature, margin_gate=released
+        )
 
     def terms(student: OracleStudent, given: OracleBatch) -> dict[str, Tensor]:
         h = [[student.project("text", row) for row in view] for view in (given.first, given.second)]

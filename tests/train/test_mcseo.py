@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import MAX_LENGTH, World
 from feature_sets import Features
+from loss_oracles import info_nce
 from phrase_world import Objects, object_term
 from step_oracle import (
     Case,
@@ -19,7 +20,6 @@ from step_oracle import (
     check_terms_of_two_views,
     check_twenty_steps,
     check_whole_step,
-    info_nce,
     paired,
 )
 from torch import Tensor

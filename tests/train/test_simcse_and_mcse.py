@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from conftest import World
 from feature_sets import Features
+from loss_oracles import info_nce
 from step_oracle import (
     Case,
     OracleBatch,
@@ -15,7 +16,6 @@ from step_oracle import (
     check_terms_of_two_views,
     check_twenty_steps,
     check_whole_step,
-    info_nce,
     paired,
 )
 from torch import Tensor
