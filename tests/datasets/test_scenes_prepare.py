@@ -11,13 +11,12 @@ from tiny_scenes import TINY
 
 from pipeline.datasets.kinds import prepare, source_type
 from pipeline.datasets.scenes.draw import box_of
-from pipeline.datasets.scenes.phrases import CROP_RULE
 from pipeline.datasets.scenes.student import HEADS
 from pipeline.encoders.config import parse_weights
 from pipeline.encoders.weights import identity_of
 from sightline.cache.keys import key_of_text
 from sightline.cache.manifest import CAPTIONS, IMAGES, PHRASES, SENTENCES, read_manifest
-from sightline.cache.rle import cutout_key, decode_mask
+from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
 
 
 def draw(out, **changes):

@@ -12,9 +12,9 @@ from flat_tables import rows_with_keys
 from PIL import Image
 
 from pipeline.datasets.kinds import prepare
+from pipeline.datasets.scenes import ScenesSource
 from pipeline.datasets.scenes.draw import box_of, draw, png
 from pipeline.datasets.scenes.scene import random_scene, stream
-from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.extract.inputs import CutoutRules, objects_of_phrases
 from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
