@@ -85,18 +85,19 @@ def test_composed_and_decomposed_letters_are_the_same_name(
 
 
 def test_mismatches_are_counted_and_listed(make_images, make_file, tmp_path):
-    images = make_images(["a.jpg", "lonely.jpg", "x/twice.jpg", "y/twice.jpg"])
-    captions = make_file("c.token", "a.jpg#0\tone\ngone.jpg#0\ttwo\ntwice.jpg#0\tthree\n")
+    images = make_images(["a.jpg", "b.jpg", "b.png", "lonely.jpg", "x/twice.jpg", "y/twice.jpg"])
+    named = ["a.jpg#0\tone", "gone.jpg#0\ttwo", "twice.jpg#0\tthree", "b#0\tfour", "b.png#0\tfive"]
+    captions = make_file("c.token", "\n".join(named))
     splits = {"train": make_file("train.txt", "a.jpg\nnever.jpg\n")}
     source = PairsSource(images=images, captions=captions, splits=splits)
     report = prepare(source, tmp_path / "out")
     assert report.problems == {
         "split_entries_without_image": ["never.jpg"],
         "captions_without_image": ["gone.jpg#0"],
-        "captions_of_ambiguous_image": ["twice.jpg#0"],
-        "images_without_caption": ["lonely.jpg", "x/twice.jpg", "y/twice.jpg"],
+        "captions_of_ambiguous_image": ["twice.jpg#0", "b#0"],
+        "images_without_caption": ["b.jpg", "lonely.jpg", "x/twice.jpg", "y/twice.jpg"],
     }
-    assert report.problem_counts["images_without_caption"] == 3
+    assert report.problem_counts["images_without_caption"] == 4
     written = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
     assert written["problems"] == report.problems
     assert str(tmp_path) not in (tmp_path / "out" / "dataset.json").read_text("utf-8")

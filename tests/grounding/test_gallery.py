@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 
 import numpy as np
@@ -113,6 +114,23 @@ def test_problems_are_shown_where_they_occur(page):
     assert "mask of 5 × 5 pixels, image of 120 × 200" in page
     assert "the caption reads &#39;capt&#39; there" in page
     assert "silent.jpg" not in page  # neither a phrase nor a drop
+
+
+def test_masks_are_drawn_once_and_larger_objects_below_smaller_ones(tmp_path):
+    build = Builder(tmp_path)
+    texts = ["a hat on a dog", "a dog"]
+    key = build.image("one.png", 40, 40, texts)
+    build.phrase(key, texts[0], "a hat", (5, 5, 10, 10), 1.0)
+    build.phrase(key, texts[0], "a dog", (0, 0, 30, 30), 1.0)
+    build.phrase(key, texts[1], "a dog", (0, 0, 30, 30), 1.0)
+    files = build.write()
+    contents = read_contents(files.phrases, files.captions, files.images, limit=1)
+    write_gallery(contents, files.root, tmp_path / "page.html", "t")
+    (drawing,) = re.findall(r'json">(.*?)</script>', (tmp_path / "page.html").read_text())
+    drawn = json.loads(drawing)
+    assert len(drawn["shapes"]) == len(drawn["cutouts"]) == 2
+    numbers = [[(each["number"], each["shape"]) for each in some] for some in drawn["captions"]]
+    assert numbers == [[(2, 1), (1, 0)], [(1, 1)]]
 
 
 def test_an_image_that_cannot_be_read_keeps_its_card(tmp_path):
