@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import unicodedata
 
 import pytest
@@ -14,6 +15,7 @@ from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.source import DatasetError
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
+from sightline.errors import SightlineError
 
 
 def prepare(source, out):
@@ -82,6 +84,13 @@ def test_composed_and_decomposed_letters_are_the_same_name(
     other = "NFD" if stored == "NFC" else "NFC"
     captions = make_file("c.token", unicodedata.normalize(other, "ü.jpg") + "#0\ttext\n")
     assert prepare(PairsSource(images=images, captions=captions), tmp_path / "o").counts["captions"]
+
+
+def test_a_pipe_in_place_of_the_captions_is_refused(two_images, tmp_path):
+    os.mkfifo(tmp_path / "c.token")  # reading it would wait for ever
+    source = PairsSource(images=two_images, captions=tmp_path / "c.token")
+    with pytest.raises(SightlineError, match="not a file, but a folder, a pipe or a device"):
+        prepare(source, tmp_path / "out")
 
 
 def test_mismatches_are_counted_and_listed(make_images, make_file, tmp_path):
