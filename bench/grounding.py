@@ -7,7 +7,7 @@ Both sides run the same Florence-2 and the same SAM 2 (real classes and configur
 weights) on the same photographs and captions (without Flickr8k, on drawn ones of the same size) and
 find the same boxes. The loop is that of Grounded-SAM-2's `grounded_sam2_florence2_image_demo.py`:
 open an image with Pillow, one caption through processor and `generate` (3 beams), `set_image`,
-`predict` for its boxes. It writes nothing. Ours is `pipeline.grounding.ground_missing.ground`: it
+`predict` for its boxes. It writes nothing. Ours is `pipeline.grounding.ground.ground`: it
 checks every file's digest, decodes ahead, batches, matches spans, applies rules, and writes the
 records durably. The two alternate, one round each.
 
@@ -33,10 +33,10 @@ from PIL import Image
 from pipeline.extract.runner import RunSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
-from pipeline.grounding.ground_missing import ground
-from pipeline.grounding.grounder_config import Florence2Settings, Rules
+from pipeline.grounding.ground import ground
 from pipeline.grounding.grounding_model import LoadedModel
 from pipeline.grounding.protocols import Caption
+from pipeline.grounding.settings import Florence2Settings, Rules
 from sightline.cache import Place, key_of_file
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.devices import computing

@@ -27,7 +27,6 @@ CLIP = f"--encoder {DATA}/encoders/clip.json --weights file:{DATA}/encoders/clip
 STUDENT = f"--student {DATA}/student"
 MISSING = {
     "stage ground scenes": f"{DATA}/phrases.parquet",
-    "stage ground-stats scenes": "data/objects/scenes",
     "stage image-features scenes resnet": f"{DATA}/encoders/resnet.safetensors",
     "stage object-features scenes clip": "data/objects/scenes",
     "stage text-features scenes clip": f"{DATA}/captions.parquet",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipeline.extract.encode_missing import extract_features
     from pipeline.extract.engine import Engine
     from pipeline.extract.workers import run_workers
-    from pipeline.grounding.stage import ground_captions
+    from pipeline.grounding.ground import ground_captions
     from pipeline.interchange.in_memory import to_dataset
     from pipeline.tokenize_texts import tokenize
     from sightline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
@@ -49,7 +49,7 @@ __getattr__ = lazy_names(
         "PreparedDataset": "pipeline.datasets.prepared",
         "SightlineError": "sightline.errors",
         "extract_features": "pipeline.extract.encode_missing",
-        "ground_captions": "pipeline.grounding.stage",
+        "ground_captions": "pipeline.grounding.ground",
         "key_of_file": "sightline.cache",
         "keys_of_texts": "sightline.cache",
         "named_encoder": "pipeline.encoders.config",

@@ -11,7 +11,7 @@ from sightline.errors import SightlineError
 if TYPE_CHECKING:
     from pipeline.datasets.joined import JoinedSource
     from pipeline.extract.inputs import FeatureInputs
-    from pipeline.grounding.stage import GroundPaths
+    from pipeline.grounding.ground import GroundPaths
     from pipeline.params import Params
     from sightline.cache.record import Kind
     from train.objectives import FeatureNeed
@@ -69,11 +69,6 @@ def joined_source(params: Params, dataset: str) -> JoinedSource:
 def grounding_folder(dataset: str) -> Path:
     """Records of a data set's grounding."""
     return Path("data/objects") / dataset
-
-
-def ground_stats_folder(dataset: str) -> Path:
-    """Statistics of a data set's grounding, and the points that DVC plots."""
-    return Path("data/ground-stats") / dataset
 
 
 def cutouts_folder(dataset: str) -> Path:
@@ -136,7 +131,7 @@ def result_file(run: str, seed: int) -> Path:
 
 def ground_paths(params: Params, dataset: str) -> GroundPaths:
     """Input and output paths of a data set's grounding."""
-    from pipeline.grounding.stage import GroundPaths
+    from pipeline.grounding.ground import GroundPaths
 
     return GroundPaths(
         images_manifest(dataset),

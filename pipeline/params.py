@@ -15,7 +15,7 @@ from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.engine import Engine
 from pipeline.extract.inputs import CutoutRules
-from pipeline.grounding.grounder_config import GroundingSettings
+from pipeline.grounding.settings import GroundingSettings
 from sightline import outside
 from sightline.cache.record import DTypeName, Kind
 from sightline.errors import SightlineError

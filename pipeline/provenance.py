@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 from pipeline import graph
-from pipeline.datasets.kinds import source_type
-from pipeline.datasets.source import Source
-from sightline.cache.groundings import grounding_counts
+from pipeline.datasets.source import LICENCE, RECORD, Source
+from pipeline.grounding import stats
 from sightline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
-from sightline.errors import SightlineError
 
 _NORMALISED = {
     True: "normalised",
@@ -22,18 +20,21 @@ _NORMALISED = {
 def licence_note(folder: Path) -> str:
     """The licence of the data behind a set in the graph's folders, as far as known."""
     try:
-        dataset = graph.below_features(folder)[0]
-        record = graph.dataset_folder(dataset) / "dataset.json"
-        return source_type(json.loads(record.read_text(encoding="utf-8"))["kind"]).licence
-    except (ValueError, IndexError, OSError, KeyError, TypeError, SightlineError):
+        record = graph.dataset_folder(graph.below_features(folder)[0]) / RECORD
+        return str(json.loads(record.read_text(encoding="utf-8"))[LICENCE])
+    except (ValueError, IndexError, OSError, KeyError, TypeError):
         return Source.licence
 
 
-def paragraph(folder: Path, record: SetRecord, licence: str) -> str:
-    """How the set in ``folder`` was made, its rows, size and licence: lines to paste."""
+def paragraph(folder: Path, record: SetRecord, licence: str, captions: Path | None = None) -> str:
+    """How the set in ``folder`` was made, its rows, size and licence: lines to paste.
+
+    Args:
+        captions: manifest of a grounding's captions, to measure how much of them phrases cover.
+    """
     lines = {"Set": f"{folder.as_posix()} ({record.spec.kind})", **described(record, licence)}
     if record.spec.kind == "grounding":
-        lines["Counts"] = _words(grounding_counts(folder))
+        lines |= stats.described(stats.statistics(folder, captions))
     return "\n".join(f"{name + ':':21}{value}" for name, value in lines.items())
 
 

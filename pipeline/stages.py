@@ -21,7 +21,6 @@ from sightline.progress import PhaseProgress
 from sightline.settings import unknown
 
 if TYPE_CHECKING:
-    from pipeline.grounding.stats import GroundStats
     from sightline.html_pages import Thumbnail
     from train.evaluate.evaluation import Evaluation
     from train.evaluate.results import RunResult
@@ -63,22 +62,12 @@ def features(
 
 def ground(params: Params, dataset: str, how: RunSettings = ONCE) -> SetSummary:
     """Ground the captions of ``dataset`` and cut the objects out."""
-    from pipeline.grounding.stage import ground_dataset
+    from pipeline.grounding.ground import ground_dataset
 
     paths = graph.ground_paths(params, dataset)
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
     return ground_dataset(paths, params.grounding, settings_of(params, how))
-
-
-def ground_stats(dataset: str) -> GroundStats:
-    """Statistics of one data set's grounding, as JSON and as points for DVC plots."""
-    from pipeline.grounding.stats import ground_stats, write_stats
-
-    captions, phrases = graph.captions_manifest(dataset), graph.grounding_folder(dataset)
-    found = ground_stats(phrases, captions)
-    write_stats(found, graph.ground_stats_folder(dataset), [phrases, captions])
-    return found
 
 
 def tokens(params: Params) -> str:
@@ -298,7 +287,7 @@ def _photographs(
     params: Params, task: str, image_ids: Sequence[str], keys: Mapping[str, bytes]
 ) -> Mapping[str, Thumbnail] | str:
     """Photographs of the data set that an evaluation task reads, or why there are none."""
-    from pipeline.grounding.gallery.thumbnails import photographs
+    from pipeline.grounding.pictures import photographs
 
     if task not in params.evaluation.tasks:
         return f"params.yaml has no evaluation task {task!r} any more"

@@ -38,7 +38,6 @@ from sightline.lock import WriterLock
 RECORDS = {
     "dataset.json": "a prepared data set",
     "set.json": "a cached set",
-    "ground_stats.json": "grounding statistics",
     "run.json": "a training run",
     "report.json": "a report",
     "geometry.json": "a comparison of embedding spaces",

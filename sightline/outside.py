@@ -54,6 +54,8 @@ def read_data(path: Path, expected: str = "") -> bytes:
     Args:
         expected: what the file should be, for the message if it cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise SightlineError(f"{path}: not a file, but a folder, a pipe or a device; give a file")
     try:
         return path.read_bytes()
     except OSError as error:

@@ -24,8 +24,7 @@ from tiny_encoder import make_encoder
 from pipeline import graph
 from pipeline.datasets.kinds import KINDS
 from pipeline.encoders.config import EncoderConfig
-from pipeline.grounding.grounder_config import GrounderSettings
-from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
+from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from pipeline.params import load_params
 from sightline.cache import FeatureSet, key_of_file, verify
 from sightline.cache.groundings import read_phrases

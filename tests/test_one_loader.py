@@ -23,8 +23,7 @@ from tiny_models import bert_folder
 from tiny_sam2 import hf_config
 
 from pipeline.encoders.config import EncoderConfig
-from pipeline.grounding.grounder_config import GrounderSettings
-from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
+from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from sightline.encoder_folder import load_model, read_recipe
 from sightline.errors import SightlineError
 from sightline.loading import Pretrained

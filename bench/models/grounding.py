@@ -25,7 +25,7 @@ from transformers import (
 from pipeline.grounding.chunker import FunctionWordChunker
 from pipeline.grounding.segmenters import sam2
 from pipeline.grounding.segmenters.prompted import PromptedSegmenter
-from pipeline.grounding.segmenters.segmenter_config import Sam2Settings
+from pipeline.grounding.settings import Sam2Settings
 
 SMALL_SIZE = 256
 """Edge of the small models' inputs, in pixels; Florence-2's is 768, SAM 2's 1024."""

@@ -132,7 +132,7 @@ def _included(
     results: Sequence[RunResult], geometry: Path | None, manifest: Path | None, root: Path | None
 ) -> tuple[Section, ...]:
     """What stands on the page besides scores: figures of the folder `geometry`, and neighbours."""
-    from pipeline.grounding.gallery.thumbnails import photographs
+    from pipeline.grounding.pictures import photographs
     from train.report.neighbours import neighbours_in
     from train.report.space_page import geometry_section
 

@@ -34,8 +34,6 @@ def gallery(
     --images-manifest data/datasets/scenes/images.parquet --root data/datasets/scenes/images
     --out gallery.html
     """
-    from dataclasses import asdict
-
     from pipeline.grounding.gallery.cards import read_contents
     from pipeline.grounding.gallery.page import write_gallery
     from sightline.progress import progress
@@ -43,8 +41,14 @@ def gallery(
     inputs = [phrases, captions, images_manifest]
     contents = read_contents(phrases, captions, images_manifest, limit)
     with progress("gallery", len(contents.cards), "images") as advance:
-        summary = write_gallery(contents, root, out, title, side, advance, inputs)
+        size = write_gallery(contents, root, out, title, side, advance, inputs)
+    shown, dropped = len(contents.cards), sum(contents.reasons.values())
     if as_json:
-        print_json(asdict(summary))
+        about = {"images": shown, "grounded": contents.grounded, "phrases": contents.phrases}
+        print_json({**about, "drops": dropped, "size": size})
         return
-    print(f"{out}: {summary}")
+    part = f" of {contents.grounded:,}" if contents.grounded > shown else ""
+    print(
+        f"{out}: {shown:,}{part} images, {contents.phrases:,} phrases, {dropped:,} dropped, "
+        f"{size / 1e6:,.1f} MB"
+    )

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.ground_stats import stats
 from pipeline.cli.options import (
     ACTORS,
     DEVICE,
@@ -27,7 +26,6 @@ from pipeline.cli.options import (
 )
 
 app = typer.Typer(help="Ground captions: link words to pixels.", no_args_is_help=True)
-app.command("stats")(stats)
 
 
 @app.command()
@@ -66,8 +64,8 @@ def run(
     --out objects/scenes --cutouts cutouts/scenes
     """
     from pipeline.extract.runner import RunSettings
-    from pipeline.grounding.settings_file import read_settings
-    from pipeline.grounding.stage import GroundPaths, ground_dataset
+    from pipeline.grounding.ground import GroundPaths, ground_dataset
+    from pipeline.grounding.settings import read_settings
     from sightline.cache.groundings import grounding_counts
 
     paths = GroundPaths(images_manifest, captions, root, out, cutouts)

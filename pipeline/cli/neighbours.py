@@ -71,7 +71,7 @@ def neighbours(
         if needed and images_manifest is None:
             raise typer.BadParameter(f"{option} needs it", param_hint="--images-manifest")
     from pipeline import graph
-    from pipeline.grounding.gallery.thumbnails import thumbnails
+    from pipeline.grounding.pictures import thumbnails
     from sightline.output import check_output_file, write_file
     from sightline.progress import progress
     from train.evaluate.caption_pool import read_pool, read_queries

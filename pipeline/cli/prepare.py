@@ -14,28 +14,31 @@ app = typer.Typer(help="Turn a data set into manifests.", no_args_is_help=True)
 _IMAGES = Annotated[Path, typer.Option(help="Folder of images.")]
 _STRICT = Annotated[bool, typer.Option("--strict", help="Treat every problem as an error.")]
 _SPLITS = Annotated[
-    list[str], typer.Option("--split", help="NAME=FILE listing the images of a split; repeatable.")
+    list[str], typer.Option(help="NAME=FILE listing the images of a split; repeatable.")
+]
+_KARPATHY = Annotated[
+    Path | None, typer.Option(help="Karpathy's JSON: splits, and captions without --captions.")
 ]
 
 
 @app.command()
 def pairs(
     images: _IMAGES,
-    captions: Annotated[
-        Path, typer.Option(help="name.jpg#k<TAB>caption, or CSV, TSV or JSONL with a header.")
-    ],
     out: OUT,
-    split: _SPLITS = [],  # noqa: B006
+    captions: Annotated[
+        Path | None,
+        typer.Option(help="name.jpg#k<TAB>caption, or CSV, TSV or JSONL with a header."),
+    ] = None,
+    splits: _SPLITS = [],  # noqa: B006
+    karpathy: _KARPATHY = None,
     strict: _STRICT = False,
     as_json: JSON = False,
 ) -> None:
-    """Any folder of images with a captions file.
+    """Any folder of images with their captions, and splits from lists or Karpathy's JSON.
 
     Example: sightline prepare pairs --images photos --captions captions.csv --out data/mine
     """
-    splits = pairs_of(split, "--split") or None
-    given = {"images": images, "captions": captions, "splits": splits, "strict": strict}
-    _prepare("pairs", given, out, as_json)
+    _prepare_pairs("pairs", images, captions, splits, karpathy, strict, out, as_json)
 
 
 @app.command()
@@ -43,43 +46,72 @@ def flickr30k(
     images: _IMAGES,
     out: OUT,
     captions: Annotated[Path | None, typer.Option(help="results_20130124.token")] = None,
-    split: _SPLITS = [],  # noqa: B006
-    karpathy: Annotated[Path | None, typer.Option(help="dataset_flickr30k.json")] = None,
+    splits: _SPLITS = [],  # noqa: B006
+    karpathy: _KARPATHY = None,
     strict: _STRICT = False,
     as_json: JSON = False,
 ) -> None:
-    """Flickr30k, with the split lists of Entities or Karpathy's JSON.
+    """Flickr30k: as `pairs`, with splits and its licence.
 
     Example: sightline prepare flickr30k --images flickr30k-images
-    --captions results_20130124.token --split train=train.txt --split dev=val.txt
-    --split test=test.txt --out data/flickr30k
+    --captions results_20130124.token --splits train=train.txt --splits dev=val.txt
+    --splits test=test.txt --out data/flickr30k
     """
+    _prepare_pairs("flickr30k", images, captions, splits, karpathy, strict, out, as_json)
+
+
+def _prepare_pairs(
+    kind: str,
+    images: Path,
+    captions: Path | None,
+    splits: list[str],
+    karpathy: Path | None,
+    strict: bool,
+    out: Path,
+    as_json: bool,
+) -> None:
     given = {
         "images": images,
         "captions": captions,
-        "splits": pairs_of(split, "--split") or None,
+        "splits": pairs_of(splits, "--splits") or None,
         "karpathy": karpathy,
         "strict": strict,
     }
-    _prepare("flickr30k", given, out, as_json)
+    _prepare(kind, given, out, as_json)
 
 
 @app.command()
 def coco(
     images: _IMAGES,
+    out: OUT,
     captions: Annotated[
         list[str], typer.Option(help="SPLIT=FILE, as in train=captions_train2017.json; repeatable.")
-    ],
-    out: OUT,
+    ] = [],  # noqa: B006
+    karpathy: Annotated[
+        Path | None, typer.Option(help="dataset_coco.json, with a test split, instead of captions.")
+    ] = None,
+    restval: Annotated[
+        bool, typer.Option("--restval", help="Train on Karpathy's restval images as well.")
+    ] = False,
+    folders: Annotated[
+        list[str], typer.Option(help="Subfolder of images to search; repeatable; default: all.")
+    ] = [],  # noqa: B006
     strict: _STRICT = False,
     as_json: JSON = False,
 ) -> None:
-    """MS COCO captions.
+    """MS COCO captions, COCO's own or with Karpathy's splits.
 
     Example: sightline prepare coco --images coco --captions train=captions_train2017.json
     --out data/coco
     """
-    given = {"images": images, "captions": pairs_of(captions, "--captions"), "strict": strict}
+    given = {
+        "images": images,
+        "captions": pairs_of(captions, "--captions"),
+        "karpathy": karpathy,
+        "restval": restval,
+        "folders": folders or None,
+        "strict": strict,
+    }
     _prepare("coco", given, out, as_json)
 
 
@@ -88,11 +120,12 @@ def webdataset(
     images: Annotated[Path, typer.Option(help="Folder of the shards.")],
     out: OUT,
     shards: Annotated[
-        str, typer.Option(help="Which files below it, such as '{00000..01242}.tar'.")
-    ] = "*.tar",
-    split: Annotated[
+        str | None,
+        typer.Option(help="Which files below it, such as '{00000..01242}.tar'; default: '*.tar'."),
+    ] = None,
+    splits: Annotated[
         list[str],
-        typer.Option("--split", help="NAME=PATTERN, the shards of a split; repeatable."),
+        typer.Option(help="NAME=PATTERN, the shards of a split; repeatable."),
     ] = [],  # noqa: B006
     caption_field: Annotated[
         str | None,
@@ -110,7 +143,7 @@ def webdataset(
     given = {
         "images": images,
         "shards": shards,
-        "splits": pairs_of(split, "--split") or None,
+        "splits": pairs_of(splits, "--splits") or None,
         "caption_field": caption_field,
         "limit": limit,
         "strict": strict,
@@ -131,9 +164,9 @@ def huggingface(
     caption: Annotated[str, typer.Option(help="Column of captions, or of lists of them.")] = (
         "caption"
     ),
-    split: Annotated[
+    splits: Annotated[
         list[str],
-        typer.Option("--split", help="NAME=SPLIT, as in dev=validation; repeatable."),
+        typer.Option(help="NAME=SPLIT, as in dev=validation; repeatable."),
     ] = [],  # noqa: B006
     split_column: Annotated[
         str | None, typer.Option(help="Column with the split of each row.")
@@ -154,7 +187,7 @@ def huggingface(
         "config": config,
         "image": image,
         "caption": caption,
-        "splits": pairs_of(split, "--split") or None,
+        "splits": pairs_of(splits, "--splits") or None,
         "split_column": split_column,
         "images": images,
         "strict": strict,
@@ -178,7 +211,7 @@ def sentences(
 
 @app.command()
 def joined(
-    part: Annotated[
+    parts: Annotated[
         list[str], typer.Option(help="NAME=FOLDER with the manifests of a data set; repeatable.")
     ],
     images: Annotated[
@@ -189,10 +222,10 @@ def joined(
 ) -> None:
     """Join several prepared data sets of pairs.
 
-    Example: sightline prepare joined --part flickr=data/flickr30k --images flickr=flickr30k-images
-    --part coco=data/coco --images coco=coco --out data/flickr30k-coco
+    Example: sightline prepare joined --parts flickr=data/flickr30k --images flickr=flickr30k-images
+    --parts coco=data/coco --images coco=coco --out data/flickr30k-coco
     """
-    given = {"parts": pairs_of(part, "--part"), "images": pairs_of(images, "--images")}
+    given = {"parts": pairs_of(parts, "--parts"), "images": pairs_of(images, "--images")}
     _prepare("joined", given, out, as_json)
 
 

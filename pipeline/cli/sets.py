@@ -68,23 +68,37 @@ def _print_sets(found: list[tuple[Path, SetRecord]]) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
-def info(path: SET, as_json: JSON = False) -> None:
+def info(
+    path: SET,
+    captions: Annotated[
+        Path | None,
+        typer.Option(help="Of a grounding: its captions manifest, to measure their coverage."),
+    ] = None,
+    as_json: JSON = False,
+) -> None:
     """Describe where the rows of a set come from, as a paragraph for a paper's appendix.
+
+    Of a grounding also its statistics: pairs per image, drops by reason.
 
     Example: sightline cache info data/features/scenes/image/clip
     """
+    from pipeline.grounding.stats import statistics
     from pipeline.provenance import licence_note, paragraph
-    from sightline.cache.groundings import grounding_counts
     from sightline.cache.record import read_record
 
     record = read_record(path)
+    if captions is not None and record.spec.kind != "grounding":
+        raise typer.BadParameter(
+            f"--captions is for a grounding; {path} is of kind {record.spec.kind}"
+        )
     licence = licence_note(path)
     if as_json:
-        counts = {"counts": grounding_counts(path)} if record.spec.kind == "grounding" else {}
-        about = {**_about(path, record), **counts}
+        about = _about(path, record)
+        if record.spec.kind == "grounding":
+            about["statistics"] = statistics(path, captions)
         print_json({**about, "bytes": record.size, "licence": licence})
         return
-    print(paragraph(path, record, licence))
+    print(paragraph(path, record, licence, captions))
 
 
 def sets_below(path: Path, *, lost: bool = False) -> list[Path]:

@@ -29,7 +29,6 @@ class Format(StrEnum):
     TAR = "tar"
     PARQUET = "parquet"
     NPY = "npy"
-    SAFETENSORS = "safetensors"
 
 
 class ImportKind(StrEnum):
@@ -87,7 +86,7 @@ def export_set(
         typer.Option(help="Licence of the features for the card, such as cc-by-4.0."),
     ] = None,
 ) -> None:
-    """Write a set for others: as a tar, or features as Parquet, npy or safetensors.
+    """Write a set for others: as a tar, or features as Parquet or npy.
 
     Example: sightline cache export data/features/scenes/image/clip --format parquet
     --out clip-of-scenes
@@ -99,14 +98,13 @@ def export_set(
         print(f"{out}: {in_bytes(export(path, out))}")
         return
     from pipeline.interchange.export import export_features
-    from pipeline.interchange.row_files import Form
     from pipeline.provenance import described, licence_note
 
     note = licence_note(path)
     done = export_features(
         path,
         out,
-        Form(form.value),
+        "parquet" if form is Format.PARQUET else "npy",
         lambda record: described(record, note),
         dataset=dataset,
         normalise=normalise,
@@ -141,15 +139,14 @@ def import_set(
         bool, typer.Option("--allow-missing", help="Leave out rows whose image is not there.")
     ] = False,
 ) -> None:
-    """Make a set from what `cache export` wrote, or from features that others made.
+    """Make a set from a tar of `cache export`, or from features in the files of other tools.
 
-    Recognises tars and folders of `cache export`, clip-retrieval's folders, DataComp's .npz beside
-    .parquet, and Parquet or Arrow tables with a column of features.
+    Recognises tars, clip-retrieval's folders, DataComp's .npz beside .parquet, and Parquet or Arrow
+    tables with a column of features.
 
     Example: sightline cache import embeddings --images photos --out features/clip
     """
-    from pipeline.interchange.found_rows import SUFFIXES
-    from pipeline.interchange.import_export import import_export, is_export
+    from pipeline.interchange.foreign import SUFFIXES
     from pipeline.interchange.import_rows import ImportOptions, import_rows
 
     archive = source.suffix == ".tar" or (source.is_file() and source.suffix not in SUFFIXES)
@@ -161,12 +158,11 @@ def import_set(
         source=source_note,
         allow_missing=allow_missing,
     )
-    if archive or is_export(source):
-        _only_with("features that others made", **asdict(options))
     if archive:
+        _only_with("the files of other tools", **asdict(options))
         _import_archive(source, out)
         return
-    found = import_export(source, out) if is_export(source) else import_rows(source, out, options)
+    found = import_rows(source, out, options)
     spec = found.record.spec
     length = "normalised" if spec.normalised else "not normalised"
     print(
@@ -175,6 +171,8 @@ def import_set(
     )
     if found.missing:
         print(f"{counted(found.missing, 'row')} left out: their {spec.kind} is missing")
+    if found.trimmed:
+        print(f"white space around {counted(found.trimmed, 'text')} left out, as in every data set")
     if found.repeated:
         print(
             f"{counted(found.repeated, 'row')} left out: an earlier row describes the same "
@@ -217,8 +215,9 @@ def import_mcse(
     """
     from pipeline.interchange.mcse import import_mcse as import_features
 
-    record = import_features(features, texts, dataset, out, source)
-    print(f"{out}: {counted(record.rows, 'image')}; captions and images: {dataset}")
+    record, report = import_features(features, texts, dataset, out, source)
+    print(f"{out}: {counted(record.rows, 'image')}")
+    print(f"{dataset}: {report.summary()}")
 
 
 def import_kdmcse(
@@ -235,9 +234,10 @@ def import_kdmcse(
     """
     from pipeline.interchange.kdmcse import import_kdmcse as import_features
 
-    pictures, captions = import_features(path, dataset, images, texts, source)
+    pictures, captions, report = import_features(path, dataset, images, texts, source)
     print(f"{images}: {counted(pictures.rows, 'image')}")
     print(f"{texts}: {counted(captions.rows, 'caption')}")
+    print(f"{dataset}: {report.summary()}")
 
 
 def export_mcse(

@@ -101,17 +101,6 @@ def ground(
         print(f"{dataset}: {stages.ground(loaded, dataset, how)}")
 
 
-@app.command("ground-stats")
-def ground_stats(dataset: _DATASET) -> None:
-    """Summarise one data set's grounding: pairs per image, drops by reason, coverage.
-
-    Example: sightline stage ground-stats flickr30k
-    """
-    from pipeline import stages
-
-    print(f"{dataset}: {stages.ground_stats(dataset)}")
-
-
 @app.command("object-features")
 def object_features(
     dataset: _DATASET,

@@ -1,15 +1,16 @@
-"""Readers of caption files: Flickr's token files, and CSV, TSV and JSONL with a header."""
+"""Readers of caption files: Flickr's token files, CSV, TSV and JSONL, and Karpathy's JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from pipeline.datasets.source import DatasetError
@@ -18,6 +19,7 @@ from sightline.outside import (
     Loc,
     Name,
     Text,
+    read_json,
     read_lines,
     read_text,
     refusal,
@@ -28,17 +30,8 @@ REQUIRED = ("image", "caption")
 OPTIONAL = ("split", "caption_id")
 
 
-class _Columns(TypedDict):
-    """The columns of a table of captions, in CSV or TSV."""
-
-    image: list[Text]
-    caption: list[Text]
-    split: NotRequired[list[Text]]
-    caption_id: NotRequired[list[Name]]
-
-
-class _Line(TypedDict):
-    """A line of a JSONL file."""
+class _Row(TypedDict):
+    """A row of a table of captions, or a line of a JSONL file."""
 
     image: Text
     caption: Text
@@ -46,11 +39,28 @@ class _Line(TypedDict):
     caption_id: NotRequired[Identifier]
 
 
+class _Sentence(TypedDict):
+    raw: Text
+
+
+class KarpathyImage(TypedDict):
+    """An image of Karpathy's files (dataset_flickr30k.json, dataset_coco.json)."""
+
+    filename: Name
+    split: Name
+    sentences: NotRequired[list[_Sentence] | None]
+
+
+class _Karpathy(TypedDict):
+    images: Annotated[list[KarpathyImage], Field(min_length=1)]
+
+
 _HINT = (
     f"; every line is an object with {' and '.join(REQUIRED)}, and optionally "
     f"{' and '.join(OPTIONAL)}"
 )
-_COLUMNS, _LINE = TypeAdapter(_Columns), TypeAdapter(_Line)
+_ROW, _KARPATHY = TypeAdapter(_Row), TypeAdapter(_Karpathy)
+_Records = Iterator[tuple[int, Any]]
 
 
 @dataclass
@@ -69,12 +79,12 @@ class Captions:
     """
 
     where: str
-    images: list[str]
-    texts: list[str]
+    images: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     numbers: list[str] | None = None
     ids: list[str] | None = None
     splits: list[str] | None = None
-    lines: Sequence[int] | None = None
+    lines: list[int] | None = None
     remarks: list[str] = field(default_factory=list)
 
 
@@ -90,13 +100,12 @@ def read_captions(path: Path) -> Captions:
         SightlineError: the file is missing, empty, not UTF-8, or has the wrong columns or values.
     """
     suffix = path.suffix.lower()
-    if suffix == ".csv":
-        captions = _read_csv(path, read_text(path))
-    elif suffix == ".tsv":
-        rows = (row.split("\t") if row else [] for row in read_lines(path))
-        captions = _from_rows(path, enumerate(rows, start=1))
+    if suffix in (".csv", ".tsv"):
+        captions = _read_table(path, _csv_rows if suffix == ".csv" else _tsv_rows)
     elif suffix in (".jsonl", ".ndjson"):
-        captions = _read_jsonl(path)
+        lines = enumerate(read_lines(path), start=1)
+        rows = ((line, row) for line, row in lines if row and not row.isspace())
+        captions = _of_rows(Captions(str(path), lines=[]), rows, _ROW.validate_json, _HINT)
     else:
         captions = _read_token(path)
     if not captions.texts:
@@ -104,8 +113,27 @@ def read_captions(path: Path) -> Captions:
     return captions
 
 
+def read_karpathy(path: Path) -> list[KarpathyImage]:
+    """The images of Karpathy's file, with their splits and captions."""
+    expected = "Karpathy's dataset_….json: `images` with filename, split and sentences"
+    return read_json(path, _KARPATHY, expected)["images"]
+
+
+def captions_of(path: Path, images: Iterable[KarpathyImage]) -> Captions:
+    """The captions of ``images``, which `read_karpathy` read from ``path``."""
+    captions = Captions(str(path), numbers=(numbers := []))
+    for image in images:
+        for number, sentence in enumerate(image.get("sentences") or []):
+            captions.images.append(image["filename"])
+            captions.texts.append(sentence["raw"])
+            numbers.append(str(number))
+    if not captions.texts:
+        raise DatasetError(f"{path}: contains no captions; give `captions` as well")
+    return captions
+
+
 def _read_token(path: Path) -> Captions:
-    images, numbers, texts, at = [], [], [], []
+    captions = Captions(str(path), numbers=(numbers := []), lines=(lines := []))
     for line, row in enumerate(read_lines(path), start=1):
         if not row.strip():
             continue
@@ -116,97 +144,67 @@ def _read_token(path: Path) -> Captions:
                 f"{path}: line {line}: found {short(row)}, expected `name.jpg#k<TAB>caption`; a "
                 f"file with a header must end in .csv, .tsv or .jsonl"
             )
-        images.append(image)
+        captions.images.append(image)
+        captions.texts.append(text)
         numbers.append(number)
-        texts.append(text)
-        at.append(line)
-    return Captions(str(path), images, texts, numbers=numbers, lines=at)
+        lines.append(line)
+    return captions
 
 
-def _read_csv(path: Path, text: str) -> Captions:
+def _csv_rows(path: Path) -> _Records:
+    text = read_text(path)
     usual = csv.field_size_limit(max(len(text), 1))  # the limit of the module, for all of Python
     # newline="": the csv module itself must see the line ends inside quotes
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        return _from_rows(path, ((reader.line_num, row) for row in reader))
+        for row in reader:
+            yield reader.line_num, row
     except csv.Error as error:
         raise DatasetError(f"{path}: line {reader.line_num}: not CSV ({error})") from None
     finally:
         csv.field_size_limit(usual)
 
 
-def _from_rows(path: Path, rows: Iterable[tuple[int, list[str]]]) -> Captions:
-    iterator = iter(rows)
-    _, written = next(iterator, (0, []))
+def _tsv_rows(path: Path) -> _Records:
+    for line, row in enumerate(read_lines(path), start=1):
+        yield line, row.split("\t") if row else []
+
+
+def _read_table(path: Path, read: Callable[[Path], _Records]) -> Captions:
+    rows = read(path)
+    _, written = next(rows, (0, []))
     header = [name.strip().lower() for name in written]
     _check_columns(path, header, written)
-    columns: list[list[str]] = [[] for _ in header]
-    lines: list[int] = []
-    adders = [column.append for column in columns]
-    for line, row in iterator:
-        if not row:
-            continue
-        if len(row) != len(header):
-            raise DatasetError(
-                f"{path}: line {line}: found {len(row)} columns, expected {len(header)} "
-                f"({', '.join(map(short, written))})"
-            )
-        for add, value in zip(adders, row, strict=True):
-            add(value)
-        lines.append(line)
-    named = dict(zip(header, columns, strict=True))
-    remarks = [
+    trimmed = dict.fromkeys(OPTIONAL, 0)
+
+    def records() -> _Records:
+        for line, row in rows:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise DatasetError(
+                    f"{path}: line {line}: found {len(row)} columns, expected {len(header)} "
+                    f"({', '.join(map(short, written))})"
+                )
+            record = dict(zip(header, row, strict=True))
+            for name in OPTIONAL:
+                if name in record and (value := record[name].strip()) != record[name]:
+                    record[name] = value
+                    trimmed[name] += 1
+            yield line, record
+
+    captions = _of_rows(Captions(str(path), lines=[]), records(), _ROW.validate_python)
+    captions.remarks += [
         f"{path.name}: column {short(there)} read as {name}"
         for name, there in zip(header, written, strict=True)
         if name != there and name in (*REQUIRED, *OPTIONAL)
     ]
-    for name in OPTIONAL:
-        if name in named:
-            trimmed = [value.strip() for value in named[name]]
-            if count := sum(a != b for a, b in zip(trimmed, named[name], strict=True)):
-                remarks.append(
-                    f"{path.name}: white space around {count:,} values of {name} left out"
-                )
-            named[name] = trimmed
-    try:
-        checked: Any = _COLUMNS.validate_python(named)
-    except ValidationError as error:
-        raise refusal(path, error, lambda loc: _place(loc, lines)) from None
-    return _from_columns(path, checked, lines, remarks)
-
-
-def _place(loc: Loc, lines: Sequence[int]) -> str:
-    """Where a value of a table is: pydantic gives its column and row."""
-    column, row = loc[:2]
-    return f"line {lines[int(row)]}: {column}"
-
-
-def _read_jsonl(path: Path) -> Captions:
-    columns: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL)}
-    lines: list[int] = []
-    try:
-        for line, row in enumerate(read_lines(path), start=1):
-            if row and not row.isspace():
-                lines.append(line)
-                record = _LINE.validate_json(row)
-                for name, values in columns.items():
-                    values.append(record.get(name))
-    except ValidationError as error:
-        raise refusal(
-            path, error, lambda loc: ": ".join((f"line {lines[-1]}", *map(str, loc))), _HINT
-        ) from None
-    for name in OPTIONAL:
-        if None not in columns[name]:
-            continue
-        given = columns.pop(name)
-        if any(value is not None for value in given):
-            raise DatasetError(
-                f"{path}: line {lines[given.index(None)]}: {name}: is missing, but other lines "
-                "have it; give it in all of them, or in none"
-            )
-    if "caption_id" in columns:
-        columns["caption_id"] = list(map(str, columns["caption_id"]))
-    return _from_columns(path, columns, lines, [])
+    captions.remarks += [
+        f"{path.name}: white space around {count:,} values of {name} left out"
+        for name, count in trimmed.items()
+        if count
+    ]
+    return captions
 
 
 def _check_columns(path: Path, header: list[str], written: Sequence[str]) -> None:
@@ -219,15 +217,34 @@ def _check_columns(path: Path, header: list[str], written: Sequence[str]) -> Non
         )
 
 
-def _from_columns(
-    path: Path, columns: Mapping[str, list[str]], lines: list[int], remarks: list[str]
+def _of_rows(
+    captions: Captions, rows: _Records, check: Callable[[Any], _Row], hint: str = ""
 ) -> Captions:
-    return Captions(
-        str(path),
-        columns["image"],
-        columns["caption"],
-        ids=columns.get("caption_id"),
-        splits=columns.get("split"),
-        lines=lines,
-        remarks=remarks,
-    )
+    """Fill ``captions`` with the rows that ``check`` accepts."""
+    optional: dict[str, dict[int, str]] = {name: {} for name in OPTIONAL}  # line → value
+    path, lines = Path(captions.where), captions.lines
+    assert lines is not None
+    for line, row in rows:
+        try:
+            record = check(row)
+        except ValidationError as error:
+            place = partial(_place, line)
+            raise refusal(path, error, place, hint) from None
+        lines.append(line)
+        captions.images.append(record["image"])
+        captions.texts.append(record["caption"])
+        for name, values in optional.items():
+            if (value := record.get(name)) is not None:
+                values[line] = str(value)
+    for name, values in optional.items():
+        if 0 < len(values) < len(lines):
+            raise DatasetError(
+                f"{path}: line {next(line for line in lines if line not in values)}: {name}: is "
+                "missing, but other lines have it; give it in all of them, or in none"
+            )
+    captions.splits, captions.ids = (list(optional[name].values()) or None for name in OPTIONAL)
+    return captions
+
+
+def _place(line: int, loc: Loc) -> str:
+    return ": ".join((f"line {line}", *map(str, loc)))

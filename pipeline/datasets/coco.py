@@ -1,15 +1,15 @@
-"""MS COCO: one captions JSON per split, and the folder of photographs."""
+"""MS COCO: its captions JSON per split, or Karpathy's, and the folder of photographs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import Field, TypeAdapter, model_validator
 from typing_extensions import TypedDict
 
-from pipeline.datasets.captions import Captions
+from pipeline.datasets.captions import Captions, captions_of, read_karpathy
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.match import ImageNames, assign_splits, write_pairs
 from pipeline.datasets.source import (
@@ -21,6 +21,8 @@ from pipeline.datasets.source import (
     split_name,
 )
 from sightline.outside import Identifier, Name, Text, read_json
+
+_Listed = list[tuple[str, str, str]]  # name of an image, its split, the file that says so
 
 
 class _Image(TypedDict):
@@ -51,6 +53,9 @@ class CocoSource(Source):
         images: the folder that contains ``train2017``, ``val2017`` etc., or one folder of images.
         folders: subfolders of ``images`` to search, ``[train2017, val2017]``; default: all.
         captions: the file of each split, ``{train: captions_train2017.json, val: …}``.
+        karpathy: ``dataset_coco.json``; instead of ``captions``. Its splits train, val and test
+            have 82,783 (those of train2014), 5,000 and 5,000 images.
+        restval: train on Karpathy's 30,504 further images as well; they are left out otherwise.
         strict: treat problems such as captions without image or images without caption as errors.
     """
 
@@ -59,16 +64,22 @@ class CocoSource(Source):
     )
 
     images: ImageFolder
-    captions: dict[str, Path]
+    captions: dict[str, Path] = {}
+    karpathy: Path | None = None
+    restval: bool = False
     folders: list[str] | None = None
     strict: bool = False
 
-    @field_validator("captions")
-    @classmethod
-    def _some_captions(cls, value: dict[str, Path]) -> dict[str, Path]:
-        if not value:
-            raise ValueError("give the captions JSON of at least one split")
-        return value
+    @model_validator(mode="after")
+    def _one_kind_of_file(self) -> Self:
+        if bool(self.captions) == bool(self.karpathy):
+            raise ValueError(
+                "give `captions` (COCO's JSON of at least one split) or `karpathy` "
+                "(dataset_coco.json), but not both"
+            )
+        if self.restval and not self.karpathy:
+            raise ValueError("`restval` is a split of `karpathy` (dataset_coco.json): give it")
+        return self
 
 
 def prepare(
@@ -76,19 +87,38 @@ def prepare(
 ) -> None:
     """Write the manifests of ``source`` into ``folder``; a caption's number is its annotation id.
 
+    With Karpathy's file, captions are numbered within their image.
+
     Raises:
         DatasetError: the images or a captions file cannot be used; the message explains why.
     """
-    captions = Captions(", ".join(map(str, source.captions.values())), [], [], numbers=[])
-    listed: list[tuple[str, str, str]] = []
-    for name, path in source.captions.items():
-        split = split_name(name, "captions")
-        files = _read_split(path, captions)
-        listed += [(file, split, str(path)) for file in files]
-    images = scan_images(source.images, report, source.folders, progress)
+    left_out: set[str] = set()
+    if source.karpathy is not None:
+        captions, listed, left_out = _read_karpathy(source.karpathy, restval=source.restval)
+    else:
+        captions = Captions(", ".join(map(str, source.captions.values())), numbers=[])
+        listed: _Listed = []
+        for name, path in source.captions.items():
+            split = split_name(name, "captions")
+            listed += [(file, split, str(path)) for file in _read_split(path, captions)]
+    folders = source.folders or ["."]
+    images = scan_images(source.images, report, folders, progress, leave_out=left_out)
     names = ImageNames(images.paths)
     splits = assign_splits(listed, names, images, report)
     write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
+
+
+def _read_karpathy(path: Path, *, restval: bool) -> tuple[Captions, _Listed, set[str]]:
+    """The captions of Karpathy's file, the split of each image, and the images to leave out."""
+    wanted, listed, left_out = [], [], set()
+    for image in read_karpathy(path):
+        if image["split"] == "restval" and not restval:
+            left_out.add(image["filename"])
+            continue
+        split = "train" if image["split"] == "restval" else split_name(image["split"], str(path))
+        wanted.append(image)
+        listed.append((image["filename"], split, str(path)))
+    return captions_of(path, wanted), listed, left_out
 
 
 def _read_split(path: Path, captions: Captions) -> list[str]:

@@ -1,12 +1,15 @@
-"""The files of a Hugging Face data set, by split, on disk or from the hub; runs no code of it."""
+"""The files of a Hugging Face data set, by split, and their rows; runs no code of it."""
 
 from __future__ import annotations
 
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from pipeline.datasets.source import DatasetError
 from sightline.errors import first_lines
@@ -18,6 +21,37 @@ _SAVED = ("dataset_dict.json", "state.json")
 _FETCHED = ["*.parquet", "*.arrow", "README.md", *(f"*{name}" for name in _SAVED)]
 _FETCHED += ["*dataset_info.json"]
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<rest>.*)")
+_ROWS = 64  # a batch of photographs, a few megabytes
+
+
+class ImageRow(NamedTuple):
+    """One row of a data set.
+
+    Attributes:
+        data: bytes of the image; None if the row has a path, or nothing.
+        path: of the image, as the row has it; empty if it has none.
+        captions: its captions; empty if it has none.
+        split: the row's entry in the split column; empty without one.
+    """
+
+    data: bytes | None
+    path: str
+    captions: list[str]
+    split: str
+
+
+class Columns(NamedTuple):
+    """The columns to read.
+
+    Attributes:
+        image: binary, string, or a struct of ``bytes`` and ``path`` (`datasets.Image`).
+        caption: a string or a list of strings.
+        split: a string; None: there is no such column.
+    """
+
+    image: str
+    caption: str
+    split: str | None
 
 
 def fetch(name: str, revision: str | None) -> Path:
@@ -44,25 +78,6 @@ def fetch(name: str, revision: str | None) -> Path:
     return Path(found)
 
 
-def cached(name: str, commit: str) -> Path:
-    """The folder of a commit that `fetch` found earlier.
-
-    Raises:
-        DatasetError: it is not in this machine's cache.
-    """
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    repository = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
-    folder = repository / "snapshots" / commit
-    if not folder.is_dir():
-        raise DatasetError(
-            f"{name}: its images are read from the hub's cache, but {folder} does not exist; run "
-            f"`hf download {name} --repo-type dataset --revision {commit}`"
-        )
-    return folder
-
-
 def files_by_split(path: Path, config: str | None) -> dict[str, list[Path]]:
     """Split → its Arrow or Parquet files, in order; a data set without splits has the split "".
 
@@ -78,11 +93,6 @@ def files_by_split(path: Path, config: str | None) -> dict[str, list[Path]]:
     if not path.is_dir():
         raise DatasetError(f"{path}: no such file or folder; check the path")
     datasets = require("datasets", "a Hugging Face data set")
-    if (path / f"{path.resolve().name}.py").exists():
-        raise DatasetError(
-            f"{path}: has a script of its own, which Sightline never runs; move it away, or use "
-            "the data set's Parquet files (on the hub: revision refs/convert/parquet)"
-        )
     saved = any((path / name).is_file() for name in _SAVED)
     try:
         with quiet():
@@ -93,28 +103,27 @@ def files_by_split(path: Path, config: str | None) -> dict[str, list[Path]]:
         raise DatasetError(
             f"{path}: not a data set that `datasets` can read ({type(error).__name__}: "
             f"{first_lines(error)}); expected a folder of save_to_disk, or of Parquet or Arrow "
-            "files"
+            "files (on the hub: revision refs/convert/parquet)"
         ) from error
 
 
-def _saved(datasets, path: Path) -> dict[str, list[Path]]:
+def _saved(datasets: Any, path: Path) -> dict[str, list[Path]]:
     found = datasets.load_from_disk(str(path), keep_in_memory=False)
     named = found if isinstance(found, datasets.DatasetDict) else {"": found}
-    splits: dict[str, list[Path]] = {}
-    for split, part in named.items():
-        if part._indices is not None:
-            raise DatasetError(
-                f"{path}: its rows are chosen by indices; save it again with "
-                "flatten_indices().save_to_disk(...)"
-            )
-        splits[split] = [Path(each["filename"]) for each in part.cache_files]
-    return splits
+    return {
+        split: [Path(each["filename"]) for each in part.cache_files]
+        for split, part in named.items()
+    }
 
 
-def _loose(datasets, path: Path, config: str | None) -> dict[str, list[Path]]:
+def _loose(datasets: Any, path: Path, config: str | None) -> dict[str, list[Path]]:
     attempts: list[dict[str, str]] = [{"path": str(path)}]
     # beside many images, the library takes a folder for one of images
-    attempts += [{"path": kind, "data_dir": str(path)} for kind in _TABLES if _has(path, kind)]
+    attempts += [
+        {"path": kind, "data_dir": str(path)}
+        for kind in _TABLES
+        if next(path.rglob(f"*.{kind}"), None) is not None
+    ]
     for attempt in attempts:
         with tempfile.TemporaryDirectory() as scratch:
             builder = datasets.load_dataset_builder(**attempt, name=config, cache_dir=scratch)
@@ -130,10 +139,6 @@ def _loose(datasets, path: Path, config: str | None) -> dict[str, list[Path]]:
     )
 
 
-def _has(path: Path, kind: str) -> bool:
-    return next(path.rglob(f"*.{kind}"), None) is not None
-
-
 def missing_numbers(files: Iterable[Path]) -> list[str]:
     """What is missing of files that are named as in ``train-00000-of-00012.parquet``."""
     found: Counter[tuple[Path, str, str, int]] = Counter()
@@ -147,3 +152,88 @@ def missing_numbers(files: Iterable[Path]) -> list[str]:
         for (folder, stem, rest, count), there in found.items()
         if there != count
     ]
+
+
+def read_rows(path: Path, columns: Columns) -> Iterator[ImageRow]:
+    """The rows of an ``.arrow`` or ``.parquet`` file, in order, a few at a time.
+
+    Raises:
+        DatasetError: the file is missing or damaged, or a column is missing or has another type.
+    """
+    if not path.is_file():
+        raise DatasetError(f"{path}: no such file; get the complete data set")
+    datasets = require("datasets", "a Hugging Face data set")
+    parquet = path.suffix.lower() == ".parquet"
+    kind, options = ("parquet", {"batch_size": _ROWS}) if parquet else ("arrow", {})
+    try:
+        with quiet(), tempfile.TemporaryDirectory() as scratch:
+            builder = datasets.load_dataset_builder(
+                kind, data_files=str(path), cache_dir=scratch, **options
+            )
+            (stream,) = builder.as_streaming_dataset().values()
+            _check(path, stream.features.arrow_schema, columns)
+            stream = stream.select_columns([*dict.fromkeys(filter(None, columns))])
+            stream = stream.cast_column(columns.image, datasets.Image(decode=False))
+            for batch in stream.iter(_ROWS):
+                yield from _rows(batch, columns)
+    except DatasetError:
+        raise
+    except Exception as error:  # on forged or damaged files the library may raise anything
+        raise DatasetError(
+            f"{path}: damaged, or of another kind ({first_lines(error, 1)}); get it again"
+        ) from error
+
+
+def _rows(batch: dict[str, list], columns: Columns) -> Iterator[ImageRow]:
+    count = len(batch[columns.image])
+    splits = batch[columns.split] if columns.split else [""] * count
+    for image, said, split in zip(
+        batch[columns.image], batch[columns.caption], splits, strict=True
+    ):
+        image = image or {}
+        captions = [said] if isinstance(said, str) else [each for each in said or [] if each]
+        yield ImageRow(image.get("bytes"), image.get("path") or "", captions, split or "")
+
+
+def _check(path: Path, schema: pa.Schema, columns: Columns) -> None:
+    """Refuse a file whose columns are missing or of other types."""
+    found = ", ".join(f"{field.name}: {field.type}" for field in schema)
+    for setting, name, fits, expected in (
+        ("image", columns.image, _is_image, "bytes, a path, or a struct of both"),
+        ("caption", columns.caption, _is_caption, "a string or a list of strings"),
+        ("split_column", columns.split, _is_text, "a string"),
+    ):
+        if name is None:
+            continue
+        if schema.names.count(name) != 1:
+            raise DatasetError(
+                f"{path}: has no column {name!r}; name one of its columns with `{setting}` "
+                f"({found[:500]})"
+            )
+        if not fits(schema.field(name).type):
+            raise DatasetError(
+                f"{path}: column {name!r} is {schema.field(name).type}, expected {expected}; name "
+                f"another column with `{setting}` ({found[:500]})"
+            )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_caption(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _is_text(kind.value_type)
+    return _is_text(kind)
+
+
+def _is_image(kind: pa.DataType) -> bool:
+    if not pa.types.is_struct(kind):
+        return _is_text(kind) or _is_bytes(kind)
+    fields = {field.name: field.type for field in kind}
+    fits = {"bytes": _is_bytes, "path": _is_text}
+    return bool(fields) and all(name in fits and fits[name](each) for name, each in fields.items())

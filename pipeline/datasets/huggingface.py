@@ -1,20 +1,33 @@
-"""Hugging Face data sets: Parquet or Arrow with a column of images and one of captions."""
+"""Hugging Face data sets: Parquet or Arrow with a column of images and one of captions.
+
+The library `datasets` reads them. Images that rows hold are written once into tar files, where each
+has a place of its own; images that rows name by path stay where they are.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Self
 
+import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.datasets.arrow_rows import Columns, ImageRow, read_rows
 from pipeline.datasets.folder import MANIFESTS
-from pipeline.datasets.hub_files import cached, fetch, files_by_split, missing_numbers
+from pipeline.datasets.hub_files import (
+    Columns,
+    ImageRow,
+    fetch,
+    files_by_split,
+    missing_numbers,
+    read_rows,
+)
 from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count
-from pipeline.datasets.packed import Manifests, Packed
+from pipeline.datasets.manifests import Rows, write_captioned
 from pipeline.datasets.source import (
     RECORD,
     DatasetError,
@@ -63,13 +76,18 @@ class HuggingFaceSource(Source):
     strict: bool = False
 
     @model_validator(mode="after")
-    def _one_place(self) -> HuggingFaceSource:
+    def _one_of_each(self) -> Self:
         if self.name is not None and "path" in self.model_fields_set:
             raise ValueError("give `path` (on disk) or `name` (on the hub), but not both")
         if self.name is None and self.revision is not None:
             raise ValueError("`revision` belongs to a data set on the hub: give its `name`")
         if self.splits and self.split_column:
             raise ValueError("give `splits` or `split_column`, but not both")
+        for theirs, count in Counter((self.splits or {}).values()).items():
+            if count > 1:
+                raise ValueError(
+                    f"`splits` takes {theirs!r} for {count} splits; an image belongs to only one"
+                )
         return self
 
     def inputs(self) -> list[Path]:
@@ -78,14 +96,10 @@ class HuggingFaceSource(Source):
         return given if self.images is None else [*given, self.images]
 
     def image_root(self, prepared: Path) -> Path:
-        """Where the images are read: the data set itself, or the tars that `prepare` wrote."""
+        """Where the images are: in the tars that `prepare` wrote, or where the rows name them."""
         record = prepared / RECORD
         facts = json.loads(record.read_bytes()) if record.is_file() else {}
-        if facts.get(_FACT) == _WRITTEN:
-            return prepared / "images"
-        if self.images is None and self.name is not None and _COMMIT in facts:
-            return cached(self.name, facts[_COMMIT])
-        return _root(self, self.path)
+        return prepared / "images" if facts.get(_FACT) == _WRITTEN else _root(self, self.path)
 
 
 def prepare(
@@ -93,39 +107,48 @@ def prepare(
 ) -> None:
     """Write the manifests of ``source`` into ``folder`` and fill ``report``.
 
-    If the data set's files contain its images verbatim (Arrow, and Parquet as `datasets` writes
-    it today), an image's place in the manifest is a file of the data set, offset and length.
-    Otherwise the images are written once, into tar files below ``images``. Rows of one split with
-    the same image are one image with several captions.
+    Images that rows hold are written to tar files below ``images``. Rows of one split with the same
+    image are one image with several captions.
 
     Raises:
         SightlineError: the data set is missing, damaged or cannot be fetched, a column or split is
             missing or has another type, or there are no images with captions.
     """
-    path = source.path
+    path, where = source.path, source.name or str(source.path)
     if source.name is not None:
         path = fetch(source.name, source.revision)
         report.facts |= {_COMMIT: path.name, HUB_DATASET: source.name}
-    splits = _chosen(source, path, files_by_split(path, source.config))
-    every = [file for _, files in splits.values() for file in files]
-    reader = _Reader(source, _root(source, path), splits, progress)
-    found = reader.read(None)
-    report.facts[_FACT] = _IN_PLACE
-    if found is None:
-        (folder / "images").mkdir()
-        with closing(ImageTars(folder / "images")) as tars:
-            found = reader.read(tars)
-        assert found is not None
-        report.facts[_FACT] = _WRITTEN
-        report.notes.append(
-            f"the images are encoded in their files, so they were written to `images` once "
-            f"({tars.bytes / 1e6:,.1f} MB)"
-        )
-    else:
-        report.notes.append(f"the images stay in {reader.root}: use it as --root")
-    for each in missing_numbers(every):
-        found.problem("missing_files", each)
-    found.write(folder, report, source.name or str(path), strict=source.strict)
+    splits = _chosen(source, where, files_by_split(path, source.config))
+    files = [(theirs, file) for theirs in splits for file in splits[theirs][1]]
+    images, captions = [], []
+    with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
+        reader = _Reader(source, _root(source, path), tars)
+        for done, (theirs, file) in enumerate(files, start=1):
+            rows = reader.read(file, theirs, splits[theirs][0])
+            for tables, table in zip((images, captions), rows.tables(), strict=True):
+                tables.append(table)
+            name = file.relative_to(path).as_posix() if file.is_relative_to(path) else file.name
+            report.shards[name] = {"images": len(images[-1]), "captions": len(captions[-1])}
+            if progress is not None:
+                progress("reading", done, len(files), "files")
+    report.counts["files"] = len(files)
+    report.facts[_FACT] = _WRITTEN if tars.count else _IN_PLACE
+    report.notes.append(
+        f"the images were written to `images` once ({tars.bytes / 1e6:,.1f} MB)"
+        if tars.count
+        else f"the images stay in {reader.root}: use it as --root"
+    )
+    for kind, names in sorted(reader.problems.items()):
+        report.note(kind, names)
+    report.warn("missing_files", missing_numbers(file for _, file in files))
+    write_captioned(
+        folder,
+        pa.concat_tables(images),
+        pa.concat_tables(captions),
+        report,
+        where=where,
+        strict=source.strict,
+    )
 
 
 def _root(source: HuggingFaceSource, path: Path) -> Path:
@@ -135,131 +158,106 @@ def _root(source: HuggingFaceSource, path: Path) -> Path:
 
 
 def _chosen(
-    source: HuggingFaceSource, path: Path, found: dict[str, list[Path]]
+    source: HuggingFaceSource, where: str, found: dict[str, list[Path]]
 ) -> dict[str, tuple[str, list[Path]]]:
     """The data set's split → our name for it, and its files."""
     if source.splits is None:
-        where = f"{source.name or path} (choose with `splits` or `split_column`)"
+        hint = f"{where} (choose with `splits` or `split_column`)"
         ours = {
-            name: "" if source.split_column or not name else split_name(name, where)
+            name: "" if source.split_column or not name else split_name(name, hint)
             for name in found
         }
     else:
         ours = {theirs: split_name(name, "splits") for name, theirs in source.splits.items()}
         if unknown := sorted(ours.keys() - found.keys()):
             raise DatasetError(
-                f"{source.name or path}: has no split {unknown[0]!r}; it has "
+                f"{where}: has no split {unknown[0]!r}; it has "
                 f"{', '.join(name or 'no splits' for name in found)}"
             )
     return {theirs: (name, found[theirs]) for theirs, name in ours.items()}
 
 
-class _NotVerbatim(Exception):
-    """A file does not contain an image verbatim."""
-
-
 class _Reader:
-    """Reads every row of the chosen splits.
+    """Reads rows, and puts the images that they hold into tars.
 
     Attributes:
-        root: base folder of the places of images that stay where they are.
+        root: base folder of the paths in the rows.
+        problems: type of problem → the rows that it concerns.
     """
 
-    def __init__(
-        self,
-        source: HuggingFaceSource,
-        root: Path,
-        splits: dict[str, tuple[str, list[Path]]],
-        progress: Progress | None,
-    ) -> None:
+    def __init__(self, source: HuggingFaceSource, root: Path, tars: ImageTars) -> None:
         self.root = root
+        self.problems: dict[str, list[str]] = {}
         self._real = os.path.realpath(root)
         self._source = source
-        self._splits = splits
-        self._progress = progress
+        self._tars = tars
         self._columns = Columns(source.image, source.caption, source.split_column)
+        self._numbers: Counter[str] = Counter()  # split of the data set → rows so far
         self._ids: dict[tuple[bytes, str], str] = {}  # key and split of an image → its id
-        self._captions: dict[str, int] = {}  # id → captions so far
+        self._captions: Counter[str] = Counter()  # id → captions so far
         self._owners: dict[bytes, str] = {}  # key → split
+        self._in_place = False
 
-    def read(self, tars: ImageTars | None) -> Manifests | None:
-        """What the data set contains; None if images have to be written and ``tars`` is None."""
-        self._ids, self._captions, self._owners = {}, {}, {}
-        found = Manifests()
-        files = [(theirs, file) for theirs, (_, some) in self._splits.items() for file in some]
-        row = 0
-        try:
-            with any_pixel_count():
-                for done, (theirs, file) in enumerate(files, start=1):
-                    row = row if done > 1 and files[done - 2][0] == theirs else 0
-                    packed = Packed(self._relative(file))
-                    for each in read_rows(file, self._columns):
-                        name = f"{theirs}/{row}" if theirs else str(row)
-                        self._add(packed, name, each, self._splits[theirs][0], tars)
-                        row += 1
-                    found.add(packed)
-                    if self._progress is not None:
-                        what = "reading" if tars is None else "writing images"
-                        self._progress(what, done, len(files), "files")
-        except _NotVerbatim:
-            return None
-        return found
+    def read(self, file: Path, theirs: str, split: str) -> Rows:
+        """The images and captions of a file.
 
-    def _add(
-        self, packed: Packed, name: str, row: ImageRow, split: str, tars: ImageTars | None
-    ) -> None:
-        if row.split:
-            split = split_name(row.split, f"{packed.name}, column {self._columns.split}")
-        data, place = self._image(packed, name, row)
+        Args:
+            theirs: the data set's split of the file; may be empty.
+            split: our name for it, unless there is a column of splits.
+        """
+        rows = Rows(self.problems)
+        for row in read_rows(file, self._columns):
+            number = self._numbers[theirs]
+            self._numbers[theirs] += 1
+            name = f"{theirs}/{number}" if theirs else str(number)
+            own = row.split and split_name(row.split, f"{file}, column {self._columns.split}")
+            self._add(rows, name, row, own or split)
+        return rows
+
+    def _add(self, rows: Rows, name: str, row: ImageRow, split: str) -> None:
+        data, path = row.data, None
+        if data is not None and self._source.images is not None:
+            raise DatasetError(
+                f"row {name}: column {self._columns.image!r} contains the images themselves, so "
+                "`images` does not apply; remove it"
+            )
+        if data is None and (path := self._file_of(rows, name, row.path)) is not None:
+            data = Path(path).read_bytes()
         if data is None:
             return
         key = key_of_bytes(data)
         image_id = self._ids.get((key, split))
         if image_id is None:
-            if place is None and tars is None:
-                raise _NotVerbatim
-            if tars is not None:
-                tar, offset = tars.add(data)
-                place = Place(Path(tar), offset, len(data))
-            assert place is not None
             image_id = self._ids[key, split] = name
-            packed.add_image(image_id, place, data, split, key)
+            rows.add_image(image_id, self._place(name, data, path), data, split, key)
             if self._owners.setdefault(key, split) != split:
-                packed.problem("images_in_two_splits", image_id)
-        number = self._captions.get(image_id, 0)
+                rows.problem("images_in_two_splits", image_id)
         for text in row.captions:
-            packed.add_caption(image_id, number, text, split)
-            number += 1
-        self._captions[image_id] = number
+            rows.add_caption(image_id, self._captions[image_id], text, split)
+            self._captions[image_id] += 1
 
-    def _image(self, packed: Packed, name: str, row: ImageRow) -> tuple[bytes | None, Place | None]:
-        """An image's bytes, and where they are if a file contains them verbatim."""
-        if row.data is not None:
-            if self._source.images is not None:
-                raise DatasetError(
-                    f"{packed.name}: column {self._columns.image!r} contains the images "
-                    "themselves, so `images` does not apply; remove it"
-                )
-            if row.offset is None:
-                return row.data, None
-            return row.data, Place(Path(packed.name), row.offset, len(row.data))
-        if not row.path:
-            packed.problem("rows_without_image", name)
-            return None, None
-        path = os.path.normpath(os.path.join(self._real, row.path))  # noqa: PTH118
-        if "://" in row.path or not Path(path).is_relative_to(self._real):
-            packed.problem("images_outside_their_folder", f"{name}: {row.path!a}")
+    def _file_of(self, rows: Rows, name: str, written: str) -> str | None:
+        """The file of a row that has only a path; None, with the reason noted, if there is none."""
+        path = os.path.normpath(os.path.join(self._real, written))  # noqa: PTH118
+        if not written:
+            rows.problem("rows_without_image", name)
+        elif "://" in written or not Path(path).is_relative_to(self._real):
+            rows.problem("images_outside_their_folder", f"{name}: {written!a}")
         elif "\0" in path or not os.path.isfile(path):  # noqa: PTH113
-            packed.problem("images_without_file", f"{name}: {row.path!a}")
+            rows.problem("images_without_file", f"{name}: {written!a}")
         else:
-            return Path(path).read_bytes(), Place(Path(path).relative_to(self._real))
-        return None, None
+            return path
+        return None
 
-    def _relative(self, file: Path) -> str:
-        """A file's path from the root; links to files stay, as in the hub's cache."""
-        real = os.path.join(os.path.realpath(file.parent), file.name)  # noqa: PTH118
-        if self._source.images is not None:
-            return file.name
-        if not Path(real).is_relative_to(self._real):
-            raise DatasetError(f"{file}: is outside its data set {self.root}; copy it there")
-        return Path(real).relative_to(self._real).as_posix()
+    def _place(self, name: str, data: bytes, path: str | None) -> Place:
+        """Where an image is: one file of its own in a data set of paths, else a tar."""
+        if path is not None and not self._tars.count:
+            self._in_place = True
+            return Place(Path(path).relative_to(self._real))
+        if self._in_place:
+            raise DatasetError(
+                f"{self.root}: row {name} holds its image, but earlier ones name theirs by path; "
+                "save the data set again with `to_parquet`, which puts all of them into it"
+            )
+        tar, offset = self._tars.add(data)
+        return Place(Path(tar), offset, len(data))

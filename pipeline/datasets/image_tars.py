@@ -1,4 +1,4 @@
-"""Images that no file contains verbatim, written once into tar files."""
+"""Images from rows of tables, written once into tar files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class ImageTars:
     """Writes images into ``00000.tar``, ``00001.tar`` and so on; equal images give equal files.
 
     Args:
-        folder: an existing folder.
+        folder: made for the first image.
 
     Attributes:
-        bytes: of all images.
+        count, bytes: of all images.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tar: tarfile.TarFile | None = None
         self._number = -1
-        self._count = 0
+        self.count = 0
         self.bytes = 0
 
     def add(self, data: bytes) -> tuple[str, int]:
@@ -32,10 +32,10 @@ class ImageTars:
         if self._tar is None or self._tar.offset > _MOST_BYTES:
             self._next()
         assert self._tar is not None
-        member = tarfile.TarInfo(f"{self._count:09d}{_suffix(data)}")  # no owner, no clock
+        member = tarfile.TarInfo(f"{self.count:09d}{_suffix(data)}")  # no owner, no clock
         member.size = len(data)
         self._tar.addfile(member, io.BytesIO(data))
-        self._count += 1
+        self.count += 1
         self.bytes += len(data)
         blocks = -(-len(data) // tarfile.BLOCKSIZE)
         return self._name, self._tar.offset - blocks * tarfile.BLOCKSIZE
@@ -47,6 +47,7 @@ class ImageTars:
     def _next(self) -> None:
         self.close()
         self._number += 1
+        self._folder.mkdir(exist_ok=True)
         self._tar = tarfile.open(self._folder / self._name, "x", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
 
     def close(self) -> None:

@@ -6,7 +6,8 @@ import hashlib
 import os
 import stat
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -51,25 +52,29 @@ class ImageTable(NamedTuple):
 def scan_images(
     root: Path,
     report: PrepareReport,
-    folders: list[str] | None = None,
+    folders: Iterable[str] = (".",),
     progress: Progress | None = None,
+    leave_out: Collection[str] = (),
 ) -> ImageTable:
-    """Find every image below ``root`` (or below ``folders`` in it) and read its header.
+    """Find every image below ``folders`` in ``root`` and read its header.
 
     An image that cannot be opened, or whose header cannot be read, is reported in ``report`` and
     kept, so that extraction records its error. A huge pixel count is not an error here; extraction
     refuses to decode such an image.
 
+    Args:
+        leave_out: names of files that are not wanted.
+
     Raises:
         DatasetError: a folder is missing or contains no images.
     """
-    paths: list[str] = []
+    found: set[str] = set()
     ignored = 0
-    for folder in folders if folders is not None else ["."]:
-        found, other = _find(root / folder, root)
-        paths += found
-        ignored += other
-    paths = sorted(set(paths))
+    for folder in folders:
+        images, others = image_files(root / folder, root)
+        found.update(images)
+        ignored += others
+    paths = sorted(path for path in found if path.rpartition("/")[2] not in leave_out)
     keys = np.empty((len(paths), KEY_BYTES), dtype=np.uint8)
     sizes = np.zeros((len(paths), 2), dtype=np.int32)
     starts = range(0, len(paths), _BATCH)
@@ -84,24 +89,31 @@ def scan_images(
         for start, _ in zip(starts, pool.map(read, starts), strict=True):
             if progress is not None:
                 progress("reading", min(start + _BATCH, len(paths)), len(paths), "images")
-    unreadable = np.flatnonzero(sizes[:, 0] == 0)
     report.counts["images"] = len(paths)
     report.counts["files_ignored"] = ignored
-    report.note("unreadable_images", (paths[i] for i in unreadable))
+    if leave_out:
+        report.counts["images_left_out"] = len(found) - len(paths)
+    report.note("unreadable_images", (paths[i] for i in np.flatnonzero(sizes[:, 0] == 0)))
     return ImageTable(paths, keys, sizes[:, 0], sizes[:, 1])
 
 
-def _find(folder: Path, root: Path) -> tuple[list[str], int]:
+def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
+    """The image files below ``folder``, as paths from ``root``, and the number of other files.
+
+    Hidden files and folders are left out. Linked folders are followed, each folder once.
+
+    Raises:
+        DatasetError: no such folder, no images in it, or a name that no manifest may hold.
+    """
     if not folder.is_dir():
         raise DatasetError(f"{folder}: no such image folder; check the path")
     found: list[str] = []
     other = 0
-    for parent, names, files in os.walk(folder):
-        names[:] = [name for name in names if not name.startswith(".")]
-        relative = PurePosixPath(Path(parent).relative_to(root).as_posix())
+    for parent, files in _folders(folder):
+        relative = PurePosixPath(parent.relative_to(root).as_posix())
         for name in files:
             suffix = Path(name).suffix.lower()
-            if name.startswith(".") or suffix not in SUFFIXES or _is_special(Path(parent) / name):
+            if name.startswith(".") or suffix not in SUFFIXES or _is_special(parent / name):
                 other += 1
                 continue
             found.append(_usable(str(relative / name), folder))
@@ -111,6 +123,22 @@ def _find(folder: Path, root: Path) -> tuple[list[str], int]:
             f"{', '.join(sorted(SUFFIXES))}); check the path"
         )
     return found, other
+
+
+def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder at and below ``top`` with its files, links after all others, none twice."""
+    linked, seen = deque([top]), set()
+    while linked:
+        for parent, names, files in os.walk(linked.popleft()):
+            about = Path(parent).stat()
+            if (about.st_dev, about.st_ino) in seen:
+                names.clear()
+                continue
+            seen.add((about.st_dev, about.st_ino))
+            yield Path(parent), files
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            links = (Path(parent) / name for name in names)
+            linked.extend(path for path in links if path.is_symlink())
 
 
 def _is_special(path: Path) -> bool:

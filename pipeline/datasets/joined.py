@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
@@ -13,8 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator
 
-from pipeline.datasets.captioned import write_captioned
-from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+from pipeline.datasets.manifests import write_captioned
+from pipeline.datasets.source import (
+    LICENCE,
+    RECORD,
+    DatasetError,
+    PrepareReport,
+    Progress,
+    Source,
+)
 from sightline.cache.manifest import CAPTIONS, IMAGES, read_manifest
 from sightline.hub_datasets import HUB_DATASET, hub_datasets
 
@@ -73,13 +81,25 @@ def prepare(
         captions.append(_named(said, name, "image_id", "caption_id"))
         report.counts[f"images_of_{name}"] = len(found)
         report.counts[f"captions_of_{name}"] = len(said)
+    report.facts[LICENCE] = "; ".join(dict.fromkeys(map(_licence, source.parts.values())))
     if on_hub := hub_datasets(source.parts.values()):
         report.facts[HUB_DATASET] = ",".join(on_hub)
     _refuse_shared_images(images, list(source.parts))
-    write_captioned(folder, pa.concat_tables(images), pa.concat_tables(captions))
+    where = ", ".join(map(str, source.parts.values()))
+    write_captioned(
+        folder, pa.concat_tables(images), pa.concat_tables(captions), report, where=where
+    )
     if progress is not None:
         rows = sum(map(len, images))
         progress("joining", rows, rows, "images")
+
+
+def _licence(part: Path) -> str:
+    """What the record of a prepared data set says of its licence."""
+    try:
+        return json.loads((part / RECORD).read_bytes())[LICENCE]
+    except (OSError, ValueError, KeyError, TypeError):  # manifests may lie anywhere
+        return Source.licence
 
 
 def _named(table: pa.Table, name: str, *columns: str) -> pa.Table:

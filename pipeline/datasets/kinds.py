@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.datasets.folder import MANIFESTS, building
-from pipeline.datasets.source import PrepareReport, Progress, Source
+from pipeline.datasets.source import LICENCE, PrepareReport, Progress, Source
 from sightline.settings import Registry
 
 KINDS = Registry(
@@ -14,7 +14,7 @@ KINDS = Registry(
     {
         "scenes": "pipeline.datasets.scenes:ScenesSource",
         "pairs": "pipeline.datasets.pairs:PairsSource",
-        "flickr30k": "pipeline.datasets.flickr30k:Flickr30kSource",
+        "flickr30k": "pipeline.datasets.pairs:Flickr30kSource",
         "coco": "pipeline.datasets.coco:CocoSource",
         "webdataset": "pipeline.datasets.webdataset:WebDatasetSource",
         "huggingface": "pipeline.datasets.huggingface:HuggingFaceSource",
@@ -48,5 +48,6 @@ def prepare(
     fill = KINDS.load(kind, "prepare")
     writes = KINDS.load(kind, "WRITES", MANIFESTS)
     with building(kind, Path(out), source.inputs(), writes) as (folder, report):
+        report.facts[LICENCE] = source.licence
         fill(source, folder, report, progress)
     return report

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.datasets.captioned import visible, write_captioned
 from pipeline.datasets.captions import Captions
 from pipeline.datasets.images import ImageTable
+from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.source import DatasetError, PrepareReport, split_name
 from sightline.cache.manifest import CAPTIONS, IMAGES, key_array, whole_files
 from sightline.outside import read_lines
@@ -117,7 +119,7 @@ def write_pairs(
 
     Raises:
         DatasetError: duplicate caption ids, no caption matches an image, an image is in two
-            splits, or ``strict`` is set and there are problems.
+            splits, or as `write_captioned`.
     """
     names = names or ImageNames(images.paths)
     trimmed: list[str] = []
@@ -153,47 +155,29 @@ def write_pairs(
     if splits is None:
         splits = _splits_of_column(captions, kept, rows, images)
     split_column = pa.array(splits, pa.string())
-
-    texts = pc.utf8_trim_whitespace(pa.array(captions.texts).take(pa.array(kept)))
-    filled = visible(texts)
-    report.counts["captions"] = int(pc.sum(filled).as_py() or 0)
-    empty = np.flatnonzero(~filled.to_numpy(zero_copy_only=False))
-    report.note("empty_captions", ids.take(pa.array(empty)).to_pylist())
-    captioned = np.zeros(len(images.paths), dtype=bool)
-    captioned[rows[kept][filled.to_numpy(zero_copy_only=False)]] = True
-    report.note("images_without_caption", (images.paths[i] for i in np.flatnonzero(~captioned)))
-    if strict:
-        report.refuse_problems()
-    if not report.counts["captions"]:
-        raise DatasetError(
-            f"{captions.where}: contains no captions with a letter, digit or sign (the first is of "
-            f"{image_ids[0].as_py()!r}); check the file"
-        )
-
-    for split in ("train", "dev", "test", ""):
-        report.counts[f"images_{split or 'without_split'}"] = int((splits == split).sum())
-    image_table = pa.table(
-        {
-            "image_id": pa.array(images.paths, pa.string()),
-            "path": pa.array(images.paths, pa.string()),
-            **whole_files(len(images.paths)),
-            "key": key_array(images.keys),
-            "width": pa.array(images.widths, pa.int32()),
-            "height": pa.array(images.heights, pa.int32()),
-            "split": split_column,
-        },
-        schema=IMAGES,
+    image_columns = {
+        "image_id": pa.array(images.paths, pa.string()),
+        "path": pa.array(images.paths, pa.string()),
+        **whole_files(len(images.paths)),
+        "key": key_array(images.keys),
+        "width": pa.array(images.widths, pa.int32()),
+        "height": pa.array(images.heights, pa.int32()),
+        "split": split_column,
+    }
+    caption_columns = {
+        "caption_id": ids,
+        "image_id": image_ids,
+        "text": pa.array(captions.texts, pa.string()).take(pa.array(kept)),
+        "split": split_column.take(pa.array(rows[kept])),
+    }
+    write_captioned(
+        folder,
+        pa.table(image_columns, IMAGES),
+        pa.table(caption_columns, CAPTIONS),
+        report,
+        where=captions.where,
+        strict=strict,
     )
-    caption_table = pa.table(
-        {
-            "caption_id": ids,
-            "image_id": image_ids,
-            "text": texts,
-            "split": split_column.take(pa.array(rows[kept])),
-        },
-        schema=CAPTIONS,
-    ).filter(filled)
-    write_captioned(folder, image_table, caption_table)
 
 
 def _caption_names(captions: Captions, rows: np.ndarray) -> list[str]:
@@ -209,20 +193,10 @@ def _caption_ids(
         return pa.array(captions.ids, pa.string()).take(pa.array(kept))
     if captions.numbers is not None:
         numbers = pa.array(captions.numbers, pa.string()).take(pa.array(kept))
-    else:
-        numbers = pa.array(_count_within(rows)).cast(pa.string())
+    else:  # 0, 1, 2, … within each image
+        counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+        numbers = pa.array([str(next(counts[row])) for row in rows.tolist()], pa.string())
     return pc.binary_join_element_wise(image_ids, numbers, "#")
-
-
-def _count_within(groups: np.ndarray) -> np.ndarray:
-    """0, 1, 2, … within each group, in the order given: int64 [n]."""
-    order = np.argsort(groups, kind="stable")
-    in_order = groups[order]
-    first = np.flatnonzero(np.r_[True, in_order[1:] != in_order[:-1]])
-    lengths = np.diff(np.r_[first, len(groups)])
-    counts = np.empty(len(groups), dtype=np.int64)
-    counts[order] = np.arange(len(groups)) - np.repeat(first, lengths)
-    return counts
 
 
 def _refuse_duplicates(captions: Captions, kept: np.ndarray, ids: pa.Array) -> None:

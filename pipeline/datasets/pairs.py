@@ -1,15 +1,23 @@
-"""Any folder of images with a captions file, and optional split lists (Flickr8k's layout)."""
+"""Any folder of images with their captions and splits; Flickr8k and Flickr30k are such folders."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import model_validator
 
-from pipeline.datasets.captions import read_captions
+from pipeline.datasets.captions import captions_of, read_captions, read_karpathy
 from pipeline.datasets.images import scan_images
-from pipeline.datasets.match import ImageNames, splits_from_lists, write_pairs
-from pipeline.datasets.source import DatasetError, ImageFolder, PrepareReport, Progress, Source
+from pipeline.datasets.match import ImageNames, assign_splits, splits_from_lists, write_pairs
+from pipeline.datasets.source import (
+    DatasetError,
+    ImageFolder,
+    PrepareReport,
+    Progress,
+    Source,
+    split_name,
+)
 
 
 class PairsSource(Source):
@@ -17,15 +25,48 @@ class PairsSource(Source):
 
     Attributes:
         images: folder of images, searched with its subfolders.
-        captions: ``name.jpg#k<TAB>caption``, or CSV, TSV or JSONL with a header.
+        captions: ``name.jpg#k<TAB>caption``, or CSV, TSV or JSONL with a header; without it, the
+            captions come from ``karpathy``.
         splits: for each split, a file of image names, one per line.
+        karpathy: Karpathy's JSON, such as ``dataset_flickr30k.json``; instead of ``splits``.
         strict: treat problems such as captions without image or images without caption as errors.
     """
 
     images: ImageFolder
-    captions: Path
-    splits: dict[str, Path] | None = Field(default=None)
+    captions: Path | None = None
+    splits: dict[str, Path] | None = None
+    karpathy: Path | None = None
     strict: bool = False
+
+    @model_validator(mode="after")
+    def _captions_and_one_split(self) -> Self:
+        if self.splits and self.karpathy:
+            raise ValueError("give `splits` (lists of images) or `karpathy`, but not both")
+        if self.captions is None and self.karpathy is None:
+            raise ValueError("`captions` is missing: the file of the captions")
+        return self
+
+
+class Flickr30kSource(PairsSource):
+    """Flickr30k as it is distributed: `pairs` with its licence, which must have splits.
+
+    The captions are ``results_20130124.token``; the splits are the lists of Flickr30k Entities,
+    which contain image names without suffix, or Karpathy's.
+    """
+
+    licence: ClassVar[str] = (
+        "Flickr30k: photographs under the terms of Flickr and their authors, for "
+        "non-commercial research and education only; do not pass on the photographs"
+    )
+
+    @model_validator(mode="after")
+    def _some_split(self) -> Self:
+        if not (self.splits or self.karpathy):
+            raise ValueError(
+                "give `splits` (the lists of Flickr30k Entities) or `karpathy` "
+                "(dataset_flickr30k.json)"
+            )
+        return self
 
 
 def prepare(
@@ -36,15 +77,24 @@ def prepare(
     Raises:
         DatasetError: the images or the captions cannot be used; the message explains why.
     """
-    captions = read_captions(source.captions)
-    if source.splits and captions.splits is not None:
+    entries = [] if source.karpathy is None else read_karpathy(source.karpathy)
+    if source.captions is not None:
+        captions = read_captions(source.captions)
+    else:
+        assert source.karpathy is not None
+        captions = captions_of(source.karpathy, entries)
+    if captions.splits is not None and (source.splits or entries):
         raise DatasetError(
-            f"{source.captions}: has a column `split`, but `splits` also gives lists; "
-            f"use one of them"
+            f"{source.captions}: has a column `split`, but "
+            f"`{'splits' if source.splits else 'karpathy'}` also gives splits; use one of them"
         )
     images = scan_images(source.images, report, progress=progress)
     names = ImageNames(images.paths)
     splits = None
     if source.splits:
         splits = splits_from_lists(source.splits, names, images, report)
+    elif entries:
+        where = str(source.karpathy)
+        rows = ((each["filename"], split_name(each["split"], where), where) for each in entries)
+        splits = assign_splits(rows, names, images, report)
     write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)

@@ -14,7 +14,10 @@ from sightline.settings import Settings
 
 RECORD = "dataset.json"
 SCHEMA = "sightline.dataset/1"
+LICENCE = "licence"
+"""Field of `dataset.json`: what is known about the licence of the data."""
 MOST_LISTED = 1000  # per problem; counts are always exact
+MOST_SHOWN = 6  # of one kind on the terminal; dataset.json has all
 
 Progress: TypeAlias = Callable[[str, int, int, str], None]
 """Called as ``progress(what, done, total, unit)`` while a source is prepared."""
@@ -110,6 +113,12 @@ class PrepareReport:
         if listed:
             self.problems[problem] = listed[:MOST_LISTED]
             self.problem_counts[problem] = len(listed)
+
+    def warn(self, problem: str, faults: Iterable[str]) -> None:
+        """Record ``faults`` as `note` does, and show the first of them on the terminal."""
+        listed = list(faults)
+        self.note(problem, listed)
+        self.notes += [f"warning: {fault}" for fault in listed[:MOST_SHOWN]]
 
     def refuse_problems(self) -> None:
         """Raise for the problems recorded so far (the parameter ``strict``).

@@ -1,24 +1,40 @@
 """WebDataset shards, as img2dataset writes them: tar files with KEY.jpg, KEY.txt and KEY.json."""
 
+# pyarrow.compute makes its functions when it is imported:
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import os
 import re
+import statistics
+import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, ValidationError, create_model, field_validator
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
 from pipeline.datasets.images import SUFFIXES, any_pixel_count
-from pipeline.datasets.packed import Manifests, Packed
-from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source, split_name
+from pipeline.datasets.manifests import Rows, write_captioned
+from pipeline.datasets.source import (
+    MOST_SHOWN,
+    DatasetError,
+    PrepareReport,
+    Progress,
+    Source,
+    split_name,
+)
 from pipeline.datasets.tar_shard import Member, TarShard
 from sightline.cache.manifest import Place
 
+_EVERY = "*.tar"
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_SHARDS = 1_000_000
 _MOST_IMAGE = 1 << 30  # bytes
@@ -30,8 +46,8 @@ class WebDatasetSource(Source):
 
     Attributes:
         images: folder of the shards; in `params.yaml` by default `source` itself.
-        shards: which files below it, as in ``*.tar`` or ``cc12m/{00000..01242}.tar``; every
-            number of a range must be there.
+        shards: which files below it, as in ``cc12m/{00000..01242}.tar``, where every number of the
+            range must be there; default: ``*.tar``.
         splits: instead of ``shards``: for each split, its shards.
         caption_field: field of KEY.json with the caption, or a list of them; without it, KEY.txt
             is the caption.
@@ -45,7 +61,7 @@ class WebDatasetSource(Source):
     )
 
     images: Path = Path()
-    shards: str = Field(default="*.tar", min_length=1)
+    shards: str | None = Field(default=None, min_length=1)
     splits: dict[str, str] | None = None
     caption_field: str | None = Field(default=None, min_length=1)
     limit: int | None = Field(default=None, ge=1)
@@ -59,6 +75,12 @@ class WebDatasetSource(Source):
             if path.is_absolute() or ".." in path.parts or not path.parts:
                 raise ValueError(f"found {pattern!r}, expected a pattern below the folder `images`")
         return given
+
+    @model_validator(mode="after")
+    def _one_pattern(self) -> Self:
+        if self.splits and self.shards:
+            raise ValueError("give `shards` or `splits`, but not both")
+        return self
 
 
 def prepare(
@@ -74,23 +96,64 @@ def prepare(
             images with captions.
     """
     shards = [
-        (path, split)
-        for split, pattern in (source.splits or {"": source.shards}).items()
+        (path, split_name(split, "splits") if split else "")
+        for split, pattern in (source.splits or {"": source.shards or _EVERY}).items()
         for path in find_shards(source.images, pattern)
     ]
-    shards = [(path, split_name(split, "splits") if split else "") for path, split in shards]
     if len({path for path, _ in shards}) < len(shards):
         raise DatasetError(f"{source.images}: a shard is in several of `splits`; use it once")
-    found = Manifests()
-    for done, packed in enumerate(_read_all(source, shards), start=1):
-        found.add(packed, None if source.limit is None else source.limit - found.count)
+    limit = source.limit or sys.maxsize
+    images, captions = [], []
+    problems: defaultdict[str, list[str]] = defaultdict(list)
+    count = 0
+    for (path, _), rows in zip(shards, _read_all(source, shards), strict=False):
+        some_images, some_captions = rows.tables()
+        if len(some_images) > limit - count:
+            some_images = some_images.slice(0, limit - count)
+            kept = pc.is_in(some_captions["image_id"], some_images["image_id"])
+            some_captions = some_captions.filter(kept)
+        images.append(some_images)
+        captions.append(some_captions)
+        report.shards[path.as_posix()] = {
+            "images": len(some_images),
+            "captions": len(some_captions),
+        }
+        count += len(some_images)
+        for kind, names in rows.problems.items():
+            problems[kind] += names
         if progress is not None:
-            progress("reading", done, len(shards), "shards")
-        if found.count == source.limit:
+            progress("reading", len(images), len(shards), "shards")
+        if count == limit:
             break
-    if source.limit is not None and found.count < source.limit:
-        report.notes.append(f"warning: limit is {source.limit:,}, but there are fewer images")
-    found.write(folder, report, str(source.images), strict=source.strict)
+    report.counts["shards"] = len(images)
+    report.notes += _sizes(report.shards)
+    if source.limit is not None and count < limit:
+        report.notes.append(f"warning: limit is {limit:,}, but there are fewer images")
+    for kind, names in sorted(problems.items()):
+        record = report.warn if kind == "incomplete_shards" else report.note
+        record(kind, names)
+    write_captioned(
+        folder,
+        pa.concat_tables(images),
+        pa.concat_tables(captions),
+        report,
+        where=str(source.images),
+        strict=source.strict,
+    )
+
+
+def _sizes(shards: dict[str, dict[str, int]]) -> Iterator[str]:
+    """How many files there are and what each holds, so that a missing one is noticed."""
+    names = list(shards)
+    if len(names) <= MOST_SHOWN:
+        for name, counts in shards.items():
+            yield f"{name}: {counts['images']:,} images, {counts['captions']:,} captions"
+        return
+    sizes = [counts["images"] for counts in shards.values()]
+    yield (
+        f"{len(names):,} files, {names[0]} to {names[-1]}: {min(sizes):,} to {max(sizes):,} images "
+        f"each, median {statistics.median(sizes):,.0f}"
+    )
 
 
 def find_shards(root: Path, pattern: str) -> list[Path]:
@@ -128,7 +191,7 @@ def _expanded(pattern: str) -> list[str]:
     return [each for n in numbers for each in _expanded(f"{before}{n:0{width}}{after}")]
 
 
-def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[Packed]:
+def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[Rows]:
     """Every shard in order, a few at a time: a `limit` stops soon after it is reached."""
     workers = min(8, 2 * (os.cpu_count() or 1))
     captions = _captions_of(source.caption_field)
@@ -146,58 +209,65 @@ class _Sample:
     text: Member | None = None
 
 
-def _read_shard(root: Path, path: Path, split: str, captions: _Captions) -> Packed:
-    packed = Packed(path.as_posix())
+def _read_shard(root: Path, path: Path, split: str, captions: _Captions) -> Rows:
+    rows = Rows()
     samples: dict[str, _Sample] = {}
     with TarShard(root / path) as shard:
         seen: set[str] = set()
         for member in shard:
             if member.name in seen:
-                packed.problem("members_with_a_name_used_before", f"{path}/{member.name}")
+                rows.problem("members_with_a_name_used_before", f"{path}/{member.name}")
                 continue
             seen.add(member.name)
-            _sort(member, samples, captions.suffix, packed)
+            if _sort(member, samples, captions.suffix):
+                rows.problem("images_whose_key_has_another", f"{path}/{member.name}")
         for sample in samples.values():
-            _add(sample, shard, packed, captions, split)
+            _add(sample, shard, path, rows, captions, split)
     if shard.fault:
-        packed.problem("incomplete_shards", f"{path}: {shard.fault}")
+        rows.problem("incomplete_shards", f"{path}: {shard.fault}")
     for name in shard.odd_names:
-        packed.problem("members_with_unusable_names", f"{path}/{name}")
+        rows.problem("members_with_unusable_names", f"{path}/{name}")
     if shard.others:
-        packed.problem("shards_with_links_or_devices", f"{path}: {shard.others} left out")
-    if not packed.images["image_id"]:
-        packed.problem("shards_without_images", str(path))
-    return packed
+        rows.problem("shards_with_links_or_devices", f"{path}: {shard.others} left out")
+    if not any(sample.image for sample in samples.values()):
+        rows.problem("shards_without_images", str(path))
+    return rows
 
 
-def _sort(member: Member, samples: dict[str, _Sample], suffix: str, packed: Packed) -> None:
-    """Put a member into its sample, if it is an image or the caption's file."""
+def _sort(member: Member, samples: dict[str, _Sample], suffix: str) -> bool:
+    """Put a member into its sample if it is an image or the caption's file.
+
+    Returns:
+        Whether it is a second image of its sample.
+    """
     folder, _, name = member.name.rpartition("/")
     stem, _, extension = name.partition(".")
     extension = f".{extension.lower()}"
     if extension != suffix and extension not in SUFFIXES:
-        return
+        return False
     sample = samples.setdefault(f"{folder}/{stem}", _Sample())
     if extension == suffix:
         sample.text = sample.text or member
     elif sample.image is not None:
-        packed.problem("images_whose_key_has_another", f"{packed.name}/{member.name}")
+        return True
     else:
         sample.image = member
+    return False
 
 
-def _add(sample: _Sample, shard: TarShard, packed: Packed, captions: _Captions, split: str) -> None:
+def _add(
+    sample: _Sample, shard: TarShard, path: Path, rows: Rows, captions: _Captions, split: str
+) -> None:
     image, text = sample.image, sample.text
     if image is None:
         assert text is not None
-        packed.problem("captions_without_image", f"{packed.name}/{text.name}")
+        rows.problem("captions_without_image", f"{path}/{text.name}")
         return
-    image_id = f"{packed.name}/{image.name}"
+    image_id = f"{path}/{image.name}"
     if image.length > _MOST_IMAGE:
-        packed.problem("images_above_1_gib", image_id)
+        rows.problem("images_above_1_gib", image_id)
         return
-    place = Place(Path(packed.name), image.offset, image.length)
-    packed.add_image(image_id, place, shard.read(image), split)
+    rows.add_image(image_id, Place(path, image.offset, image.length), shard.read(image), split)
     if text is None:
         return
     try:
@@ -205,10 +275,10 @@ def _add(sample: _Sample, shard: TarShard, packed: Packed, captions: _Captions, 
             raise DatasetError(f"{text.length:,} bytes, expected at most {_MOST_TEXT:,}")
         texts = captions.read(shard.read(text))
     except DatasetError as error:
-        packed.problem("unusable_captions", f"{packed.name}/{text.name}: {error}")
+        rows.problem("unusable_captions", f"{path}/{text.name}: {error}")
         return
     for number, each in enumerate(texts):
-        packed.add_caption(image_id, number, each, split)
+        rows.add_caption(image_id, number, each, split)
 
 
 class _Captions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
 
 _SHOWN = 3
+_PROVENANCE = "provenance.json"
 
 
 @contextmanager
@@ -125,7 +126,8 @@ def identity_of(
     """The identity of a model as it was loaded.
 
     Its source is ``random:0``, ``pretrained:TAG`` or ``file:NAME``, never a path, followed by the
-    sentence in a ``provenance.json`` beside the weights.
+    sentence in a ``provenance.json`` beside the weights; for the file ``NAME.safetensors``, that in
+    ``NAME.provenance.json`` comes first.
 
     Args:
         name: family and architecture, such as ``torchvision/resnet50``.
@@ -134,23 +136,24 @@ def identity_of(
         folder: of published weights, if it is local.
     """
     published, value = spec.kind == "pretrained", spec.value
-    beside = folder if published else None
+    notes = [folder / _PROVENANCE] if published and folder else []
     if spec.kind == "file":
-        value, beside = Path(value).name, Path(value).parent
+        file = Path(value)
+        value, notes = file.name, [file.with_suffix(f".{_PROVENANCE}"), file.parent / _PROVENANCE]
     source = f"{spec.kind}:{value}" if value else spec.kind
     return EncoderRecord(
         name=name,
-        source=source + (_provenance(beside) if beside else ""),
+        source=source + _provenance(notes),
         revision=revision if published else "",
         weights_sha256=state_dict_sha256(model.state_dict()),
         untrained=spec.kind == "random",
     )
 
 
-def _provenance(folder: Path) -> str:
-    """The sentence about the weights from ``provenance.json`` in `folder`: `` (sentence)``."""
-    path = folder / "provenance.json"
-    if not path.is_file():
+def _provenance(notes: Sequence[Path]) -> str:
+    """The sentence about the weights in the first of ``notes`` that is there: `` (sentence)``."""
+    path = next((path for path in notes if path.is_file()), None)
+    if path is None:
         return ""
     try:
         claim = json.loads(path.read_text(encoding="utf-8"))

@@ -14,9 +14,9 @@ from torch import Tensor
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.runner import HalvingCalls, RunSettings
 from pipeline.grounding.captioned_images import Unit
-from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import select
 from pipeline.grounding.protocols import Answer, Caption, Grounder, GroundingError, Segmenter
+from pipeline.grounding.settings import Rules
 from pipeline.grounding.table_rows import GroundedRows, Selected, check_masks, drawn_masks
 
 _BATCHES_AHEAD = 2

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.grounding.grounder_config import CaptionChoice
 from pipeline.grounding.protocols import Caption
+from pipeline.grounding.settings import CaptionChoice
 from sightline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
 from sightline.errors import SightlineError
 

@@ -1,11 +1,12 @@
 """Noun phrases of a caption without a tagger: closed word classes delimit them.
 
 English function words are a short, closed list; the text between them in a caption is mostly
-noun phrases ("base" ones, without "of …" or relative clauses). Limitations, each of which adds or
-removes a word in a phrase: an unlisted finite verb is included in the phrase before it ("a man
-juggles"), and so is a participle in front of a noun ("a man riding waves" ends at "riding", "a
-smiling man" does not); other languages give one long phrase. A tagger can be plugged in through
-`Chunker`.
+noun phrases ("base" ones, without "of …" or relative clauses). A word in -ing ends a phrase ("a man
+riding waves"), unless it follows a determiner ("a smiling man"), has no vowel before -ing ("a tyre
+swing") or is a listed noun ("a tall building"). Limitations, each of which adds or removes a word
+in a phrase: an unlisted finite verb is included in the phrase before it ("a man juggles"), and so
+is a listed noun that is a verb here ("children building sandcastles"); an unlisted noun ends it;
+other languages give one long phrase. A tagger can be plugged in through `Chunker`.
 """
 
 from __future__ import annotations
@@ -46,12 +47,23 @@ seems sells sets shows sings sits skates sleeps slides smiles speaks splashes st
 swims swings takes talks throws touches tries turns uses waits walks watches waves wears works
 writes
 """
+_NOUNS_IN_ING = """
+awning bedding ceiling clothing darling dressing dumpling duckling earring evening fencing flooring
+gosling icing lightning morning parking pudding railing roofing scaffolding seedling sibling sapling
+stocking stuffing topping wedding
+"""
+_NOUNS_OR_VERBS_IN_ING = """
+building carving coating covering crossing drawing gathering marking opening painting
+"""
 _DETERMINERS = frozenset(_DETERMINER_WORDS.split())
 _BREAKS = frozenset(
     (
         _PREPOSITIONS + _CONJUNCTIONS_AND_ADVERBS + _PRONOUNS + _AUXILIARIES + _VERBS_OF_CAPTIONS
     ).split()
 )
+_ALWAYS_NOUNS = frozenset(_NOUNS_IN_ING.split())
+_NOUNS_OR_VERBS = frozenset(_NOUNS_OR_VERBS_IN_ING.split())
+_VOWELS = frozenset("aeiouy")
 
 
 class Chunker(Protocol):
@@ -67,20 +79,23 @@ class Chunker(Protocol):
 class FunctionWordChunker:
     """Noun phrases between function words; see the module docstring for its limitations."""
 
-    name = "function-words/1"
+    name = "function-words/2"
 
     def spans(self, caption: str) -> list[tuple[int, int]]:
         """See `Chunker`."""
         spans: list[tuple[int, int]] = []
         words: list[tuple[int, int]] = []
-        for match in _WORD.finditer(caption):
-            word = match[0].casefold()
+        matches = list(_WORD.finditer(caption))
+        texts = [match[0].casefold() for match in matches]
+        for match, word, following in zip(matches, texts, [*texts, ""][1:], strict=True):
             if word in _DETERMINERS:
                 # "both the dogs" is one phrase, "the dogs the man" two
                 if not all(caption[slice(*span)].casefold() in _DETERMINERS for span in words):
                     _close(words, caption, spans)
                 words.append(match.span())
-            elif word in _BREAKS or not word[0].isalnum() or _is_verb(word, words, caption):
+                continue
+            before = caption[slice(*words[-1])].casefold() if words else ""
+            if word in _BREAKS or not word[0].isalnum() or _is_verb(word, before, following):
                 _close(words, caption, spans)
             else:
                 words.append(match.span())
@@ -88,11 +103,18 @@ class FunctionWordChunker:
         return spans
 
 
-def _is_verb(word: str, before: list[tuple[int, int]], caption: str) -> bool:
-    """Whether a word in -ing ends a phrase: it does after a noun, but not after a determiner."""
-    if not word.endswith("ing") or len(word) < 5:
+def _is_verb(word: str, before: str, following: str) -> bool:
+    """Whether a word in -ing ends a phrase.
+
+    Args:
+        before: the word before it in its phrase; empty if it would be the first.
+        following: the next word of the caption.
+    """
+    if not word.endswith("ing") or word in _ALWAYS_NOUNS or _VOWELS.isdisjoint(word[:-3]):
         return False
-    return not before or caption[slice(*before[-1])].casefold() not in _DETERMINERS
+    if word in _NOUNS_OR_VERBS:
+        return following in _DETERMINERS
+    return before not in _DETERMINERS
 
 
 def _close(words: list[tuple[int, int]], caption: str, spans: list[tuple[int, int]]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.grounding.grounder_config import Florence2Settings
 from pipeline.grounding.grounding_model import LoadedModel, load_model
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.settings import Florence2Settings
 from pipeline.grounding.spans import SpanFinder
 from sightline.devices import check_precision, computing
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pipeline.grounding.chunker import Chunker, FunctionWordChunker
-from pipeline.grounding.grounder_config import GroundingDinoSettings
 from pipeline.grounding.grounding_model import LoadedModel, load_model
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, GroundingError
+from pipeline.grounding.settings import GroundingDinoSettings
 from sightline.devices import check_precision, computing
 
 

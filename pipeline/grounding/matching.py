@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torchvision.ops import box_iou, clip_boxes_to_image
 
-from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.protocols import Dropped, Grounded, Reason
+from pipeline.grounding.settings import Rules
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom edge, in pixels."""
@@ -38,13 +39,13 @@ def select(
         if checked is not None:
             phrases.append(_best_box(checked) if rules.boxes == "best" else checked)
     # keep the better of two phrases; of equal ones, the first in the caption
-    phrases.sort(key=lambda phrase: (-_score(phrase), phrase.char_start, phrase.char_end))
+    phrases.sort(key=lambda phrase: (-_score(phrase), *_span(phrase)))
     phrases = _without_duplicates(phrases, rules.duplicate_iou, dropped)
     if rules.max_pairs is not None:
         for rank, phrase in enumerate(phrases[rules.max_pairs :], start=rules.max_pairs + 1):
             dropped.append(Dropped(phrase.phrase, "too_many", f"rank {rank} of {len(phrases)}"))
         phrases = phrases[: rules.max_pairs]
-    phrases.sort(key=lambda phrase: (phrase.char_start, phrase.char_end))
+    phrases.sort(key=_span)
     return phrases, dropped
 
 
@@ -52,13 +53,6 @@ def hull(boxes: Tensor) -> Box:
     """The smallest box around all ``boxes``, float32 [k, 4] with k ≥ 1."""
     left, top, right, bottom = zip(*boxes.tolist(), strict=True)
     return min(left), min(top), max(right), max(bottom)
-
-
-def iou(a: Box, b: Box) -> float:
-    """Intersection over union of two boxes."""
-    shared = _area((max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])))
-    total = _area(a) + _area(b) - shared
-    return shared / total if total > 0 else 0.0
 
 
 def _check_boxes(
@@ -79,8 +73,7 @@ def _check_boxes(
             dropped.append(Dropped(phrase.phrase, *problem))
     if not kept:
         return None
-    limits = torch.tensor([width, height, width, height], dtype=torch.float32)
-    inside = torch.minimum(phrase.boxes.float().clamp(min=0), limits)
+    inside = clip_boxes_to_image(phrase.boxes.float(), (height, width))
     return _only(dataclasses.replace(phrase, boxes=inside), kept)
 
 
@@ -110,24 +103,28 @@ def _without_duplicates(
     phrases: Sequence[Grounded], limit: float | None, dropped: list[Dropped]
 ) -> list[Grounded]:
     """Drop every phrase whose box, or span, matches an earlier phrase's."""
-    kept: list[Grounded] = []
-    boxes: list[Box] = []  # of `kept`
-    for phrase in phrases:
-        box, span = hull(phrase.boxes), (phrase.char_start, phrase.char_end)
-        for other, other_box in zip(kept, boxes, strict=True):
-            overlap = iou(box, other_box)
+    # in float64, so that limits mean the same for boxes of any size
+    boxes = torch.tensor([hull(phrase.boxes) for phrase in phrases], dtype=torch.float64)
+    overlaps = box_iou(boxes.reshape(-1, 4), boxes.reshape(-1, 4)).tolist()
+    kept: list[int] = []
+    for row, phrase in enumerate(phrases):
+        for other in kept:
+            overlap = overlaps[row][other]
             if limit is not None and overlap >= limit:
-                detail = f"box of {other.phrase!r}, IoU {overlap:.2f}"
-            elif span == (other.char_start, other.char_end):
+                detail = f"box of {phrases[other].phrase!r}, IoU {overlap:.2f}"
+            elif _span(phrase) == _span(phrases[other]):
                 detail = "the same words again"
             else:
                 continue
             dropped.append(Dropped(phrase.phrase, "duplicate", detail))
             break
         else:
-            kept.append(phrase)
-            boxes.append(box)
-    return kept
+            kept.append(row)
+    return [phrases[row] for row in kept]
+
+
+def _span(phrase: Grounded) -> tuple[int, int]:
+    return phrase.char_start, phrase.char_end
 
 
 def _best_box(phrase: Grounded) -> Grounded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
-_JOINER = "\u200d"  # holds an emoji sequence together
+import regex
 
 
 class SpanFinder:
@@ -78,8 +78,8 @@ def _fold(text: str, ascii_only: bool) -> _Folded:
     characters: list[str] = []
     starts: list[int] = []
     ends: list[int] = []
-    for start, end in _clusters(text):
-        cluster = text[start:end]
+    for match in regex.finditer(r"\X", text):  # what a reader sees as one character
+        (start, end), cluster = match.span(), match[0]
         if ascii_only:
             cluster = "".join(character for character in cluster if character.isascii())
         folded = " " if cluster.isspace() else _composed(_composed(cluster).casefold())
@@ -90,23 +90,6 @@ def _fold(text: str, ascii_only: bool) -> _Folded:
         starts.extend([start] * len(folded))
         ends.extend([end] * len(folded))
     return _Folded("".join(characters), starts, ends)
-
-
-def _clusters(text: str) -> list[tuple[int, int]]:
-    """Spans of user-perceived characters: a base with its marks, joined emoji."""
-    spans: list[tuple[int, int]] = []
-    for i, character in enumerate(text):
-        joined = i > 0 and text[i - 1] == _JOINER
-        if spans and (joined or character == _JOINER or _extends(character)):
-            spans[-1] = (spans[-1][0], i + 1)
-        else:
-            spans.append((i, i + 1))
-    return spans
-
-
-def _extends(character: str) -> bool:
-    skin_tone = "\U0001f3fb" <= character <= "\U0001f3ff"
-    return skin_tone or unicodedata.category(character).startswith("M")
 
 
 def _composed(text: str) -> str:

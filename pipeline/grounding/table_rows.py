@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pipeline.grounding.captioned_images import Unit
-from pipeline.grounding.grounder_config import Rules
 from pipeline.grounding.matching import hull
 from pipeline.grounding.protocols import Caption, Dropped, Grounded, GroundingError
+from pipeline.grounding.settings import Rules
 from sightline.cache import key_of_text
 from sightline.cache.parts import Failure
 from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask

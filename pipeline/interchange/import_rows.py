@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.interchange.found_rows import FoundRows, Part, find_rows
-from pipeline.interchange.image_names import ImageNames
+from pipeline.datasets.images import image_files
+from pipeline.datasets.manifests import cleaned
+from pipeline.datasets.match import ImageNames
+from pipeline.interchange.foreign import Foreign, Part, find, is_key
 from pipeline.interchange.imported import foreign_spec, write_rows
+from pipeline.interchange.rows import KEY
 from pipeline.interchange.unit_rows import are_unit
-from sightline.cache import FeatureSetRecord, key_of_file, key_of_text
+from sightline.cache import (
+    IMAGES,
+    FeatureSetRecord,
+    key_column,
+    key_of_file,
+    key_of_text,
+    read_manifest,
+)
 from sightline.cache.keys import KEY_BYTES, Keys, unique_sorted
 from sightline.cache.record import DTypeName, Kind
 from sightline.errors import SightlineError
 from sightline.progress import progress
 
 _DTYPE: dict[str, DTypeName] = {"float16": "float16", "float32": "float32"}
+_SAMPLE = 1000
+_Names = Sequence[str | None]
+_KeysOf = Callable[[_Names], list[bytes | None]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +46,7 @@ class ImportOptions:
 
     Attributes:
         images: folder of the images that the metadata names, or their manifest.
-        kind, features, names: as for `find_rows`.
+        kind, features, names: as for `pipeline.interchange.foreign.find`.
         source: what computed the rows, for the record.
         allow_missing: leave out rows whose image is not there.
     """
@@ -51,6 +68,7 @@ class Imported:
         missing: rows left out because their image is not there.
         repeated: rows left out because an earlier one has the same key.
         contradicting: those of them with other numbers.
+        trimmed: texts that lost outer white space or control characters, as in every data set.
     """
 
     record: FeatureSetRecord
@@ -58,6 +76,7 @@ class Imported:
     missing: int = 0
     repeated: int = 0
     contradicting: int = 0
+    trimmed: int = 0
 
 
 def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
@@ -67,139 +86,204 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     of a key counts. Reads the files twice, a few megabytes at a time.
 
     Raises:
-        SightlineError: as `find_rows`; no images given; images that are not there; files whose
-            rows differ in length or dtype.
+        SightlineError: as `find`; no images given; images that are not there; files whose rows
+            differ in length or dtype.
     """
-    found = find_rows(source, options.kind, options.features, options.names)
-    first = found.parts[0].rows
-    for part in found.parts:
-        if (part.rows.dim, part.rows.dtype) != (first.dim, first.dtype):
+    found = find(source, options.kind, options.features, options.names)
+    shapes = [next(part.blocks(), np.empty((0, 0), np.float32)) for part in found.parts]
+    first = shapes[0]
+    for part, rows in zip(found.parts, shapes, strict=True):
+        if (rows.shape[1], rows.dtype) != (first.shape[1], first.dtype):
             raise SightlineError(
-                f"{part.rows.path}: rows of {part.rows.dim} {part.rows.dtype.name}, but "
-                f"{first.path} has {first.dim} {first.dtype.name}; they are not one set"
+                f"{part.rows}: rows of {rows.shape[1]} {rows.dtype.name}, but "
+                f"{found.parts[0].rows} has {first.shape[1]} {first.dtype.name}; they are not one "
+                "set"
             )
-    keys, known = _keys(source, found, options)
-    missing = int((~known).sum())
+    keys, known, counts, trimmed = _keys(source, found, options)
     kept = np.flatnonzero(known)
     kept = kept[np.sort(unique_sorted(keys[known]))]
     if not len(kept):
         raise SightlineError(f"{source}: contains no rows")
     wanted = np.zeros(len(keys), dtype=bool)
     wanted[kept] = True
-    seen = _Seen(keys, known, wanted)
+    every = list(zip(found.parts, counts, strict=True))
+    normalised, contradicting = _measure(every, keys, known, wanted)
     spec = foreign_spec(
         _sha256(found.parts),
         found.form,
         found.kind,
-        first.dim,
+        first.shape[1],
         _DTYPE[first.dtype.name],
         options.source or f"imported from {found.form}",
-        {**found.known, "normalised": _measure(found.parts, seen)},
+        {**found.known, "normalised": normalised},
     )
     inputs = [source] if options.images is None else [source, options.images]
-    record = write_rows(out, spec, keys[kept], _blocks(found.parts, keys, wanted), inputs)
+    blocks = (
+        (keys[here][wanted[here]], rows[wanted[here]]) for here, rows in _blocks(every, "import")
+    )
+    record = write_rows(out, spec, keys[kept], blocks, inputs)
     repeated = int(known.sum()) - len(kept)
-    return Imported(record, found.form, missing, repeated, seen.contradicting)
+    missing = int((~known).sum())
+    return Imported(record, found.form, missing, repeated, contradicting, trimmed)
 
 
-def _keys(source: Path, found: FoundRows, options: ImportOptions) -> tuple[Keys, NDArray[np.bool_]]:
-    """Key of every row, uint8 [n, 32], and whether it has one, bool [n]."""
-    total = sum(part.rows.rows for part in found.parts)
-    keys = np.zeros((total, KEY_BYTES), dtype=np.uint8)
-    known = np.zeros(total, dtype=bool)
-    images: ImageNames | None = None
-    start, lost = 0, ""
-    with progress(f"hash {found.kind}s", total, found.kind + "s") as advance:
-        for part in found.parts:
-            names = part.names()
-            if found.kind == "image":
-                if options.images is None:
-                    raise SightlineError(
-                        f"{source}: a row's key is the SHA-256 of its image, and these rows name "
-                        f"images such as {_example(names)}; give the folder of these images, or "
-                        "their manifest, with --images"
-                    )
-                images = images or ImageNames(options.images)
-                of_part = images.keys(names)
-            else:
-                of_part = [key_of_text(text) if text else None for text in names]
-            for i, key in enumerate(of_part):
-                if key is not None:
-                    keys[start + i] = np.frombuffer(key, dtype=np.uint8)
-                    known[start + i] = True
-                else:
-                    lost = lost or f"{names[i]!r} (row {i} of {part.rows.path.name})"
-            start += len(names)
-            advance(len(names))
+def _keys(
+    source: Path, found: Foreign, options: ImportOptions
+) -> tuple[Keys, NDArray[np.bool_], list[int], int]:
+    """Key of every row, uint8 [n, 32]; whether it has one, bool [n]; the names in each part; and
+    how many texts differ from what manifests hold.
+    """
+    keys: list[bytes | None] = []
+    counts: list[int] = []
+    lost = ""
+    trimmed = 0
+    keys_of: _KeysOf | None = None
+    for part in found.parts:
+        names = part.names_of_rows()
+        if found.kind != "image" and part.names != KEY:
+            texts = cleaned(pa.array(names, pa.string())).to_pylist()
+            trimmed += sum(text != name for text, name in zip(texts, names, strict=True))
+            names = texts
+        keys_of = keys_of or _reading(source, found.kind, part, names, options.images)
+        of_part = keys_of(names)
+        if None in of_part and not lost:
+            row = of_part.index(None)
+            lost = f"{names[row]!r:.80} (row {row} of {part.table.name})"
+        keys += of_part
+        counts.append(len(names))
+    known = np.array([key is not None for key in keys], dtype=bool)
     if lost and not (options.allow_missing and known.any()):
         where = f"not in {options.images}" if found.kind == "image" else "empty"
         remedy = "; --allow-missing leaves these rows out" if known.any() else ""
         raise SightlineError(
-            f"{source}: {int((~known).sum()):,} of {total:,} rows have no key, because their "
+            f"{source}: {int((~known).sum()):,} of {len(keys):,} rows have no key, because their "
             f"{found.kind} is {where}, such as {lost}{remedy}"
         )
-    return keys, known
+    raw = b"".join(key or bytes(KEY_BYTES) for key in keys)
+    return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), known, counts, trimmed
 
 
-def _example(names: Sequence[str | None]) -> str:
-    return next((repr(name[:80]) for name in names if name), "none")
+def _reading(source: Path, kind: Kind, part: Part, names: _Names, images: Path | None) -> _KeysOf:
+    """How names become keys."""
+    if part.names == KEY and all(map(is_key, names)):
+        return lambda some: [
+            bytes.fromhex(name) if name and is_key(name) else None for name in some
+        ]
+    if kind != "image":
+        return lambda texts: [key_of_text(text) if text else None for text in texts]
+    if images is None:
+        example = next((f"{name!r:.80}" for name in names if name), "none")
+        raise SightlineError(
+            f"{source}: a row's key is the SHA-256 of its image, and these rows name images such "
+            f"as {example}; give the folder of these images, or their manifest, with --images"
+        )
+    return _ImageKeys(images, names).of
+
+
+class _ImageKeys:
+    """Keys of images by name: a path below their folder, its file's name or that without suffix.
+
+    All names may begin elsewhere (``/home/somebody/photos/1.jpg``): the beginning that most of a
+    sample share is taken away.
+
+    Args:
+        images: a folder, whose named images are hashed, or an images manifest, whose images were.
+        sample: some of the names.
+
+    Raises:
+        SightlineError: neither, or a folder without images.
+    """
+
+    def __init__(self, images: Path, sample: _Names) -> None:
+        self._root = images
+        self._keys: dict[int, bytes | None] = {}  # row → key; None: cannot be read
+        if images.is_file():
+            table = read_manifest(images, IMAGES)
+            self._paths = table["image_id"].to_pylist()
+            self._keys = dict(enumerate(key.tobytes() for key in key_column(table["key"])))
+        elif images.is_dir():
+            self._paths = sorted(image_files(images, images)[0])
+        else:
+            raise SightlineError(f"{images}: no such folder or manifest of images")
+        self._names = ImageNames(self._paths)
+        self._beginning = self._choose([name for name in sample[:_SAMPLE] if name])
+
+    def of(self, names: _Names) -> list[bytes | None]:
+        """The key of each image, or None if it is missing, unreadable or unnamed."""
+        rows = [self._row(name) for name in names]
+        missing = [row for row in dict.fromkeys(rows) if row >= 0 and row not in self._keys]
+        with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+            self._keys.update(zip(missing, pool.map(self._hash, missing), strict=True))
+        return [self._keys[row] if row >= 0 else None for row in rows]
+
+    def _row(self, name: str | None) -> int:
+        if not name or not name.startswith(self._beginning):
+            return -1
+        return self._names.find(name.removeprefix(self._beginning))
+
+    def _choose(self, sample: list[str]) -> str:
+        beginnings = Counter({"": sum(self._names.find(name) >= 0 for name in sample)})
+        for name in sample:
+            parts = name.split("/")
+            rests = ("/".join(parts[i:]) for i in range(1, len(parts)))
+            rest = next((rest for rest in rests if self._names.find(rest) >= 0), None)
+            if rest is not None:
+                beginnings[name.removesuffix(rest)] += 1
+        return beginnings.most_common(1)[0][0]
+
+    def _hash(self, row: int) -> bytes | None:
+        try:
+            return key_of_file(self._root / self._paths[row])
+        except OSError:
+            return None
 
 
 def _sha256(parts: list[Part]) -> str:
     """SHA-256 (hex) of the file that the rows come from, or of the list of them if several."""
-    sums = [key_of_file(path).hex() for part in parts for path in part.files]
+    files = [path for part in parts for path in dict.fromkeys((part.rows, part.table))]
+    sums = [key_of_file(path).hex() for path in files]
     if len(sums) == 1:
         return sums[0]
     return hashlib.sha256("".join(f"{each}\n" for each in sums).encode()).hexdigest()
 
 
-class _Seen:
-    """Counts rows that repeat a key with other numbers than its first row."""
-
-    def __init__(self, keys: Keys, known: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> None:
-        repeats = {keys[i].tobytes() for i in np.flatnonzero(known & ~wanted)}
-        self._keys, self._first = keys, dict.fromkeys(repeats, b"")
-        self._known = known
-        self.contradicting = 0
-
-    def look(self, start: int, rows: NDArray) -> None:
-        """The next rows, [n, dim]."""
-        if not self._first:
-            return
-        for i, row in enumerate(rows, start):
-            key = self._keys[i].tobytes()
-            if not self._known[i] or key not in self._first:
-                continue
-            digest = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
-            if not self._first[key]:
-                self._first[key] = digest
-            elif self._first[key] != digest:
-                self.contradicting += 1
+def _measure(
+    parts: list[tuple[Part, int]], keys: Keys, known: NDArray[np.bool_], wanted: NDArray[np.bool_]
+) -> tuple[bool, int]:
+    """Whether every row has length 1; how many rows repeat a key with other numbers."""
+    repeated = {keys[i].tobytes() for i in np.flatnonzero(known & ~wanted)}
+    first: dict[bytes, bytes] = {}
+    normalised, contradicting = True, 0
+    for here, rows in _blocks(parts, "measure"):
+        normalised = normalised and are_unit(rows)
+        for i in np.flatnonzero(known[here]) if repeated else ():
+            key = keys[here][i].tobytes()
+            if key in repeated:
+                contradicting += first.setdefault(key, rows[i].tobytes()) != rows[i].tobytes()
+    return normalised, contradicting
 
 
-def _measure(parts: list[Part], seen: _Seen) -> bool:
-    """Whether every row has length 1; shows them all to ``seen``."""
-    normalised, start = True, 0
-    with progress("measure", sum(part.rows.rows for part in parts), "rows") as advance:
-        for part in parts:
-            for rows in part.rows.read():
-                normalised = normalised and are_unit(rows)
-                seen.look(start, rows)
-                start += len(rows)
-                advance(len(rows))
-    return normalised
+def _blocks(parts: list[tuple[Part, int]], what: str) -> Iterator[tuple[slice, NDArray]]:
+    """All rows, and where they are among all of them.
 
+    Args:
+        parts: each with the number of its names.
 
-def _blocks(
-    parts: list[Part], keys: Keys, wanted: NDArray[np.bool_]
-) -> Iterator[tuple[Keys, NDArray]]:
-    """The wanted rows and their keys."""
-    start = 0
-    with progress("import", len(keys), "rows") as advance:
-        for part in parts:
-            for rows in part.rows.read():
-                here = slice(start, start + len(rows))
-                some = wanted[here]
-                yield keys[here][some], rows[some]
-                start += len(rows)
-                advance(len(rows))
+    Raises:
+        SightlineError: a part's rows are more or fewer than its names.
+    """
+    end = 0
+    with progress(what, sum(names for _, names in parts), "rows") as advance:
+        for part, names in parts:
+            begin, end = end, end + names
+            at = begin
+            for rows in part.blocks():
+                if at + len(rows) <= end:
+                    yield slice(at, at + len(rows)), rows
+                    advance(len(rows))
+                at += len(rows)
+            if at != end:
+                raise SightlineError(
+                    f"{part.table}: {names:,} rows, but {part.rows.name} has {at - begin:,}; row i "
+                    "belongs to row i, so one of them is the wrong file or truncated"
+                )

@@ -7,7 +7,8 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.datasets.captioned import write_captioned
+from pipeline.datasets.manifests import cleaned, write_captioned
 from pipeline.datasets.source import PrepareReport
 from sightline.cache import (
     CAPTIONS,
@@ -29,10 +30,10 @@ from sightline.cache import (
     key_array,
     key_of_bytes,
     key_of_file,
+    key_of_text,
     whole_files,
 )
 from sightline.cache.keys import Keys
-from sightline.cache.parts import Failure
 from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
 
@@ -42,6 +43,11 @@ _BATCH = 1024
 def keys_of_rows(rows: NDArray[np.float32]) -> list[bytes]:
     """The key of each row [n, dim], which represents the image it was computed from."""
     return [key_of_bytes(row.astype("<f4").tobytes()) for row in rows]
+
+
+def keys_of_captions(texts: Sequence[str]) -> list[bytes]:
+    """The key of each text as manifests hold it (`pipeline.datasets.manifests.cleaned`)."""
+    return [key_of_text(text) for text in cleaned(pa.array(texts, pa.string())).to_pylist()]
 
 
 def spec_of_file(path: Path, form: str, kind: Kind, dim: int, source: str) -> FeatureSpec:
@@ -87,22 +93,15 @@ def write_rows(
     keys: Keys | Sequence[bytes],
     blocks: Iterable[tuple[Keys | list[bytes], NDArray]],
     inputs: Iterable[Path],
-    failed: Mapping[bytes, Failure] | None = None,
-    computed: Mapping[str, str | int] | None = None,
 ) -> FeatureSetRecord:
     """Publish the rows of ``blocks`` (keys and [n, dim] each) as the feature set ``out``.
 
     Args:
-        keys: of all rows, including the failed ones.
-        failed: rows without values.
-        computed: what is known about how the rows were computed.
+        keys: of all rows.
     """
-    how = {**(computed or {}), "imported_from": spec.encoder.name}
+    how: dict[str, str | int] = {"imported_from": spec.encoder.name}
     with SetWriter(out, spec, inputs) as writer:
         if writer.plan(as_keys(keys), batch_size=_BATCH):
-            if failed:
-                none = np.empty((0, spec.dim), dtype=spec.dtype)
-                writer.add(as_keys([]), none, dict(failed), computed=how)
             for some, rows in blocks:
                 writer.add(as_keys(some), rows, computed=how)
         record = writer.publish(Provenance(imported=True))
@@ -116,33 +115,30 @@ def write_manifests(
     keys: Keys,
     captions: Sequence[tuple[str, str]],
     report: PrepareReport,
+    where: str,
 ) -> None:
     """Manifests of images represented only by their rows, and of (image_id, text) captions.
 
     Args:
         folder, report: from `pipeline.datasets.folder.building`.
+        where: the source, for messages.
     """
     count = len(image_ids)
-    none = np.zeros(count, dtype=np.int32)
     images = {
         "image_id": list(image_ids),
         "path": [""] * count,
         **whole_files(count),
         "key": key_array(keys),
-        "width": none,
-        "height": none,
+        "width": [0] * count,
+        "height": [0] * count,
         "split": ["train"] * count,
     }
-    numbers: dict[str, int] = {}
-    caption_ids = []
-    for image_id, _ in captions:
-        numbers[image_id] = numbers.get(image_id, -1) + 1
-        caption_ids.append(f"{image_id}#{numbers[image_id]}")
-    table = {
-        "caption_id": caption_ids,
-        "image_id": [image_id for image_id, _ in captions],
-        "text": [text for _, text in captions],
-        "split": ["train"] * len(captions),
-    }
-    report.counts |= {"images": count, "captions": len(captions)}
-    write_captioned(folder, pa.table(images, schema=IMAGES), pa.table(table, schema=CAPTIONS))
+    numbers: Counter[str] = Counter()
+    rows = []
+    for image_id, text in captions:
+        rows.append((f"{image_id}#{numbers[image_id]}", image_id, text, "train"))
+        numbers[image_id] += 1
+    columns = dict(zip(CAPTIONS.names, map(list, zip(*rows, strict=True)), strict=True))
+    write_captioned(
+        folder, pa.table(images, IMAGES), pa.table(columns, CAPTIONS), report, where=where
+    )

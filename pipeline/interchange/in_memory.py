@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from pipeline.datasets.prepared import PreparedDataset
 from pipeline.interchange.export import names_in
-from pipeline.interchange.row_files import Source, row_schema, row_tables
+from pipeline.interchange.rows import Rows
 from sightline.cache import FeatureSet
-from sightline.cache.keys import Keys
 from sightline.extras import require
 
 if TYPE_CHECKING:
@@ -31,16 +28,6 @@ def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dat
         SightlineError: the library `datasets` is not installed, or ``data`` has none of the rows.
     """
     library = require("datasets", "to_dataset")
-
-    def read(rows: range) -> tuple[Keys, NDArray]:
-        return features.keys[rows.start : rows.stop], features.gather(np.asarray(rows))
-
-    names = {} if data is None else names_in(data.folder, features)
-    texts = features.record.spec.kind in ("text", "teacher")
-    source = Source(read, len(features), features.dim, features.dtype, texts, names)
-    tables = row_tables(source, range(len(features)))
-    return library.Dataset(
-        pa.Table.from_batches(
-            [batch for table in tables for batch in table.to_batches()], row_schema(source)
-        )
-    )
+    rows = Rows(features, {} if data is None else names_in(data.folder, features))
+    tables = [rows.schema.empty_table(), *rows.tables(range(len(features)))]
+    return library.Dataset(pa.concat_tables(tables))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.datasets.folder import building
+from pipeline.datasets.source import PrepareReport
 from pipeline.interchange.imported import keys_of_rows, spec_of_file, write_manifests, write_rows
 from sightline.cache import (
     CAPTIONS,
@@ -35,15 +36,15 @@ _BLOCK = 4096
 
 def import_mcse(
     features: Path, texts: Path, dataset: Path, out: Path, source: str
-) -> FeatureSetRecord:
+) -> tuple[FeatureSetRecord, PrepareReport]:
     """Turn MCSE's two files into manifests in ``dataset`` and the feature set ``out``.
 
     Raises:
-        SightlineError: the numbers of lines and rows differ, a line is empty, or the file contains
-            anything but one plain array of numbers.
+        SightlineError: the numbers of lines and rows differ, a line is empty, or the file has no
+            array of numbers.
     """
-    captions = [line.strip() for line in read_lines(texts)]
-    empty = [number for number, text in enumerate(captions, 1) if not text]
+    captions = read_lines(texts)
+    empty = [number for number, text in enumerate(captions, 1) if not text.strip()]
     if empty:
         raise SightlineError(f"{texts}: line {empty[0]} is empty; row {empty[0]} has no caption")
     with building("mcse", dataset, [features, texts]) as (folder, report):
@@ -53,16 +54,18 @@ def import_mcse(
                     f"{texts}: {len(captions):,} lines, but {features} has {len(rows):,} rows; "
                     "row i belongs to line i, so one of them is the wrong file or truncated"
                 )
-            keys = [key for block in _blocks(rows) for key in keys_of_rows(block)]
+            keys = [key for block in _blocks(features, rows) for key in keys_of_rows(block)]
             first = {key: number for number, key in reversed(list(enumerate(keys, 1)))}
             names = {key: f"line-{number:07d}" for key, number in first.items()}
             spec = spec_of_file(features, "mcse", "image", rows.shape[1], source)
-            blocks = ((keys_of_rows(block), block) for block in _blocks(rows))
+            blocks = ((keys_of_rows(block), block) for block in _blocks(features, rows))
             record = write_rows(out, spec, list(names), blocks, [features, texts])
         pairs = [(names[key], text) for key, text in zip(keys, captions, strict=True)]
         images = sorted(names, key=lambda key: names[key])
-        write_manifests(folder, [names[key] for key in images], as_keys(images), pairs, report)
-    return record
+        write_manifests(
+            folder, [names[key] for key in images], as_keys(images), pairs, report, str(features)
+        )
+    return record, report
 
 
 def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: str) -> int:
@@ -109,35 +112,27 @@ def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: st
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.Dataset]:
-    """The uncompressed array stored in this HDF5 file itself."""
-    if not path.is_file():
-        found = "is a folder" if path.is_dir() else "no such file"
-        raise SightlineError(f"{path}: {found}; expected MCSE's HDF5 file")
+    """The rows of MCSE's HDF5 file."""
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        raise SightlineError(f"{path}: not a readable HDF5 file ({error})") from error
+        raise SightlineError(
+            f"{path}: cannot be read; expected MCSE's HDF5 file ({error})"
+        ) from error
     with file:
-        if not isinstance(file.get(FEATURES, getlink=True), h5py.HardLink):
-            raise SightlineError(f"{path}: /{FEATURES} is missing or an external link")
-        data = file[FEATURES]
+        data = file.get(FEATURES)
         if not isinstance(data, h5py.Dataset):
-            raise SightlineError(f"{path}: /{FEATURES} is not a data set")
-        elsewhere = data.external or data.is_virtual
-        if elsewhere or data.id.get_create_plist().get_nfilters():
-            raise SightlineError(
-                f"{path}: /{FEATURES} is not a plain contiguous array; decompress it with "
-                "`h5repack -f NONE`"
-            )
+            raise SightlineError(f"{path}: /{FEATURES} is missing or not a data set")
         if data.ndim != 2 or data.dtype.kind != "f" or not all(data.shape):
             raise SightlineError(
                 f"{path}: /{FEATURES} is {data.dtype} {data.shape}, expected floats [n, dim]"
             )
-        if path.stat().st_size < data.size * data.dtype.itemsize:
-            raise SightlineError(f"{path}: too small for the declared shape {data.shape}")
         yield data
 
 
-def _blocks(rows: h5py.Dataset) -> Iterator[NDArray[np.float32]]:
+def _blocks(path: Path, rows: h5py.Dataset) -> Iterator[NDArray[np.float32]]:
     for start in range(0, len(rows), _BLOCK):
-        yield np.asarray(rows[start : start + _BLOCK], dtype=np.float32)
+        try:
+            yield np.asarray(rows[start : start + _BLOCK], dtype=np.float32)
+        except OSError as error:
+            raise SightlineError(f"{path}: damaged or truncated ({error}); get it again") from error

@@ -120,11 +120,15 @@ def test_a_malformed_file_is_one_error_that_names_the_place(make_file, name, con
             "line 1: caption: contains",
         ),
         ("c.jsonl", '{"image": "a\\u0000", "caption": "b"}', "line 1: image: contains the control"),
-        ("c.csv", "image,caption,caption_id\na,b,1\na,c,\n", "line 3: caption_id: is"),
+        (
+            "c.csv",
+            "image,caption,caption_id\na,b,1\na,c,\n",
+            "line 3: caption_id: found '', expected",
+        ),
         (
             "c.csv",
             'image,caption,caption_id\na,"b\nb",1\na,c," "\n',
-            "line 4: caption_id: is",
+            "line 4: caption_id: found '', expected",
         ),
         (
             "c.jsonl",

@@ -236,7 +236,7 @@ def test_things_that_are_no_files(what, option, photos, tmp_path, capsys) -> Non
         *("prepare", "pairs"),
         *("--captions", odd if option == "captions" else tmp_path / "c.token"),
         *("--images", tmp_path / "more" if option == "image" else photos),
-        *(("--split", f"train={odd}") if option == "split" else ()),
+        *(("--splits", f"train={odd}") if option == "split" else ()),
         *("--out", odd if option == "out" else tmp_path / "out"),
     )
     if option in ("captions", "split"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def test_both_parts_are_included_with_distinct_names(tmp_path: Path) -> None:
     assert captions["caption_id"].to_pylist() == ["one/0.png#0", "one/1.png#0", "two/0.png#0"]
     texts = read_manifest(tmp_path / "both/sentences.parquet", SENTENCES)["text"].to_pylist()
     assert texts == captions["text"].to_pylist()
+
+
+def test_the_licences_of_the_parts_are_kept(tmp_path: Path) -> None:
+    part(tmp_path, "one", [1])
+    part(tmp_path, "two", [2])
+    for name, licence in (("one", "CC BY 4.0"), ("two", "Flickr")):
+        path = tmp_path / name / "dataset.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"licence": licence}))
+    prepare("joined", joined(tmp_path, "one", "two"), tmp_path / "both")
+    record = json.loads((tmp_path / "both/dataset.json").read_text())
+    assert record["licence"] == "CC BY 4.0; Flickr"
 
 
 def test_an_image_in_both_is_refused_with_both_names(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.datasets.coco import CocoSource
-from pipeline.datasets.flickr30k import Flickr30kSource
 from pipeline.datasets.kinds import KINDS, prepare, source_type
+from pipeline.datasets.pairs import Flickr30kSource
 from pipeline.datasets.sentences import SentencesSource
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 from sightline.errors import SightlineError
@@ -78,7 +78,7 @@ def test_flickr30k_refuses_another_json(images, make_file, tmp_path, content, me
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"captions": "c"}, "give `splits`"),
+        ({"captions": "c"}, r"give `splits` \(the lists of Flickr30k Entities\)"),
         ({"captions": "c", "splits": {"train": "t"}, "karpathy": "k"}, "but not both"),
         ({"splits": {"train": "t"}}, "`captions` is missing"),
         ({"images": None, "karpathy": "k"}, "no image folder is given"),
@@ -120,10 +120,47 @@ def test_coco_takes_one_file_per_split(make_images, make_file, tmp_path):
     assert captions["caption_id"] == ["train/11.jpg#5", "val/33.jpg#9"]
     assert captions["split"] == ["train", "dev"]
     assert captions["text"] == ["a", "c"]
+    assert report.counts["captions_trimmed"] == 1
     assert report.problems == {
         "captions_without_image": ["image_id 7#6"],
         "images_without_caption": ["train/22.jpg"],
     }
+
+
+COCO = {"train": "11.jpg", "restval": "22.jpg", "val": "33.jpg", "test": "44.jpg"}
+
+
+@pytest.mark.parametrize("restval", [False, True])
+def test_coco_takes_karpathys_splits(make_images, make_file, tmp_path, restval):
+    images = make_images([f"val2014/{name}" for name in COCO.values()])
+    entries = [
+        {"filename": name, "split": split, "sentences": [{"raw": f"{split} one. "}, {"raw": "b"}]}
+        for split, name in COCO.items()
+    ]
+    path = make_file("dataset_coco.json", json.dumps({"images": entries}))
+    source = CocoSource(images=images, karpathy=path, restval=restval, strict=True)
+    report = prepare("coco", source, tmp_path / "out")
+    found = columns(tmp_path / "out", "images", IMAGES)
+    splits = dict(zip(found["image_id"], found["split"], strict=True))
+    expected = {"val2014/11.jpg": "train", "val2014/33.jpg": "dev", "val2014/44.jpg": "test"}
+    assert splits == expected | ({"val2014/22.jpg": "train"} if restval else {})
+    assert report.counts.get("images_left_out") == (None if restval else 1)
+    captions = columns(tmp_path / "out", "captions", CAPTIONS)
+    assert captions["caption_id"][:2] == ["val2014/11.jpg#0", "val2014/11.jpg#1"]
+    assert "restval one." not in captions["text"] or restval
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give `captions`"),
+        ({"captions": {"train": "a"}, "karpathy": "k"}, "but not both"),
+        ({"captions": {"train": "a"}, "restval": True}, "`restval` is a split of `karpathy`"),
+    ],
+)
+def test_coco_reports_contradicting_parameters(given, message):
+    with pytest.raises(ValidationError, match=message):
+        CocoSource.model_validate({"images": "photos", **given})
 
 
 @pytest.mark.parametrize(
@@ -154,7 +191,12 @@ def test_sentences_keep_order_and_duplicates(make_file, tmp_path):
     path = make_file("s.txt", "\ufeff One \r\n\n  \nTwo\u2028x\nOne\n")
     report = prepare("sentences", SentencesSource(path=path), tmp_path / "out")
     assert columns(tmp_path / "out", "sentences", SENTENCES)["text"] == ["One", "Two\u2028x", "One"]
-    assert report.counts == {"sentences": 3, "blank_lines": 2, "distinct_sentences": 2}
+    assert report.counts == {
+        "sentences_trimmed": 1,
+        "sentences": 3,
+        "blank_lines": 2,
+        "distinct_sentences": 2,
+    }
 
 
 @pytest.mark.parametrize(

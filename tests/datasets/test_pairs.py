@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import unicodedata
 
 import pytest
@@ -14,6 +15,7 @@ from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.source import DatasetError
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
+from sightline.errors import SightlineError
 
 
 def prepare(source, out):
@@ -45,6 +47,15 @@ def test_manifests_hold_every_image_and_caption(two_images, make_file, tmp_path)
     assert not report.problems
 
 
+def test_trimmed_white_space_is_counted_and_said(two_images, make_file, tmp_path):
+    captions = make_file("c.token", "b.jpg#0\t One. \nb.jpg#1\tTwo\na.png#0\t  \n")
+    report = prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
+    assert report.counts["captions_trimmed"] == 1  # the one that has nothing else is left out
+    assert "white space around 1 captions left out; their key is" in report.summary()
+    written = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
+    assert written["counts"]["captions_trimmed"] == 1
+
+
 def test_captions_without_a_number_are_numbered_within_their_image(two_images, make_file, tmp_path):
     captions = make_file("c.csv", "image,caption\nb.jpg,x\nsub/a.png,y\nb.jpg,\nb.jpg,z\n")
     report = prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
@@ -65,25 +76,37 @@ def test_odd_names_find_their_image(make_images, make_file, tmp_path, name, form
     assert rows(tmp_path / "out", "captions", CAPTIONS)[0]["image_id"] == name
 
 
-def test_composed_and_decomposed_letters_are_the_same_name(make_images, make_file, tmp_path):
-    images = make_images([unicodedata.normalize("NFD", "ü.jpg")])
-    captions = make_file("c.token", unicodedata.normalize("NFC", "ü.jpg") + "#0\ttext\n")
+@pytest.mark.parametrize("stored", ["NFC", "NFD"])
+def test_composed_and_decomposed_letters_are_the_same_name(
+    make_images, make_file, tmp_path, stored
+):
+    images = make_images([unicodedata.normalize(stored, "ü.jpg")])
+    other = "NFD" if stored == "NFC" else "NFC"
+    captions = make_file("c.token", unicodedata.normalize(other, "ü.jpg") + "#0\ttext\n")
     assert prepare(PairsSource(images=images, captions=captions), tmp_path / "o").counts["captions"]
 
 
+def test_a_pipe_in_place_of_the_captions_is_refused(two_images, tmp_path):
+    os.mkfifo(tmp_path / "c.token")  # reading it would wait for ever
+    source = PairsSource(images=two_images, captions=tmp_path / "c.token")
+    with pytest.raises(SightlineError, match="not a file, but a folder, a pipe or a device"):
+        prepare(source, tmp_path / "out")
+
+
 def test_mismatches_are_counted_and_listed(make_images, make_file, tmp_path):
-    images = make_images(["a.jpg", "lonely.jpg", "x/twice.jpg", "y/twice.jpg"])
-    captions = make_file("c.token", "a.jpg#0\tone\ngone.jpg#0\ttwo\ntwice.jpg#0\tthree\n")
+    images = make_images(["a.jpg", "b.jpg", "b.png", "lonely.jpg", "x/twice.jpg", "y/twice.jpg"])
+    named = ["a.jpg#0\tone", "gone.jpg#0\ttwo", "twice.jpg#0\tthree", "b#0\tfour", "b.png#0\tfive"]
+    captions = make_file("c.token", "\n".join(named))
     splits = {"train": make_file("train.txt", "a.jpg\nnever.jpg\n")}
     source = PairsSource(images=images, captions=captions, splits=splits)
     report = prepare(source, tmp_path / "out")
     assert report.problems == {
         "split_entries_without_image": ["never.jpg"],
         "captions_without_image": ["gone.jpg#0"],
-        "captions_of_ambiguous_image": ["twice.jpg#0"],
-        "images_without_caption": ["lonely.jpg", "x/twice.jpg", "y/twice.jpg"],
+        "captions_of_ambiguous_image": ["twice.jpg#0", "b#0"],
+        "images_without_caption": ["b.jpg", "lonely.jpg", "x/twice.jpg", "y/twice.jpg"],
     }
-    assert report.problem_counts["images_without_caption"] == 3
+    assert report.problem_counts["images_without_caption"] == 4
     written = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
     assert written["problems"] == report.problems
     assert str(tmp_path) not in (tmp_path / "out" / "dataset.json").read_text("utf-8")
@@ -158,6 +181,50 @@ def test_lists_and_a_split_column_together_are_an_error(two_images, make_file, t
     source = PairsSource(images=two_images, captions=captions, splits=splits)
     with pytest.raises(DatasetError, match="use one of them"):
         prepare(source, tmp_path / "out")
+
+
+def test_linked_folders_are_followed_once_and_hidden_ones_are_not(make_images, make_file, tmp_path):
+    images = make_images(["a.jpg", ".hidden/b.jpg", ".c.jpg", "real/d.jpg"])
+    elsewhere = make_images(["e.jpg", "deep/f.jpg"], "elsewhere")
+    (images / "linked").symlink_to(elsewhere)
+    (images / "also").symlink_to(images / "real")  # found under its own name
+    (elsewhere / "loop").symlink_to(images)
+    captions = make_file("c.token", "a.jpg#0\tone\nf.jpg#0\ttwo\n")
+    report = prepare(PairsSource(images=images, captions=captions), tmp_path / "out")
+    found = rows(tmp_path / "out", "images", IMAGES)
+    names = ["a.jpg", "linked/deep/f.jpg", "linked/e.jpg", "real/d.jpg"]
+    assert [row["image_id"] for row in found] == names
+    assert report.counts["files_ignored"] == 1
+
+
+KARPATHY = {
+    "images": [
+        {"filename": "b.jpg", "split": "train", "sentences": [{"raw": "Eins. "}]},
+        {"filename": "a.png", "split": "test", "sentences": [{"raw": "Zwei."}]},
+    ]
+}
+
+
+@pytest.mark.parametrize("with_captions", [False, True])
+def test_karpathys_file_has_splits_and_captions(two_images, make_file, tmp_path, with_captions):
+    karpathy = make_file("dataset.json", json.dumps(KARPATHY))
+    captions = make_file("c.token", "b.jpg#7\tOne\na.png#0\tTwo\n") if with_captions else None
+    source = PairsSource(images=two_images, captions=captions, karpathy=karpathy)
+    prepare(source, tmp_path / "out")
+    found = rows(tmp_path / "out", "captions", CAPTIONS)
+    assert [row["split"] for row in found] == ["train", "test"]
+    assert [row["text"] for row in found] == (
+        ["One", "Two"] if with_captions else ["Eins.", "Zwei."]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({}, "`captions` is missing"), ({"splits": {"train": "t"}, "karpathy": "k"}, "not both")],
+)
+def test_contradicting_parameters_are_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        PairsSource.model_validate({"images": "photos", **given})
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -246,7 +313,7 @@ def test_a_caption_that_nobody_can_see_is_empty(two_images, make_file, tmp_path,
 
 def test_captions_of_which_nobody_can_see_any_are_an_error(two_images, make_file, tmp_path):
     captions = make_file("c.token", "b.jpg#0\t\u200b\nsub/a.png#0\t\u2060\n")
-    with pytest.raises(DatasetError, match="contains no captions with a letter"):
+    with pytest.raises(DatasetError, match=r"no usable caption \(empty captions: 2"):
         prepare(PairsSource(images=two_images, captions=captions), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -11,11 +11,12 @@ from tiny_scenes import TINY
 
 from pipeline.datasets.kinds import prepare, source_type
 from pipeline.datasets.scenes.draw import box_of
-from pipeline.datasets.scenes.phrases import CROP_RULE
 from pipeline.datasets.scenes.student import HEADS
+from pipeline.encoders.config import parse_weights
+from pipeline.encoders.weights import identity_of
 from sightline.cache.keys import key_of_text
 from sightline.cache.manifest import CAPTIONS, IMAGES, PHRASES, SENTENCES, read_manifest
-from sightline.cache.rle import cutout_key, decode_mask
+from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
 
 
 def draw(out, **changes):
@@ -109,6 +110,12 @@ def test_the_encoders_load_with_their_declared_identity(scenes):
         assert tokenizer.unk_token_id not in encoded["input_ids"]
         model = AutoModel.from_pretrained(scenes / place)
         assert model(**encoded).last_hidden_state.shape[-1] % HEADS == 0
+    for name, what in (("resnet", "labels"), ("clip", "captions")):
+        spec = parse_weights(f"file:{folder / name}.safetensors")
+        source = identity_of(resnet, name, spec).source
+        assert source.startswith(
+            f"file:{name}.safetensors (trained on the {what} of scenes, seed 0,"
+        )
     notes = {p.parent.name: json.loads(p.read_text()) for p in scenes.rglob("*provenance.json")}
     assert notes["student"]["source"] == "random weights, seed 0"
     assert notes["teacher"]["source"] == (

@@ -109,6 +109,9 @@ def test_the_source_never_reveals_a_path(tmp_path: Path) -> None:
     assert source("file", file) == "file:clip.safetensors"
     (tmp_path / "provenance.json").write_text(json.dumps({"source": "trained on scenes"}))
     assert source("file", file) == "file:clip.safetensors (trained on scenes)"
+    (tmp_path / "clip.provenance.json").write_text(json.dumps({"source": "a CLIP of scenes"}))
+    assert source("file", file) == "file:clip.safetensors (a CLIP of scenes)"
+    assert source("file", str(tmp_path / "other.pt")) == "file:other.pt (trained on scenes)"
     assert source("pretrained", "", folder=tmp_path) == "pretrained (trained on scenes)"
     assert source("random", "0", folder=tmp_path) == "random:0"
     assert source("pretrained", "V2") == "pretrained:V2"

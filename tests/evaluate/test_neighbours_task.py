@@ -16,7 +16,7 @@ from made_results import made_result
 from PIL import Image
 from planted_world import Folder, Model, World, cosines, make_world
 
-from pipeline.grounding.gallery.thumbnails import photographs
+from pipeline.grounding.pictures import photographs
 from sightline.cache import IMAGES, key_of_bytes, read_manifest, write_manifest
 from sightline.errors import SightlineError
 from train.evaluate.evaluation import evaluate_model

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pipeline.extract.runner import RunSettings, SetSummary
 from pipeline.grounding.captioned_images import Unit, units_of
-from pipeline.grounding.ground_missing import ground
-from pipeline.grounding.grounder_config import CaptionChoice, Rules
+from pipeline.grounding.ground import ground
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.settings import CaptionChoice, Rules
 from sightline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
 
 SETTINGS = RunSettings(batch_size=4, workers=2, block_rows=3, shard_rows=3, max_failed=1.0)

@@ -23,8 +23,8 @@ from ground_data import SETTINGS, BoxSegmenter, WordGrounder
 from pipeline.extract.runner import RunSettings
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.cutouts import write_cutouts
-from pipeline.grounding.ground_missing import ground
-from pipeline.grounding.grounder_config import Rules
+from pipeline.grounding.ground import ground
+from pipeline.grounding.settings import Rules
 from sightline.cache.plan import Worker
 
 

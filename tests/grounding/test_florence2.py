@@ -8,7 +8,7 @@ from grounding_images import captions_of, pictures
 from tiny_grounders import IMAGE_TOKENS, POSITIONS, florence_processor, save_dino, save_florence
 
 from pipeline.grounding.florence2 import Florence2Grounder, build, parse_answer
-from pipeline.grounding.grounder_config import Florence2Settings
+from pipeline.grounding.settings import Florence2Settings
 from sightline.errors import SightlineError
 
 CAPTION = "A man and a dog near the café."

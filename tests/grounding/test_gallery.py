@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 
 import numpy as np
@@ -18,7 +19,7 @@ from PIL import Image
 from pipeline.grounding.gallery.cards import COLOURS, Phrase, pieces, read_contents
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.gallery.page import write_gallery
-from pipeline.grounding.gallery.pictures import cut_out, photograph
+from pipeline.grounding.pictures import cut_out, photograph
 from sightline.errors import SightlineError
 
 
@@ -70,7 +71,7 @@ def test_a_thin_mask_survives_shrinking():
 
 def phrase(number: int, start: int, end: int) -> Phrase:
     box = (0.0, 0.0, 1.0, 1.0)
-    return Phrase(number, "", start, end, 1.0, box, (1, 1), "1", "", "")
+    return Phrase(number, "", start, end, 1.0, box, (1, 1), "1")
 
 
 def test_pieces_of_nested_crossing_and_repeated_phrases():
@@ -115,17 +116,34 @@ def test_problems_are_shown_where_they_occur(page):
     assert "silent.jpg" not in page  # neither a phrase nor a drop
 
 
+def test_masks_are_drawn_once_and_larger_objects_below_smaller_ones(tmp_path):
+    build = Builder(tmp_path)
+    texts = ["a hat on a dog", "a dog"]
+    key = build.image("one.png", 40, 40, texts)
+    build.phrase(key, texts[0], "a hat", (5, 5, 10, 10), 1.0)
+    build.phrase(key, texts[0], "a dog", (0, 0, 30, 30), 1.0)
+    build.phrase(key, texts[1], "a dog", (0, 0, 30, 30), 1.0)
+    files = build.write()
+    contents = read_contents(files.phrases, files.captions, files.images, limit=1)
+    write_gallery(contents, files.root, tmp_path / "page.html", "t")
+    (drawing,) = re.findall(r'json">(.*?)</script>', (tmp_path / "page.html").read_text())
+    drawn = json.loads(drawing)
+    assert len(drawn["shapes"]) == len(drawn["cutouts"]) == 2
+    numbers = [[(each["number"], each["shape"]) for each in some] for some in drawn["captions"]]
+    assert numbers == [[(2, 1), (1, 0)], [(1, 1)]]
+
+
 def test_an_image_that_cannot_be_read_keeps_its_card(tmp_path):
     files = small_grounding(tmp_path)
     (files.root / "plain.jpg").write_bytes(b"other bytes")
     (files.root / "wrong.jpg").unlink()
     contents = read_contents(files.phrases, files.captions, files.images, limit=10)
-    summary = write_gallery(contents, files.root, tmp_path / "page.html", "t")
+    write_gallery(contents, files.root, tmp_path / "page.html", "t")
     text = (tmp_path / "page.html").read_text()
     assert "plain.jpg: the 11 bytes there now differ from those" in text
     assert "wrong.jpg: no such file" in text
     assert text.count('"photo":null') == 2
-    assert summary.images == 3
+    assert len(contents.cards) == 3
 
 
 def test_a_limit_spreads_over_the_manifest(tmp_path):

@@ -23,9 +23,9 @@ from ground_data import (
 )
 from PIL import Image
 
-from pipeline.grounding.ground_missing import ground
-from pipeline.grounding.grounder_config import Rules
+from pipeline.grounding.ground import ground
 from pipeline.grounding.protocols import GroundingError
+from pipeline.grounding.settings import Rules
 from sightline.cache import CacheError, key_of_file, key_of_text
 from sightline.cache.compact import collect, garbage
 from sightline.cache.groundings import grounding_counts, read_grounding, read_phrases
@@ -187,8 +187,8 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from ground_data import SETTINGS, BoxSegmenter, WordGrounder
-from pipeline.grounding.grounder_config import Rules
-from pipeline.grounding.ground_missing import ground
+from pipeline.grounding.settings import Rules
+from pipeline.grounding.ground import ground
 from pipeline.grounding.captioned_images import units_of
 
 def die(captions):

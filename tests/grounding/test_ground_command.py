@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from pipeline import graph, stages
 from pipeline.cli.commands import app
 from pipeline.extract.runner import RunSettings
-from pipeline.grounding.settings_file import read_settings
+from pipeline.grounding.settings import read_settings
+from pipeline.grounding.stats import statistics
 from pipeline.params import Params, ParamsError, load_params
 from sightline.cache import PHRASES, verify, write_manifest
 from sightline.cache.groundings import grounding_counts, read_phrases
@@ -231,15 +232,13 @@ def test_the_stage_computes_damaged_rows_again_and_says_so(
     assert verify(folder("mine"), rows=True) == []
 
 
-@pytest.mark.parametrize(
-    "read", [stages.ground_stats, lambda name: read_phrases(graph.grounding_folder(name))]
-)
+@pytest.mark.parametrize("read", [statistics, read_phrases])
 def test_a_damaged_grounding_is_not_read(data, tmp_path, monkeypatch, read):
     monkeypatch.chdir(tmp_path)
     stages.ground(params_of(data, settings_of(data)), "mine")
     shard = flip_a_byte(graph.grounding_folder("mine"))
     with pytest.raises(SightlineError, match=f"{shard}: BLAKE3 .* run `sightline cache repair"):
-        read("mine")
+        read(graph.grounding_folder("mine"))
 
 
 def flip_a_byte(folder: Path) -> Path:

@@ -10,9 +10,9 @@ from grounding_images import captions_of, pictures
 from tiny_grounders import save_dino, save_florence
 
 from pipeline.grounding.chunker import FunctionWordChunker
-from pipeline.grounding.grounder_config import GroundingDinoSettings
 from pipeline.grounding.grounding_dino import GroundingDinoGrounder, build
 from pipeline.grounding.protocols import GroundingError
+from pipeline.grounding.settings import GroundingDinoSettings
 from sightline.errors import SightlineError
 
 
@@ -129,6 +129,17 @@ def test_a_strip_that_would_be_scaled_to_nothing_is_an_error_of_its_image(folder
         ("", []),
         ("an 👩\u200d🚒 and a cafe\u0301\tdoor", ["an", "a cafe\u0301\tdoor"]),
         ("A T-shirt of St. Bernard", ["A T-shirt", "St", "Bernard"]),
+        (
+            "A man stands in front of a tall building .",
+            ["A man", "front", "a tall building"],
+        ),
+        ("a red brick building painted white", ["a red brick building painted white"]),
+        (
+            "two men in black clothing on a tyre swing",
+            ["two men", "black clothing", "a tyre swing"],
+        ),
+        ("a child building a sandcastle", ["a child", "a sandcastle"]),
+        ("a boy swinging and a girl running", ["a boy", "a girl"]),
     ],
 )
 def test_noun_phrases_by_function_words(caption, phrases):

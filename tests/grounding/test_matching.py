@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.grounding.grounder_config import Rules
-from pipeline.grounding.matching import hull, iou, select
+from pipeline.grounding.matching import hull, select
 from pipeline.grounding.protocols import Grounded
+from pipeline.grounding.settings import Rules
 
 HEIGHT, WIDTH = 60, 80
 
@@ -174,8 +174,11 @@ def test_every_phrase_is_kept_once_or_dropped_with_a_reason(all_boxes, rules, da
     assert rules.max_pairs is None or len(kept) <= rules.max_pairs
 
 
-def test_intersection_over_union_of_known_boxes():
-    a = (0, 0, 10, 10)
-    assert iou(a, (5, 0, 15, 10)) == pytest.approx(50 / 150)
-    assert iou(a, (20, 20, 30, 30)) == 0
-    assert iou(a, a) == 1
+def test_overlap_is_intersection_over_union():
+    boxes = [(0, 0, 10, 10), (5, 0, 15, 10), (20, 20, 30, 30)]
+    found = [phrase(f"w{i}", i * 3, [box]) for i, box in enumerate(boxes)]
+    kept, dropped = chosen(found, duplicate_iou=50 / 150)
+    assert [each.phrase for each in kept] == ["w0", "w2"]
+    assert [each.detail for each in dropped] == ["box of 'w0', IoU 0.33"]
+    kept, _ = chosen(found, duplicate_iou=50 / 149)
+    assert len(kept) == 3

@@ -16,10 +16,15 @@ from pipeline.datasets.pairs import PairsSource
 from pipeline.extract.runner import RunSettings
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.chunker import FunctionWordChunker
-from pipeline.grounding.ground_missing import ground
-from pipeline.grounding.grounder_config import Florence2Settings, GroundingDinoSettings, Rules
+from pipeline.grounding.ground import ground
 from pipeline.grounding.protocols import Answer, Caption, Grounded
-from pipeline.grounding.segmenters.segmenter_config import Sam2HfSettings, Sam2Settings
+from pipeline.grounding.settings import (
+    Florence2Settings,
+    GroundingDinoSettings,
+    Rules,
+    Sam2HfSettings,
+    Sam2Settings,
+)
 from sightline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
 from sightline.cache.groundings import grounding_counts, read_phrases
 

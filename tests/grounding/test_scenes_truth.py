@@ -12,15 +12,15 @@ from flat_tables import rows_with_keys
 from PIL import Image
 
 from pipeline.datasets.kinds import prepare
+from pipeline.datasets.scenes import ScenesSource
 from pipeline.datasets.scenes.draw import box_of, draw, png
 from pipeline.datasets.scenes.scene import random_scene, stream
-from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.extract.inputs import CutoutRules, objects_of_phrases
 from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
 from pipeline.extract.runner import RunSettings
-from pipeline.grounding.grounder_config import GroundingSettings
-from pipeline.grounding.stage import GroundPaths, ground_dataset
+from pipeline.grounding.ground import GroundPaths, ground_dataset
+from pipeline.grounding.settings import GroundingSettings
 from sightline.cache import CAPTIONS, PHRASES, key_of_bytes, key_of_text, read_manifest
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.cache.rle import decode_mask

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeline.grounding.segmenters.box import BoxSegmenter
 from pipeline.grounding.segmenters.prompted import BOXES, PromptedSegmenter
-from pipeline.grounding.segmenters.segmenter_config import SegmenterSettings
+from pipeline.grounding.settings import SegmenterSettings
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")

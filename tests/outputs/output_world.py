@@ -22,9 +22,9 @@ from pipeline.datasets.scenes import ScenesSource
 
 LIBRARIES = [
     *("open_clip", "torchvision.io", "train.train_run", "train.report.write"),
-    *("pipeline.encoders.clip", "pipeline.encoders.teacher", "pipeline.grounding.stage"),
+    *("pipeline.encoders.clip", "pipeline.encoders.teacher", "pipeline.grounding.ground"),
     *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
-    *("pipeline.interchange.export", "pipeline.interchange.import_export"),
+    *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
     *("train.report.space_page", "train.report.neighbours", "train.evaluate.models"),
 ]
@@ -109,11 +109,6 @@ FOLDERS = [
         "ground run --settings @grounding.yaml IMAGES CAPTIONS --out OUT --cutouts OUT-cutouts",
         ("set.json", "set.json.next"),
     ),
-    Command(
-        "ground stats",
-        "ground stats @scenes/phrases.parquet --out OUT",
-        ("ground_stats.json", "stats.json", "drops.json"),
-    ),
     Command("tokens", "tokens --texts @texts.txt STUDENT --out OUT", ("set.json",)),
     Command("phrase-tokens", "phrase-tokens PHRASES CAPTIONS STUDENT --out OUT", ("set.json",)),
     Command(
@@ -134,16 +129,8 @@ FOLDERS = [
         ("export.json", "README.md", "img_emb/img_emb_0000.npy", "metadata/metadata_0000.parquet"),
     ),
     Command(
-        "cache export safetensors",
-        f"{EXPORT} safetensors",
-        (
-            "export.json",
-            "README.md",
-            "data/rows-0000.safetensors",
-            "metadata/metadata_0000.parquet",
-        ),
+        "cache import of an export", "cache import @exported --kind image --out OUT", ("set.json",)
     ),
-    Command("cache import of an export", "cache import @exported --out OUT", ("set.json",)),
     Command(
         "cache import of clip-retrieval",
         "cache import @clip-retrieval --images @scenes/images --out OUT",

@@ -107,7 +107,7 @@ def test_an_output_that_holds_or_is_an_input_is_refused(
         world.made = real
 
 
-OTHERS = ("prepare sentences", "extract text", "tokens", "ground stats")
+OTHERS = ("prepare sentences", "extract text", "tokens")
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_a_full_or_read_only_disk(
     broken(world, COMMANDS[command], tmp_path, act="raise", number=number)
 
 
-@pytest.mark.parametrize("command", ["prepare pairs", "ground stats"])
+@pytest.mark.parametrize("command", ["prepare pairs", "cache export parquet"])
 def test_a_kill_at_every_write_boundary(world: OutputWorld, tmp_path: Path, command: str) -> None:
     broken(world, COMMANDS[command], tmp_path, act="kill")
 

@@ -81,7 +81,8 @@ def test_the_licence_of_a_data_set_in_the_graph_is_shown(monkeypatch, capsys, wo
     monkeypatch.chdir(world)
     shutil.copytree("image", "data/features/mine/image/clip")
     Path("data/datasets/mine").mkdir(parents=True)
-    Path("data/datasets/mine/dataset.json").write_text('{"kind": "flickr30k"}')
+    record = {"kind": "flickr30k", "licence": "for non-commercial research"}
+    Path("data/datasets/mine/dataset.json").write_text(json.dumps(record))
     assert sightline("cache", "info", "data/features/mine/image/clip") == 0
     assert "non-commercial research" in capsys.readouterr().out
 

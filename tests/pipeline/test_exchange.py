@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -14,15 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from blake3 import blake3
 from command_line import sightline
 from PIL import Image
+from tiny_encoder import make_encoder
 from tiny_scenes import TINY
 
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.scenes import ScenesSource
-from pipeline.interchange import row_files
-from pipeline.interchange.import_export import import_export
+from pipeline.interchange import rows as row_files
 from pipeline.interchange.import_rows import ImportOptions, import_rows
 from sightline.cache import (
     EncoderRecord,
@@ -37,7 +35,7 @@ from sightline.cache import (
 from sightline.cache.record import FILE_NAME, read_features
 from sightline.errors import SightlineError
 
-FORMS = ("parquet", "npy", "safetensors")
+FORMS = ("parquet", "npy")
 DIM, ROWS = 7, 90
 
 
@@ -66,22 +64,20 @@ def write_set(folder: Path, dtype: str, kind: str = "image", rows: int = ROWS) -
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_set_comes_back_without_a_changed_bit(tmp_path, monkeypatch, form, dtype):
-    monkeypatch.setattr(row_files, "MOST_BYTES", 20_000)  # so that there are several files
+def test_every_bit_is_exported_and_imported_by_its_key(tmp_path, monkeypatch, form, dtype):
+    monkeypatch.setattr(row_files, "FILE_BYTES", 600)  # so that there are several files
     monkeypatch.setattr(row_files, "_CHUNK_BYTES", 64)
-    monkeypatch.setattr(row_files, "_FILL", 0.05)
     before = write_set(tmp_path / "set", dtype, "text")
     assert sightline(*export(tmp_path, form)) == 0
     files = [path for path in (tmp_path / "out").rglob("*") if path.suffix == f".{form}"]
     assert len(files) > 2
-    assert sightline("cache", "import", tmp_path / "out", "--out", tmp_path / "back") == 0
+    words = ["--kind", "text", "--out", tmp_path / "back"]
+    assert sightline("cache", "import", tmp_path / "out", *words) == 0
     after = FeatureSet.open(tmp_path / "back")
-    assert after.record.content_digest == before.record.content_digest
-    assert after.fingerprint == before.fingerprint
+    assert after.fingerprint != before.fingerprint  # what computed the rows is hearsay
     np.testing.assert_array_equal(after.keys, before.keys)
     rows = np.arange(len(before))
     assert after.gather(rows).tobytes() == before.gather(rows).tobytes()
-    assert after.failed == before.failed
     assert len(before.failed) == 1
     assert str(after.record.provenance) == "imported, not checked"
     assert verify(tmp_path / "back") == []
@@ -92,11 +88,13 @@ def export(folder: Path, form: str, *more: object) -> list[object]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_empty_set_comes_back_too(tmp_path, form):
-    before = write_set(tmp_path / "set", "float16", rows=0)
+def test_an_empty_set_is_exported_too(tmp_path, form):
+    write_set(tmp_path / "set", "float16", rows=0)
     assert sightline(*export(tmp_path, form)) == 0
-    assert sightline("cache", "import", tmp_path / "out", "--out", tmp_path / "back") == 0
-    assert read_features(tmp_path / "back").content_digest == before.record.content_digest
+    if form == "npy":
+        assert np.load(tmp_path / "out/img_emb/img_emb_0000.npy").shape == (0, DIM)
+    else:
+        assert pq.read_table(tmp_path / "out/data/rows-0000.parquet").num_rows == 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -126,71 +124,35 @@ def test_datasets_opens_it_and_the_card_shows_code_that_runs(tmp_path, monkeypat
     assert np.asarray(found[:], dtype=dtype).tobytes() == expected.tobytes()
 
 
+def test_the_page_trains_a_student_on_a_teacher(tmp_path, monkeypatch):
+    pytest.importorskip("sentence_transformers", minversion="6.0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for name in ("datasets", "transformers"):
+        pytest.importorskip(name).utils.logging.disable_progress_bar()
+    for part in make_encoder():
+        part.save_pretrained(tmp_path / "bert")
+    (tmp_path / "s.txt").write_text("".join(f"text {i}\n" for i in range(ROWS)))
+    assert sightline("prepare", "sentences", "--path", "s.txt", "--out", "data") == 0
+    write_set(tmp_path / "set", "float16", "teacher")
+    words = ["--format", "parquet", "--dataset", "data", "--out", "teacher-of-mine"]
+    assert sightline("cache", "export", "set", *words) == 0
+    page = (Path(__file__).parents[2] / "docs/exchange.md").read_text()
+    _, block = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict = {}
+    exec(block.replace("bert-base-uncased", "bert"), names)
+    assert len(names["rows"]) == ROWS - 1
+    assert names["loss"].projection.out_features == DIM
+
+
 def test_normalised_rows_are_another_set(tmp_path):
-    before = write_set(tmp_path / "set", "float32")
+    write_set(tmp_path / "set", "float32")
     assert sightline(*export(tmp_path, "npy", "--normalise")) == 0
     rows = np.load(tmp_path / "out/img_emb/img_emb_0000.npy", allow_pickle=False)
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
     assert ((np.abs(lengths - 1) < 1e-6) | (lengths == 0)).all()
     assert "Every row has length 1." in (tmp_path / "out/README.md").read_text()
-    assert sightline("cache", "import", tmp_path / "out", "--out", tmp_path / "back") == 0
-    after = read_features(tmp_path / "back")
-    assert after.spec.normalised is True
-    assert before.record.spec.normalised is False
-    assert after.fingerprint != before.fingerprint
-
-
-def test_a_folder_with_more_files_than_a_hub_accepts_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(row_files, "MOST_FILES", 4)
-    monkeypatch.setattr(row_files, "MOST_BYTES", 1000)
-    write_set(tmp_path / "set", "float16")
-    assert sightline(*export(tmp_path, "parquet")) == 1
-    assert "more than the 4 that a hub accepts" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_changed_byte_of_an_export_is_found(tmp_path, capsys, form):
-    write_set(tmp_path / "set", "float16")
-    assert sightline(*export(tmp_path, form)) == 0
-    (path,) = (path for path in (tmp_path / "out").rglob("*0000.*") if path.suffix == f".{form}")
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    assert sightline("cache", "import", tmp_path / "out", "--out", tmp_path / "back") == 1
-    assert "damaged" in capsys.readouterr().err
-    assert not (tmp_path / "back").exists()
-
-
-@pytest.mark.parametrize("change", ["a row", "a key", "the order", "the spec", "outside"])
-def test_a_forged_export_is_refused(tmp_path, capsys, change):
-    """Every digest of a file matches, but the record is not that of these rows."""
-    write_set(tmp_path / "set", "float16")
-    assert sightline(*export(tmp_path, "npy")) == 0
-    folder = tmp_path / "out"
-    record = json.loads((folder / "export.json").read_text())
-    rows, table = folder / "img_emb/img_emb_0000.npy", folder / "metadata/metadata_0000.parquet"
-    keys = pq.read_table(table)
-    if change == "a row":
-        values = np.load(rows)
-        values[3] += 1
-        np.save(rows, values)
-    elif change == "a key":
-        pq.write_table(keys.set_column(0, "key", pa.array(["00" * 32, *keys["key"][1:]])), table)
-    elif change == "the order":
-        pq.write_table(keys.take([1, 0, *range(2, len(keys))]), table)
-    elif change == "the spec":
-        record["spec"]["dtype"] = "float32"
-    else:
-        record["digests"]["../../etc/passwd"] = "0" * 64
-    for name in list(record["digests"]):
-        if not name.startswith(".."):
-            record["digests"][name] = blake3((folder / name).read_bytes()).hexdigest()
-    (folder / "export.json").write_text(json.dumps(record))
-    assert sightline("cache", "import", folder, "--out", tmp_path / "back") == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert not (tmp_path / "back").exists()
+    assert "Content digest" not in (tmp_path / "out/README.md").read_text()
 
 
 # -- features that others made -------------------------------------------------------------------
@@ -264,6 +226,17 @@ def test_texts_are_hashed(tmp_path):
     assert rows.tobytes() == values[[2, 0]].tobytes()
 
 
+def test_texts_have_the_keys_that_a_data_set_gives_them(tmp_path, capsys):
+    values = clip_retrieval(tmp_path / "emb")
+    texts = pa.table({"image_path": NAMES[4:], "caption": [" a tree\n", "a dog"]})
+    pq.write_table(texts, tmp_path / "emb/metadata/metadata_1.parquet")
+    words = ["--kind", "text", "--allow-missing", "--out", tmp_path / "set"]
+    assert sightline("cache", "import", tmp_path / "emb", *words) == 0
+    assert "white space around 1 text left out" in capsys.readouterr().out
+    row = FeatureSet.open(tmp_path / "set").take([key_of_text("a tree")])
+    assert row.tobytes() == values[4].tobytes()
+
+
 def datacomp(folder: Path, names: list[str] = NAMES, save=np.savez) -> np.ndarray:
     values = unit(np.random.default_rng(2).standard_normal((len(names), DIM)))
     folder.mkdir()
@@ -325,12 +298,12 @@ def test_an_object_array_is_never_unpickled(tmp_path, photos):
 
     bomb = np.array([[Bomb()] * DIM] * 4, dtype=object)
     np.save(tmp_path / "emb/img_emb/img_emb_0.npy", bomb, allow_pickle=True)
-    with pytest.raises(SightlineError, match="pickled objects"):
+    with pytest.raises(SightlineError, match=r"Python objects|allow_pickle=False"):
         import_rows(tmp_path / "emb", tmp_path / "set", ImportOptions(photos, "image"))
     datacomp(tmp_path / "meta")
     np.savez(tmp_path / "meta/00ab.npz", l14_img=bomb)
     options = ImportOptions(photos, features="l14_img")
-    with pytest.raises(SightlineError, match="pickled objects"):
+    with pytest.raises(SightlineError, match=r"Python objects|allow_pickle=False"):
         import_rows(tmp_path / "meta", tmp_path / "set", options)
     assert not (tmp_path / "exploded").exists()
 
@@ -359,7 +332,7 @@ MISTAKES = {
     ),
     "an unknown column": (lambda f: None, {"names": "url"}, "--names"),
     "no text": (lambda f: None, {"names": "caption"}, "have no key"),
-    "truncated": (lambda f: _cut(f / "img_emb/img_emb_1.npy"), {}, "img_emb_1.npy: .*truncated"),
+    "truncated": (lambda f: _cut(f / "img_emb/img_emb_1.npy"), {}, "img_emb_1.npy: damaged"),
     "another dim": (
         lambda f: np.save(f / "img_emb/img_emb_1.npy", np.ones((2, 3), np.float16)),
         {},
@@ -378,12 +351,12 @@ MISTAKES = {
     "no NumPy file": (
         lambda f: (f / "img_emb/img_emb_0.npy").write_bytes(b"nothing"),
         {},
-        "img_emb_0.npy: not a NumPy array",
+        "img_emb_0.npy: damaged, or not such a file",
     ),
     "no Parquet": (
         lambda f: (f / "metadata/metadata_0.parquet").write_bytes(b"nothing"),
         {},
-        "not a readable Parquet file",
+        "metadata_0.parquet: damaged",
     ),
     "a lost photograph": (
         lambda f: (f.parent / "photos/3.png").unlink(),
@@ -431,7 +404,9 @@ def test_cells_of_a_column_are_checked(tmp_path, photos, cell):
         }
         assert found.record.rows == 4
         return
-    with pytest.raises(SightlineError, match=r"rows 0 to 5.*empty cells or other lengths"):
+    with pytest.raises(
+        SightlineError, match=r"rows 0 to 5.*empty cells or lists of several lengths"
+    ):
         import_rows(tmp_path / "a.parquet", tmp_path / "set", options)
 
 
@@ -477,6 +452,7 @@ def test_damaged_files_of_every_format_are_refused_or_import_a_sound_set(tmp_pat
     for form in FORMS:
         words = ["--format", form, "--out", tmp_path / f"sources/export-{form}"]
         assert sightline("cache", "export", tmp_path / "set", *words) == 0
+        options[f"export-{form}"] = ImportOptions(kind="image")
     random, refused = Random(rounds), 0
     for number in range(rounds):
         name = random.choice(sorted(each.name for each in (tmp_path / "sources").iterdir()))
@@ -484,10 +460,7 @@ def test_damaged_files_of_every_format_are_refused_or_import_a_sound_set(tmp_pat
         shutil.copytree(tmp_path / "sources" / name, source)
         _spoil(random.choice(sorted(p for p in source.rglob("*") if p.is_file())), random)
         try:
-            if name in options:
-                import_rows(source, out, options[name])
-            else:
-                import_export(source, out)
+            import_rows(source, out, options[name])
         except SightlineError:
             refused += 1
             assert not (out / FILE_NAME).exists()
@@ -620,15 +593,17 @@ def test_another_encoder_is_a_difference(scenes, tmp_path, capsys):
 def test_rows_of_an_export_are_encoded_again(scenes, tmp_path, normalise):
     words = ["cache", "export", scenes / "set", "--format", "parquet", "--out", tmp_path / "out"]
     assert sightline(*words, *normalise) == 0
-    assert sightline("cache", "import", tmp_path / "out", "--out", tmp_path / "set") == 0
+    words = ["--kind", "image", "--out", tmp_path / "set"]
+    assert sightline("cache", "import", tmp_path / "out", *words) == 0
     assert recompute(scenes, tmp_path / "set") == 0
     check = read_features(tmp_path / "set").provenance.check
     assert check is not None
-    assert (check.rows, check.differing, check.largest_difference) == (5, 0, 0)
+    assert (check.rows, check.differing) == (5, 0)
+    assert check.largest_difference <= 2e-4  # float16, encoded in another batch
 
 
 def test_imported_rows_are_not_passed_off_as_computed_here(scenes, tmp_path):
-    """Neither by copying them into another set, nor by adding rows to theirs."""
+    """Neither by copying them into another set, nor by an extraction into theirs."""
     words = ["cache", "export", scenes / "set", "--format", "npy", "--out", tmp_path / "out"]
     assert sightline(*words) == 0
     folder = tmp_path / "features/imported"
@@ -645,6 +620,6 @@ def test_imported_rows_are_not_passed_off_as_computed_here(scenes, tmp_path):
     assert not mine.provenance.imported
     assert all("imported_from" not in shard.computed for shard in mine.shards)
     assert sightline(*words, folder) == 0
-    grown = read_features(folder)
-    assert grown.rows == 4
-    assert grown.provenance.imported
+    replaced = read_features(folder)
+    assert (replaced.rows, replaced.provenance.imported) == (4, False)
+    assert all("imported_from" not in shard.computed for shard in replaced.shards)

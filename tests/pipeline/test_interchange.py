@@ -9,8 +9,9 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from command_line import sightline
 
-from pipeline.interchange.kdmcse import import_kdmcse, read_entries
+from pipeline.interchange.kdmcse import import_kdmcse
 from pipeline.interchange.mcse import export_mcse, import_mcse
 from sightline.cache import (
     CAPTIONS,
@@ -46,7 +47,7 @@ def image_rows(dataset, features) -> dict[str, np.ndarray]:
 
 
 def test_mcse_round_trips(mcse, tmp_path):
-    record = import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "a ResNet-50, we are told")
+    record, _ = import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "a ResNet-50, we are told")
     assert record.rows == 5
     assert record.spec.encoder.source == "a ResNet-50, we are told"
     assert verify(tmp_path / "set") == []
@@ -61,6 +62,20 @@ def test_mcse_round_trips(mcse, tmp_path):
         np.testing.assert_array_equal(file["features"][:], ROWS)
 
 
+def test_pictures_with_one_row_are_one_image_named_by_its_first_line(mcse, tmp_path, capsys):
+    mcse[1].write_text("\n".join([*TEXTS[:5], f" {TEXTS[5]} "]))
+    words = ["--dataset", tmp_path / "data", "--out", tmp_path / "set"]
+    assert sightline("cache", "import-mcse", mcse[0], "--texts", mcse[1], *words) == 0
+    said = capsys.readouterr().out
+    assert "5 images, 6 captions" in said.replace("mcse: ", "")
+    assert "white space around 1 captions left out" in said
+    images = read_manifest(tmp_path / "data/images.parquet", IMAGES)["image_id"].to_pylist()
+    assert images == [f"line-{number:07d}" for number in (1, 2, 3, 4, 6)]
+    captions = read_manifest(tmp_path / "data/captions.parquet", CAPTIONS)
+    assert captions["image_id"].to_pylist()[4] == "line-0000002"
+    assert captions["text"].to_pylist() == TEXTS
+
+
 @pytest.mark.parametrize("lines", [5, 7])
 def test_a_different_number_of_lines_is_an_error(mcse, tmp_path, lines):
     mcse[1].write_text("\n".join([*TEXTS, "one more"][:lines]))
@@ -69,23 +84,24 @@ def test_a_different_number_of_lines_is_an_error(mcse, tmp_path, lines):
     assert not (tmp_path / "set").exists()
 
 
-@pytest.mark.parametrize("trick", ["external", "soft", "gzip", "flat", "text", "no file"])
-def test_anything_but_one_plain_array_is_refused(mcse, tmp_path, trick):
+def test_a_compressed_file_is_read_like_any_other(mcse, tmp_path):
+    with h5py.File(mcse[0], "w") as file:
+        file.create_dataset("features", data=ROWS, compression="gzip")
+    assert import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "")[0].rows == 5
+
+
+@pytest.mark.parametrize("trick", ["nothing", "flat", "text", "truncated", "no file"])
+def test_anything_but_an_array_of_rows_is_refused(mcse, tmp_path, trick):
     path, texts = mcse
-    path.unlink()
-    if trick != "no file":
+    if trick == "truncated":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        path.unlink()
+    if trick in ("nothing", "flat", "text"):
         with h5py.File(path, "w") as file:
-            if trick == "external":
-                (tmp_path / "raw").write_bytes(ROWS.tobytes())
-                raw = [(str(tmp_path / "raw"), 0, ROWS.nbytes)]
-                file.create_dataset("features", ROWS.shape, np.float32, external=raw)
-            elif trick == "soft":
-                file["features"] = h5py.SoftLink("/other")
-            elif trick == "gzip":
-                file.create_dataset("features", data=ROWS, compression="gzip")
-            elif trick == "flat":
+            if trick == "flat":
                 file["features"] = ROWS.ravel()
-            else:
+            elif trick == "text":
                 file["features"] = [["a", "b"]]
     with pytest.raises(SightlineError, match=path.name):
         import_mcse(path, texts, tmp_path / "data", tmp_path / "set", "")
@@ -106,7 +122,7 @@ def test_kdmcse_becomes_two_feature_sets(tmp_path):
     path = tmp_path / "flickr.json"
     path.write_text(json.dumps(entries(), indent=3))
     places = tmp_path / "data", tmp_path / "images", tmp_path / "texts"
-    images, texts = import_kdmcse(path, *places, "CLIP ViT-L/14")
+    images, texts, _ = import_kdmcse(path, *places, "CLIP ViT-L/14")
     assert (images.rows, texts.rows) == (4, 8)
     found = image_rows(tmp_path / "data", tmp_path / "images")
     for i in range(4):
@@ -115,12 +131,16 @@ def test_kdmcse_becomes_two_feature_sets(tmp_path):
     np.testing.assert_array_equal(FeatureSet.open(tmp_path / "texts").take(words), ROWS[:4] * 2)
 
 
-@pytest.mark.parametrize("size", [1, 7, 100])
-def test_an_entry_may_span_any_reads(tmp_path, monkeypatch, size):
-    monkeypatch.setattr("pipeline.interchange.kdmcse._CHUNK", size)
-    path = tmp_path / "flickr.json"
-    path.write_text(json.dumps(entries()))
-    assert [each.name for each in read_entries(path)] == list(entries())
+def test_captions_and_their_rows_have_the_key_of_the_trimmed_text(tmp_path):
+    body = entries()
+    body["2.jpg"]["captions"] = [f" {TEXTS[2]}\n", "other"]
+    (tmp_path / "flickr.json").write_text(json.dumps(body))
+    places = tmp_path / "data", tmp_path / "images", tmp_path / "texts"
+    report = import_kdmcse(tmp_path / "flickr.json", *places, "")[2]
+    assert report.counts["captions_trimmed"] == 1
+    assert TEXTS[2] in image_rows(*places[:2])
+    row = FeatureSet.open(tmp_path / "texts").take([key_of_text(TEXTS[2])])
+    np.testing.assert_array_equal(row[0], ROWS[2] * 2)
 
 
 def spoilt(**changes) -> str:
@@ -136,12 +156,14 @@ def spoilt(**changes) -> str:
         (spoilt(image_feat=[1, "x"]), "'2.jpg': features are not rows"),
         (spoilt(image_feat=[1.0]), "'2.jpg': row lengths differ"),
         (spoilt(lang_feat=[[1.0], [1.0, 2.0]]), "'2.jpg'"),
-        (spoilt(image_feat=[float("nan")] * 5), "not a number"),
-        (spoilt()[:-40], "truncated"),
+        (spoilt(image_feat=[float("nan")] * 5), "damaged, or not JSON"),
+        (spoilt(image_feat=[1e39] * 5), "'2.jpg': a feature is not a finite number"),
+        (spoilt()[:-40], "damaged, or not JSON"),
         ('{"a.jpg": {"captions": []}}', "lacks image_feat, lang_feat"),
-        ("[]", "where JSON has {; expected KDMCSE's file"),
+        ("[]", "contains no images"),
+        ("nothing", "damaged, or not JSON"),
         ("{}", "contains no images"),
-        ('{"a": ' + '{"b": ' * 100_000, "flickr.json"),
+        ('{"a": ' + '{"b": ' * 5_000, "flickr.json"),
     ],
 )
 def test_errors_name_the_image(tmp_path, text, message):

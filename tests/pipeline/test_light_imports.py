@@ -20,7 +20,7 @@ HEAVY = (
 MODULES = (
     *("pipeline.stages", "pipeline.params", "pipeline.extract.runner"),
     "pipeline.extract.inputs",
-    *("pipeline.grounding.stage", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
+    *("pipeline.grounding.ground", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
     *("train.train_run", "train.distributed", "train.objectives.combined", "train.objectives.dalr"),
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.evaluation"),
     *("train.evaluate.neighbours", "train.evaluate.retrieval"),
@@ -37,7 +37,6 @@ FILE = f"--weights file:{DATA}/encoders/clip.safetensors --out data/new"
 PHRASES = f"phrase-tokens --student {DATA}/student --out data/new --captions"
 MISSING = {
     "stage ground scenes": f"{DATA}/phrases.parquet",
-    "stage ground-stats scenes": "data/objects/scenes",
     "stage image-features scenes resnet": f"{DATA}/encoders/resnet.safetensors",
     "stage image-features scenes clip": f"{DATA}/images.parquet",
     "stage object-features scenes clip": "data/objects/scenes",
@@ -68,7 +67,6 @@ NOTHING_TO_DO = {
     "stage evaluation-data similarity": set(),
     "stage evaluation-data retrieval": set(),
     "stage evaluate": set(),
-    "stage ground-stats scenes": set(),
     "compare results/simcse results/mcse-clip": set(),
     "cache info data/features/scenes/image/clip": set(),
     "cache verify data": set(),

@@ -186,7 +186,8 @@ def test_a_row_has_the_numbers_of_its_paper(model, data, monkeypatch):
 def test_the_papers_use_coco_2014(monkeypatch):
     source = params_of("coco", monkeypatch).dataset("coco").source.model_dump(mode="json")
     assert source["folders"] == ["train2014", "val2014"]
-    assert source["captions"]["train"] == "data/raw/coco/annotations/captions_train2014.json"
+    assert source["karpathy"] == "data/raw/coco/dataset_coco.json"
+    assert not source["restval"]
 
 
 def test_the_released_kdmcse_reads_vit_l(monkeypatch):

@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from pipeline.datasets.folder import MANIFESTS
-from pipeline.datasets.scenes.source import ScenesSource
-from pipeline.datasets.source import PrepareReport, Progress
-
-__all__ = ["WRITES", "ScenesSource", "prepare"]
+from pipeline.datasets.source import PrepareReport, Progress, Source
 
 WRITES = (*MANIFESTS, "phrases.parquet", "similarity/test.tsv", "student/config.json")
+Count = Annotated[int, Field(ge=1)]
+Steps = Annotated[int, Field(ge=0)]
+
+
+class ScenesSource(Source):
+    """Drawn scenes, their captions, a similarity test, and the models of the demo.
+
+    params.yaml has the demo's parameters.
+
+    Attributes:
+        scenes: number of images to draw.
+        sentences: number of sentences in the text-only corpus, about undrawn scenes.
+        seed: seed of all random choices.
+        image_size: edge of an image in pixels.
+        train_pairs: graded pairs that teach the sentence encoder (the teacher).
+        dev_pairs: graded pairs for model selection.
+        test_pairs: graded pairs for the final score.
+        resnet_steps: optimiser steps of the ResNet; 0 keeps its initial weights.
+        clip_steps: optimiser steps of the CLIP.
+        teacher_steps: optimiser steps of the sentence encoder.
+        student_layers: layers of the untrained student.
+        student_hidden: its hidden size, a multiple of its 4 attention heads.
+    """
+
+    licence: ClassVar[str] = "drawn by Sightline itself; no rights of others"
+
+    scenes: Annotated[int, Field(ge=20)] = 3000  # fewer may leave a split empty
+    sentences: Count = 6000
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    image_size: Annotated[int, Field(ge=32, le=512, multiple_of=32)] = 64
+    train_pairs: Count = 3000
+    dev_pairs: Count = 1000
+    test_pairs: Count = 2000
+    resnet_steps: Steps = 200
+    clip_steps: Steps = 200
+    teacher_steps: Steps = 300
+    student_layers: Count = 2
+    student_hidden: Annotated[int, Field(ge=32, multiple_of=4)] = 128
 
 
 def prepare(

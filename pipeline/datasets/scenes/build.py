@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.datasets.manifests import write_captioned
+from pipeline.datasets.scenes import ScenesSource
 from pipeline.datasets.scenes.captions import Caption, describe, write
-from pipeline.datasets.scenes.draw import draw, png
-from pipeline.datasets.scenes.models import write_models
-from pipeline.datasets.scenes.phrases import PhraseRows
+from pipeline.datasets.scenes.draw import box_of, draw, png
+from pipeline.datasets.scenes.encoders import write_models
 from pipeline.datasets.scenes.scene import Scene, random_scene, stream
 from pipeline.datasets.scenes.similarity import GradedPair, graded_pairs
-from pipeline.datasets.scenes.source import ScenesSource
 from pipeline.datasets.source import PrepareReport, Progress
-from sightline.cache.keys import as_keys, key_of_bytes
+from sightline.cache.keys import as_keys, key_of_bytes, key_of_text
 from sightline.cache.manifest import (
     CAPTIONS,
     IMAGES,
-    SENTENCES,
+    PHRASES,
     key_array,
     whole_files,
     write_manifest,
 )
+from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
 
 CAPTIONS_EACH = 5
 SPLITS = ("train", "dev", "test")
@@ -53,7 +56,6 @@ def build(
         taken.update(text for pair in pairs[split] for text in pair[1:])
         _write_pairs(folder / "similarity" / f"{split}.tsv", pairs[split])
         report.counts[f"{split}_pairs"] = count
-    _write_sentences(source, folder, report)
 
     train = [i for i, scene in enumerate(scenes) if scene.split == "train"]
     write_models(
@@ -97,14 +99,14 @@ def _write_pictures(
     (folder / "images").mkdir()
     pixels = np.empty((len(scenes), edge, edge, 3), dtype=np.uint8)
     names, keys = [], []
-    phrases = PhraseRows()
+    phrases: list[dict[str, Any]] = []
     for number, scene in enumerate(scenes):
         pixels[number], masks = draw(scene, edge)
         data = png(pixels[number])
         names.append(f"{number:06d}.png")
         keys.append(key_of_bytes(data))
         (folder / "images" / names[-1]).write_bytes(data)
-        phrases.add(keys[-1], masks, captions[number])
+        phrases += _phrases(keys[-1], masks, captions[number])
         if progress is not None:
             progress("drawing", number + 1, len(scenes), "scenes")
     splits = [scene.split for scene in scenes]
@@ -118,19 +120,46 @@ def _write_pictures(
         "height": [edge] * count,
         "split": splits,
     }
-    write_manifest(folder / "images.parquet", pa.table(image_columns, schema=IMAGES), IMAGES)
     rows = [
         (f"{names[i]}#{k}", names[i], caption.text, splits[i])
         for i in range(count)
         for k, caption in enumerate(captions[i])
     ]
     caption_columns = dict(zip(CAPTIONS.names, map(list, zip(*rows, strict=True)), strict=True))
-    table = pa.table(caption_columns, schema=CAPTIONS)
-    write_manifest(folder / "captions.parquet", table, CAPTIONS)
-    phrases.write(folder / "phrases.parquet")
-    report.counts |= {"images": count, "captions": len(rows), "phrases": len(phrases)}
-    report.counts |= {f"images_{split}": splits.count(split) for split in SPLITS}
+    write_captioned(
+        folder,
+        pa.table(image_columns, IMAGES),
+        pa.table(caption_columns, CAPTIONS),
+        report,
+        where="scenes",
+        sentences=_sentences(source),
+    )
+    table = pa.Table.from_pylist(phrases, schema=PHRASES)
+    write_manifest(folder / "phrases.parquet", table, PHRASES)
+    report.counts["phrases"] = len(phrases)
     return pixels
+
+
+def _phrases(
+    image_key: bytes, masks: list[NDArray[np.bool_]], captions: list[Caption]
+) -> Iterator[dict[str, Any]]:
+    """The true phrases of an image: which words of its captions name which pixels.
+
+    Args:
+        masks: bool [height, width] for each thing of the scene.
+        captions: each with the span of every thing, in the order of ``masks``.
+    """
+    things = []
+    for mask in masks:
+        code = encode_mask(mask)
+        cutout = cutout_key(image_key, code["size"], code["counts"], CROP_RULE)
+        about = {"box": box_of(mask), "score": 1.0, "mask": code, "cutout_key": cutout}
+        things.append({"image_key": image_key, **about})
+    for caption in captions:
+        key = key_of_text(caption.text)
+        for thing, (start, end) in zip(things, caption.spans, strict=True):
+            span = {"phrase": caption.text[start:end], "char_start": start, "char_end": end}
+            yield {**thing, "caption_key": key, **span}
 
 
 def _write_pairs(path: Path, pairs: list[GradedPair]) -> None:
@@ -140,13 +169,10 @@ def _write_pairs(path: Path, pairs: list[GradedPair]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _write_sentences(source: ScenesSource, folder: Path, report: PrepareReport) -> None:
+def _sentences(source: ScenesSource) -> list[str]:
     """The text-only corpus: one caption each for undrawn scenes, with things from `train`."""
     random = stream(source.seed, "sentences")
-    texts = [
+    return [
         write(describe(random_scene(random, "train"), random)[0], random).text
         for _ in range(source.sentences)
     ]
-    table = pa.table({"text": texts}, schema=SENTENCES)
-    write_manifest(folder / "sentences.parquet", table, SENTENCES)
-    report.counts["sentences"] = len(texts)

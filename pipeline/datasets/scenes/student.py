@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +43,6 @@ def new_bert(*, layers: int, hidden: int, seed: int) -> BertModel:
     Their standard deviation is 1 / √``hidden``. With BERT's 0.02, which suits a width of 768, any
     two sentences start with a cosine of 0.9999, and training waits until dropout breaks the tie.
     """
-    import torch
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
@@ -54,11 +55,19 @@ def new_bert(*, layers: int, hidden: int, seed: int) -> BertModel:
         pad_token_id=0,
         initializer_range=hidden**-0.5,
     )
+    with seeded(seed):
+        return BertModel(config)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random weights are drawn from ``seed``; the generator of torch is as before afterwards."""
+    import torch
+
     state = torch.get_rng_state()
     torch.manual_seed(seed)
-    model = BertModel(config)
+    yield
     torch.set_rng_state(state)
-    return model
 
 
 def save(folder: Path, model: BertModel) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from pipeline.extract.decode import ImageError, load_picture
-from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase
+from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase, pieces
 from pipeline.grounding.gallery.outline import outline, shrink
-from pipeline.grounding.gallery.pictures import Pixels, cut_out, fitted, photograph
+from pipeline.grounding.pictures import Pixels, cut_out, fitted, photograph
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from sightline.html_pages import html_templates, source_digest
@@ -28,57 +28,6 @@ _HERE = Path(__file__).parent
 _SHOWN_SIDE = 384  # CSS pixels of a photograph's longer side, as in page.css
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A phrase, the number of its cut-out on the card if it has one, and its problem, if any."""
-
-    phrase: Phrase
-    cutout: int | None
-    problem: str
-
-
-@dataclass(frozen=True)
-class View:
-    """An image as rendered by the template.
-
-    Attributes:
-        width, height: of the small photograph, in pixels.
-        unit: one CSS pixel of the displayed photograph, in those pixels.
-        drawing: what page.js draws when the card scrolls near, as JSON: ``photo`` (data URI or
-            null), ``cutouts`` (data URIs), ``unit``, ``shapes`` (outlines, which phrases of
-            several captions may share) and ``captions``, for each the objects as ``number``,
-            ``colour``, ``shape`` (its number or null) and ``box`` (x, y, width, height), larger
-            ones first, so that smaller ones are on top.
-        shown: for each caption its phrases.
-    """
-
-    card: ImageCard
-    width: int
-    height: int
-    unit: float
-    drawing: str
-    shown: list[list[Shown]]
-    problem: str
-
-
-@dataclass(frozen=True)
-class GallerySummary:
-    """What a page holds."""
-
-    images: int
-    grounded: int
-    phrases: int
-    drops: int
-    size: int
-
-    def __str__(self) -> str:
-        part = f" of {self.grounded:,}" if self.grounded > self.images else ""
-        return (
-            f"{self.images:,}{part} images, {self.phrases:,} phrases, {self.drops:,} dropped, "
-            f"{self.size / 1e6:,.1f} MB"
-        )
-
-
 def write_gallery(
     contents: Contents,
     root: Path,
@@ -87,7 +36,7 @@ def write_gallery(
     side: int = 384,
     advance: Callable[[int], None] = lambda count: None,
     inputs: Sequence[Path] = (),
-) -> GallerySummary:
+) -> int:
     """Write the page, one image at a time: memory does not grow with their number.
 
     Args:
@@ -97,13 +46,16 @@ def write_gallery(
         advance: receives the number of newly finished images.
         inputs: source files and folders of ``contents``.
 
+    Returns:
+        The page's size in bytes.
+
     Raises:
         SightlineError: ``out`` is a folder, an input, or not a page written by this command.
     """
     inputs = [root, *inputs]
     check_output_file(out, MARK, inputs)
 
-    def views() -> Iterator[View]:
+    def views() -> Iterator[dict[str, object]]:
         for card in contents.cards:
             yield _view(card, root, side)
             advance(1)
@@ -113,6 +65,7 @@ def write_gallery(
     stream = environment.get_template("page.html.j2").stream(
         title=title,
         contents=contents,
+        pieces=pieces,
         views=views(),
         style=Markup(style),
         style_digest=source_digest(style),
@@ -123,17 +76,20 @@ def write_gallery(
     with replacing_file(out, MARK, inputs) as part:
         with part.open("wb") as file:
             stream.dump(file, encoding="utf-8")
-        size = part.stat().st_size
-    return GallerySummary(
-        len(contents.cards),
-        contents.grounded,
-        contents.phrases,
-        sum(contents.reasons.values()),
-        size,
-    )
+        return part.stat().st_size
 
 
-def _view(card: ImageCard, root: Path, side: int) -> View:
+def _view(card: ImageCard, root: Path, side: int) -> dict[str, object]:
+    """What the template shows of an image.
+
+    ``card``; ``width`` and ``height`` of the small photograph, in pixels; ``unit``, one CSS pixel
+    of the displayed photograph in those; ``problem``, why there is no photograph, or empty; and
+    ``drawing``, what page.js draws when the card scrolls near, as JSON: ``photo`` (data URI or
+    null), ``cutouts`` (data URIs), ``unit``, ``shapes`` (outlines, which phrases of several
+    captions may share) and ``captions``, for each the objects as ``number``, ``colour``, ``shape``
+    (its number or null) and ``box`` (x, y, width, height), larger ones first, so that smaller ones
+    are on top.
+    """
     try:
         pixels = load_picture(card.place.below(root), card.key)
         height, width = pixels.shape[:2]
@@ -145,69 +101,71 @@ def _view(card: ImageCard, root: Path, side: int) -> View:
     small = fitted(width, height, side)
     scale = small[0] / width, small[1] / height
     unit = round(max(small) / _SHOWN_SIDE, 4)
-    drawn = _Drawn(pixels, (height, width), small)
-    shown: list[list[Shown]] = []
+    phrases = [phrase for caption in card.captions for phrase in caption.phrases]
+    shapes, cutouts = _draw(phrases, pixels, (height, width), small)
     objects: list[list[dict[str, object]]] = []
     for caption in card.captions:
-        shown.append([])
         sized = []
         for phrase in caption.phrases:
-            shape, cutout, fault = drawn.add(phrase)
-            shown[-1].append(
-                Shown(phrase, cutout, "; ".join(filter(None, (phrase.problem, fault))))
-            )
             x0, y0, x1, y1 = _scaled(phrase.box, scale, small)
             box = [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]
-            told = {"number": phrase.number, "colour": phrase.colour, "shape": shape, "box": box}
-            sized.append((box[2] * box[3], told))
+            drawn = {"number": phrase.number, "colour": phrase.colour, "shape": phrase.shape}
+            sized.append((box[2] * box[3], {**drawn, "box": box}))
         sized.sort(key=lambda pair: -pair[0])
-        objects.append([told for _, told in sized])
+        objects.append([drawn for _, drawn in sized])
     drawing = {
         "photo": None if pixels is None else photograph(pixels, side),
-        "cutouts": drawn.cutouts,
+        "cutouts": cutouts,
         "unit": unit,
-        "shapes": drawn.shapes,
+        "shapes": shapes,
         "captions": objects,
     }
     # numbers, outlines and base64 hold no "<", which alone could end the script element
     text = json.dumps(drawing, separators=(",", ":"))
-    return View(card, *small, unit, text, shown, problem)
+    size = {"width": small[0], "height": small[1], "unit": unit}
+    return {"card": card, **size, "problem": problem, "drawing": text}
 
 
-class _Drawn:
-    """Outlines and cut-outs of one image: each mask once, even if several phrases share it."""
+def _draw(
+    phrases: Sequence[Phrase],
+    pixels: Pixels | None,
+    size: tuple[int, int],
+    small: tuple[int, int],
+) -> tuple[list[str], list[str]]:
+    """Outlines and cut-outs of one image: each mask once, even if several phrases share it.
 
-    def __init__(self, pixels: Pixels | None, size: tuple[int, int], small: tuple[int, int]):
-        self.shapes: list[str] = []
-        self.cutouts: list[str] = []
-        self._pixels = pixels
-        self._size = size
-        self._small = small
-        self._known: dict[tuple[tuple[int, int], str], tuple[int | None, int | None, str]] = {}
+    Numbers and problems are noted in the phrases.
+    """
+    shapes: list[str] = []
+    cutouts: list[str] = []
+    known: dict[tuple[tuple[int, int], str], tuple[int | None, int | None, str]] = {}
+    for phrase in phrases:
+        code = phrase.size, phrase.counts
+        if code not in known:
+            mask = _mask(phrase, size)
+            if isinstance(mask, str):
+                known[code] = None, None, mask
+            else:
+                shapes.append(outline(shrink(mask, *small)))
+                if pixels is not None:
+                    cutouts.append(cut_out(pixels, mask, CUTOUT_SIDE))
+                last = None if pixels is None else len(cutouts) - 1
+                known[code] = len(shapes) - 1, last, ""
+        phrase.shape, phrase.cutout, fault = known[code]
+        phrase.problem = "; ".join(filter(None, (phrase.problem, fault)))
+    return shapes, cutouts
 
-    def add(self, phrase: Phrase) -> tuple[int | None, int | None, str]:
-        """(number of the outline, number of the cut-out, what is wrong with the mask)."""
-        key = phrase.size, phrase.counts
-        if key not in self._known:
-            self._known[key] = self._draw(phrase)
-        return self._known[key]
 
-    def _draw(self, phrase: Phrase) -> tuple[int | None, int | None, str]:
-        if phrase.size != self._size:
-            found, expected = (f"{width} × {height}" for height, width in (phrase.size, self._size))
-            return None, None, f"mask of {found} pixels, image of {expected}"
-        try:
-            mask = decode_mask(phrase.size, phrase.counts)
-        except SightlineError as error:
-            return None, None, str(error)
-        if not mask.any():
-            return None, None, "the mask is empty"
-        self.shapes.append(outline(shrink(mask, *self._small)))
-        shape = len(self.shapes) - 1
-        if self._pixels is None:
-            return shape, None, ""
-        self.cutouts.append(cut_out(self._pixels, mask, CUTOUT_SIDE))
-        return shape, len(self.cutouts) - 1, ""
+def _mask(phrase: Phrase, size: tuple[int, int]) -> NDArray[np.bool_] | str:
+    """The mask, or what is wrong with it."""
+    if phrase.size != size:
+        found, expected = (f"{width} × {height}" for height, width in (phrase.size, size))
+        return f"mask of {found} pixels, image of {expected}"
+    try:
+        mask = decode_mask(phrase.size, phrase.counts)
+    except SightlineError as error:
+        return str(error)
+    return mask if mask.any() else "the mask is empty"
 
 
 def _scaled(

@@ -1,4 +1,4 @@
 """Segmenters: one module each, behind `pipeline.grounding.protocols.Segmenter`.
 
-Nothing is imported here; start at `segmenter_config`.
+Nothing is imported here; their settings are in `pipeline.grounding.settings`.
 """

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.encoders.config import parse_weights
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
-from pipeline.grounding.segmenters.segmenter_config import Sam2Settings
+from pipeline.grounding.settings import Sam2Settings
 from sightline.cache.keys import key_of_file
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
@@ -44,7 +45,7 @@ def build(settings: Sam2Settings, device: torch.device, precision: str) -> Promp
     check_precision(precision)
     package = _sam2()
     path = _configuration(settings.model, package)
-    spec = settings.weights_spec
+    spec = parse_weights(settings.weights)
     with quiet(), seeded(spec.seed):
         model = _instantiate(path)
     if spec.kind == "file":

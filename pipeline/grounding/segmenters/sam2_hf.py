@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers import Sam2Config, Sam2Model
 
+from pipeline.encoders.config import parse_weights
 from pipeline.grounding.grounding_model import build_model
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
-from pipeline.grounding.segmenters.segmenter_config import Sam2HfSettings
+from pipeline.grounding.settings import Sam2HfSettings
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.loading import Pretrained
@@ -26,16 +27,15 @@ def build(settings: Sam2HfSettings, device: torch.device, precision: str) -> Pro
         SightlineError: see `Pretrained`; or a checkpoint of a different model.
     """
     check_precision(precision)
-    source = Pretrained(settings.model, settings.weights_spec.revision)
+    spec = parse_weights(settings.weights)
+    source = Pretrained(settings.model, spec.revision)
     found = source.config().model_type
     if found not in _KINDS:
         raise SightlineError(
             f"{settings.model}: this is a checkpoint of {found!r}, expected a SAM 2 "
             f"({' or '.join(map(repr, _KINDS))}); use one, such as facebook/sam2.1-hiera-large"
         )
-    model, identity = build_model(
-        source, settings.weights_spec, Sam2Model, source.config(Sam2Config)
-    )
+    model, identity = build_model(source, spec, Sam2Model, source.config(Sam2Config))
     return PromptedSegmenter(
         "sam2-hf", Sam2HfBackend(model.to(device)), identity, device, precision
     )

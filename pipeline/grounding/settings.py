@@ -1,4 +1,4 @@
-"""A user's description of a grounding: grounders, and the rules that phrases must meet."""
+"""A user's description of a grounding: its grounder, its segmenter, and the rules for phrases."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from pipeline.encoders.config import parse_weights
-from pipeline.grounding.segmenters.segmenter_config import Sam2Settings, SegmenterSettings
-from sightline.settings import FamilySettings, Registry, Settings
+from pipeline.encoders.config import Weights, parse_weights
+from sightline.errors import SightlineError
+from sightline.outside import read_yaml
+from sightline.settings import FamilySettings, Registry, Settings, explain
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.grounding.protocols import Grounder
+    from pipeline.grounding.protocols import Grounder, Segmenter
 
 CaptionChoice = Literal["longest", "all"]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -50,9 +51,9 @@ class GrounderSettings(FamilySettings):
         "grounder",
         "sightline.grounders",
         {
-            "florence2": "pipeline.grounding.grounder_config:Florence2Settings",
-            "grounding-dino": "pipeline.grounding.grounder_config:GroundingDinoSettings",
-            "annotations": "pipeline.grounding.grounder_config:AnnotationSettings",
+            "florence2": "pipeline.grounding.settings:Florence2Settings",
+            "grounding-dino": "pipeline.grounding.settings:GroundingDinoSettings",
+            "annotations": "pipeline.grounding.settings:AnnotationSettings",
         },
     )
 
@@ -65,7 +66,7 @@ class GrounderSettings(FamilySettings):
         """
 
 
-class _Model(GrounderSettings):
+class _GrounderModel(GrounderSettings):
     """A model from a folder or the hub.
 
     Attributes:
@@ -89,7 +90,7 @@ class _Model(GrounderSettings):
         Pretrained(self.model, parse_weights(self.weights).revision)
 
 
-class Florence2Settings(_Model):
+class Florence2Settings(_GrounderModel):
     """Florence-2.
 
     Attributes:
@@ -107,7 +108,7 @@ class Florence2Settings(_Model):
         return florence2.build(self, device, precision)
 
 
-class GroundingDinoSettings(_Model):
+class GroundingDinoSettings(_GrounderModel):
     """Grounding DINO; the default thresholds are those of its authors' demo.
 
     Attributes:
@@ -146,6 +147,91 @@ class AnnotationSettings(GrounderSettings):
         return open_annotations(self.path)
 
 
+class SegmenterSettings(FamilySettings):
+    """One segmenter; a family is a subclass with its parameters."""
+
+    families: ClassVar[Registry] = Registry(
+        "segmenter",
+        "sightline.segmenters",
+        {
+            "box": "pipeline.grounding.settings:BoxSettings",
+            "annotations": "pipeline.grounding.settings:DrawnSettings",
+            "sam2": "pipeline.grounding.settings:Sam2Settings",
+            "sam2-hf": "pipeline.grounding.settings:Sam2HfSettings",
+        },
+    )
+
+    @abstractmethod
+    def build(self, device: torch.device, precision: str) -> Segmenter | None:
+        """The segmenter that this describes, ready on ``device``.
+
+        Returns:
+            None if masks come with the grounder's boxes, and nothing is computed.
+
+        Raises:
+            SightlineError: it cannot be built; one message gives the reason.
+        """
+
+
+class BoxSettings(SegmenterSettings):
+    """The rectangle itself."""
+
+    family: Literal["box"]
+
+    def build(self, device: torch.device, precision: str) -> Segmenter:
+        from pipeline.grounding.segmenters.box import BoxSegmenter
+
+        return BoxSegmenter()
+
+
+class DrawnSettings(SegmenterSettings):
+    """The masks that came with the grounder's boxes."""
+
+    family: Literal["annotations"]
+
+    def build(self, device: torch.device, precision: str) -> None:
+        return None
+
+
+class Sam2Settings(SegmenterSettings):
+    """SAM 2 with Meta's code, the sam2 package.
+
+    Attributes:
+        model: ``sam2-hiera-{tiny,small,base-plus,large}``, the same with ``sam2.1``, or the path of
+            a configuration (YAML) of that package.
+        weights: ``pretrained`` or ``pretrained:REVISION`` (Meta's, from the hub), ``file:PATH``
+            or ``random:SEED``.
+    """
+
+    family: Literal["sam2"] = "sam2"
+    model: str = Field(default="sam2.1-hiera-large", min_length=1)
+    weights: Weights = "pretrained"
+
+    def build(self, device: torch.device, precision: str) -> Segmenter:
+        from pipeline.grounding.segmenters import sam2
+
+        return sam2.build(self, device, precision)
+
+
+class Sam2HfSettings(SegmenterSettings):
+    """SAM 2 with transformers' Sam2Model.
+
+    Attributes:
+        model: folder, or hub name.
+        weights: ``pretrained``, ``pretrained:REVISION``, ``file:PATH`` (its configuration is the
+            model's) or ``random:SEED``.
+    """
+
+    family: Literal["sam2-hf"]
+    model: str = Field(default="facebook/sam2.1-hiera-large", min_length=1)
+    weights: Weights = "pretrained"
+
+    def build(self, device: torch.device, precision: str) -> Segmenter:
+        from pipeline.grounding.segmenters import sam2_hf
+
+        return sam2_hf.build(self, device, precision)
+
+
 class GroundingSettings(Settings):
     """How to ground a data set's captions.
 
@@ -166,3 +252,20 @@ class GroundingSettings(Settings):
     batch_size: int = Field(default=16, ge=1, le=4096)
     block_images: int = Field(default=256, ge=1, le=65_536)
     cutouts: bool = True
+
+
+def read_settings(path: Path) -> GroundingSettings:
+    """Read and check ``path``, with the same content as `grounding` in params.yaml.
+
+    Raises:
+        SightlineError: no such file, not YAML, or an invalid key or value.
+    """
+    if not path.is_file():
+        raise SightlineError(
+            f"{path}: no such file; expected YAML with a `grounder` (see docs/grounding.md)"
+        )
+    try:
+        return GroundingSettings.model_validate(read_yaml(path))
+    except ValidationError as error:
+        lines = [f"{path}: {line}" for line in explain(error)]
+        raise SightlineError("\n".join(lines)) from error

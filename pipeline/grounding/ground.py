@@ -1,25 +1,36 @@
-"""Grounding from settings to published records, shared by the stage and the command."""
+"""Grounding from settings to published records, shared by the stage, the command and Python."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from pipeline.datasets.prepared import PreparedDataset
-from pipeline.extract.runner import RunSettings, SetSummary
-from pipeline.grounding.captioned_images import units_of
-from pipeline.grounding.grounder_config import GroundingSettings
+from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
+from pipeline.grounding.captioned_images import Unit, units_of
+from pipeline.grounding.protocols import Grounder, Segmenter
+from pipeline.grounding.settings import GroundingSettings, Rules
+from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import as_keys
-from sightline.cache.record import refuse_other_kinds, set_output
+from sightline.cache.plan import Batch
+from sightline.cache.record import TableSpec, refuse_other_kinds, set_output
+from sightline.cache.rle import CROP_RULE
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
+from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
 from sightline.files import check_apart
 from sightline.settings import explain
+from sightline.wording import counted
+
+_FORMAT = "grounding/1"
+_BLOCK = 256  # images that are finished together
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,6 @@ def ground_dataset(
     settings.segmenter.require_files()
     from pipeline.extract.objects import SPEC
     from pipeline.grounding.cutouts import write_cutouts
-    from pipeline.grounding.ground_missing import ground
     from sightline.devices import computing, pick_device
 
     where = pick_device(how.device or "auto")
@@ -129,3 +139,75 @@ def ground_captions(
     )
     ground_dataset(paths, settings, RunSettings(device=device, precision=precision))
     return paths.out
+
+
+def ground(
+    units: Sequence[Unit],
+    grounder: Grounder,
+    segmenter: Segmenter | None,
+    rules: Rules,
+    out: Path,
+    settings: RunSettings,
+) -> SetSummary:
+    """Make ``out`` hold the records of exactly ``units``; existing ones are kept.
+
+    Args:
+        units: images and captions, see `pipeline.grounding.captioned_images.units_of`.
+        segmenter: None: use the masks that come with the grounder's boxes.
+        out: folder of the records; the run's own files go to ``<out>.run`` beside it.
+
+    Raises:
+        BusyError: another process is writing here.
+        SightlineError: nothing to ground, or more images failed than ``settings.max_failed``
+            allows (good images are published first).
+    """
+    from pipeline.grounding.block_grounder import BlockGrounder
+
+    if not units:
+        raise SightlineError(f"{out}: there are no captions to ground; check the manifest")
+    description: dict[str, Any] = {
+        "format": _FORMAT,
+        "grounder": grounder.describe(),
+        "segmenter": segmenter.describe() if segmenter else {"family": "annotations"},
+        "rules": rules.model_dump(mode="json"),
+        "crop_rule": CROP_RULE,
+    }
+    description = json.loads(json.dumps(description))  # tuples become lists, as when read back
+    spec = TableSpec(kind="grounding", description=description)
+    by_key = {unit.unit_key: unit for unit in units}
+    blocks = BlockGrounder(grounder, segmenter, rules, settings)
+
+    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
+        for batch in batches:
+            done = blocks.ground([by_key[key.tobytes()] for key in batch.keys], advance)
+            yield Computed(batch, done.to_arrow(), done.failures)
+
+    def described(_: object) -> list[str]:
+        return _described(grounding_counts(out))
+
+    job = Job(
+        SetWriter(out, spec, settings.inputs, settings.worker),
+        "images",
+        as_keys(list(by_key)),
+        settings.block_rows or _BLOCK,
+        compute,
+        described,
+        groups=np.array([_by_size(unit) for unit in by_key.values()], dtype=np.uint8),
+        calls=blocks.calls,
+    )
+    return run(job, settings)
+
+
+def _by_size(unit: Unit) -> list[int]:
+    """Group of images of one size, which are grounded together: 32 bytes."""
+    return [*unit.height.to_bytes(16, "big"), *unit.width.to_bytes(16, "big")]
+
+
+def _described(counts: dict[str, Any]) -> list[str]:
+    per_image = counts["pairs"] / max(counts["images"] - counts["failed"], 1)
+    words = (
+        f"{counted(counts['images'], 'image')}, {counted(counts['captions'], 'caption')}, "
+        f"{counted(counts['pairs'], 'pair')} ({per_image:.1f} per image)"
+    )
+    dropped = sum(counts["dropped"].values())
+    return [words, f"{dropped:,} phrases or boxes dropped"] if dropped else [words]

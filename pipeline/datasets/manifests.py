@@ -1,0 +1,210 @@
+"""The manifests of a data set: every source hands its images and captions to one writer.
+
+A caption in a manifest has no control characters and no white space around it, and something to
+see in it. What the writer changes or leaves out, it counts.
+"""
+
+# pyarrow.compute makes its functions when it is imported:
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.datasets.images import upright_size
+from pipeline.datasets.source import DatasetError, PrepareReport
+from sightline.cache.keys import key_of_bytes
+from sightline.cache.manifest import (
+    CAPTIONS,
+    IMAGES,
+    SENTENCES,
+    TRAINED_SPLITS,
+    Place,
+    write_manifest,
+)
+from sightline.outside import CONTROL
+
+SPLITS = ("train", "dev", "test", "")
+
+# White space, format and control characters, and what Unicode lists as default-ignorable besides,
+# with the blank Braille pattern.
+_INVISIBLE = (
+    r"\p{Z}\p{Cc}\p{Cf}\x{34F}\x{115F}\x{1160}\x{17B4}\x{17B5}\x{180B}-\x{180F}\x{2065}\x{2800}"
+    r"\x{3164}\x{FE00}-\x{FE0F}\x{FFA0}\x{FFF0}-\x{FFF8}\x{E0000}-\x{E0FFF}"
+)
+
+
+def write_captioned(
+    folder: Path,
+    images: pa.Table,
+    captions: pa.Table,
+    report: PrepareReport,
+    *,
+    where: str,
+    strict: bool = False,
+    sentences: Sequence[str] | None = None,
+) -> None:
+    """Write ``images.parquet``, ``captions.parquet`` and ``sentences.parquet`` into ``folder``.
+
+    Args:
+        images: table of the schema IMAGES.
+        captions: table of the schema CAPTIONS, each text as its source has it.
+        report: gets the counts and the problems.
+        where: the source, for messages.
+        strict: refuse the problems that ``report`` then holds.
+        sentences: by default the distinct training captions, in order, so that captions can serve
+            as plain sentences (`graph.text`), without their images.
+
+    Raises:
+        DatasetError: no caption can be used, or ``strict`` is set and there are problems.
+    """
+    captions = _visible_captions(captions, report)
+    report.counts |= {"images": len(images), "captions": len(captions)}
+    for split in SPLITS:
+        count = pc.sum(pc.equal(images["split"], split)).as_py() or 0
+        report.counts[f"images_{split or 'without_split'}"] = count
+    ids = images["image_id"]
+    bare = pc.invert(pc.is_in(ids, pc.unique(captions["image_id"])))
+    report.note("images_without_caption", ids.filter(bare).to_pylist())
+    if strict:
+        report.refuse_problems()
+    if not len(captions):
+        raise DatasetError(_nothing(where, len(images), report))
+    if sentences is None:
+        trained = pc.is_in(captions["split"], pa.array(TRAINED_SPLITS))
+        texts = pc.unique(captions.filter(trained)["text"])
+    else:
+        texts = pa.array(sentences, pa.string())
+    report.counts["sentences"] = len(texts)
+    write_manifest(folder / "images.parquet", images, IMAGES)
+    write_manifest(folder / "captions.parquet", captions, CAPTIONS)
+    write_manifest(folder / "sentences.parquet", pa.table({"text": texts}, SENTENCES), SENTENCES)
+
+
+def write_sentences(
+    folder: Path, sentences: Sequence[str], report: PrepareReport, *, where: Path
+) -> None:
+    """Write the manifests of plain sentences; those of images and captions have no rows.
+
+    Raises:
+        DatasetError: no sentence has anything to see.
+    """
+    lines = pa.array(sentences, pa.string())
+    texts = cleaned(lines)
+    kept = visible(texts)
+    _count_trimmed(lines, texts, kept, "sentences", report)
+    texts = texts.filter(kept)
+    if not len(texts):
+        raise DatasetError(f"{where}: contains no sentences")
+    report.counts["sentences"] = len(texts)
+    report.counts["blank_lines"] = len(lines) - len(texts)
+    report.counts["distinct_sentences"] = pc.count_distinct(texts).as_py()
+    write_manifest(folder / "sentences.parquet", pa.table({"text": texts}, SENTENCES), SENTENCES)
+    write_manifest(folder / "images.parquet", IMAGES.empty_table(), IMAGES)
+    write_manifest(folder / "captions.parquet", CAPTIONS.empty_table(), CAPTIONS)
+
+
+def cleaned(texts: pa.Array) -> pa.Array:
+    """Texts as manifests hold them: no control characters, no white space around them."""
+    if pc.any(_with_control(texts)).as_py():
+        texts = pc.replace_substring_regex(texts, CONTROL.pattern, "")
+    return pc.utf8_trim_whitespace(texts)
+
+
+def visible(texts: pa.Array) -> pa.BooleanArray:
+    """Whether each text has a character that can be seen."""
+    return pc.match_substring_regex(texts, f"[^{_INVISIBLE}]")
+
+
+def _with_control(texts: pa.Array) -> pa.BooleanArray:
+    return pc.match_substring_regex(texts, CONTROL.pattern)
+
+
+def _visible_captions(captions: pa.Table, report: PrepareReport) -> pa.Table:
+    """The captions with something to see, cleaned."""
+    ids, said = captions["caption_id"], captions["text"]
+    control = ids.filter(_with_control(said)).to_pylist()
+    report.note("captions_without_their_control_characters", control)
+    texts = cleaned(said)
+    kept = visible(texts)
+    report.note("empty_captions", ids.filter(pc.invert(kept)).to_pylist())
+    _count_trimmed(said, texts, kept, "captions", report)
+    captions = captions.set_column(CAPTIONS.get_field_index("text"), "text", texts)
+    return captions if pc.all(kept).as_py() else captions.filter(kept)
+
+
+def _count_trimmed(
+    said: pa.Array, texts: pa.Array, kept: pa.Array, what: str, report: PrepareReport
+) -> None:
+    """Count the texts that lost outer white space: a hash of the raw text does not find them."""
+    trimmed = pc.and_not(pc.and_(kept, pc.not_equal(said, texts)), _with_control(said))
+    if count := pc.sum(trimmed).as_py():
+        report.counts[f"{what}_trimmed"] = count
+        report.notes.append(
+            f"white space around {count:,} {what} left out; their key is the SHA-256 of the text "
+            "without it"
+        )
+
+
+def _nothing(where: str, images: int, report: PrepareReport) -> str:
+    found = "; ".join(
+        f"{kind.replace('_', ' ')}: {report.problem_counts[kind]} (such as {names[0]})"
+        for kind, names in report.problems.items()
+        if kind != "images_without_caption"
+    )
+    return (
+        f"{where}: found {images} images and no usable caption"
+        f"{f' ({found})' if found else ''}; check where the images and captions are"
+    )
+
+
+@dataclass
+class Rows:
+    """Images and captions, collected one by one.
+
+    Attributes:
+        problems: type of problem → the names that it concerns.
+    """
+
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    _images: dict[str, list] = field(default_factory=lambda: {name: [] for name in IMAGES.names})
+    _captions: dict[str, list] = field(default_factory=lambda: {n: [] for n in CAPTIONS.names})
+
+    def add_image(
+        self, image_id: str, place: Place, data: bytes, split: str, key: bytes | None = None
+    ) -> None:
+        """Add an image; call it within `pipeline.datasets.images.any_pixel_count`.
+
+        Args:
+            place: relative to the data set's image root.
+            data: its bytes.
+            split: train, dev, test or empty.
+            key: of ``data``, if it is known.
+        """
+        width, height = upright_size(io.BytesIO(data))
+        if not width:
+            self.problem("unreadable_images", image_id)
+        path, key = place.path.as_posix(), key or key_of_bytes(data)
+        row = (image_id, path, place.offset, place.length, key, width, height, split)
+        for values, value in zip(self._images.values(), row, strict=True):
+            values.append(value)
+
+    def add_caption(self, image_id: str, number: int, text: str, split: str) -> None:
+        """Add caption ``number`` of an image."""
+        row = (f"{image_id}#{number}", image_id, text, split)
+        for values, value in zip(self._captions.values(), row, strict=True):
+            values.append(value)
+
+    def problem(self, kind: str, name: str) -> None:
+        """Note that ``name`` has a problem."""
+        self.problems.setdefault(kind, []).append(name)
+
+    def tables(self) -> tuple[pa.Table, pa.Table]:
+        """The rows, as tables of the schemas IMAGES and CAPTIONS."""
+        return pa.table(self._images, IMAGES), pa.table(self._captions, CAPTIONS)

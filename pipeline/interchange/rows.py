@@ -1,0 +1,116 @@
+"""The rows of a feature set as tables and files that other tools read: Parquet and npy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipeline.interchange.unit_rows import unit_rows
+from sightline.cache import FeatureSet
+
+FEATURES, KEY = "features", "key"
+"""Names of the column of rows, and of the column of keys (SHA-256, hexadecimal)."""
+TEXT_KINDS = ("text", "teacher")
+FILE_BYTES = 400_000_000
+"""Of the rows in a file: hubs ask for less than 500 MB a file."""
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is written.
+
+    Attributes:
+        names: further columns, strings [rows], by name.
+        normalise: divide each row by its length.
+    """
+
+    features: FeatureSet
+    names: Mapping[str, pa.Array] = field(default_factory=dict)
+    normalise: bool = False
+
+    @property
+    def name_schema(self) -> pa.Schema:
+        """Columns of what the rows are called: the key and the names."""
+        named = [pa.field(name, pa.string()) for name in self.names]
+        return pa.schema([pa.field(KEY, pa.string(), nullable=False), *named])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of a table of rows: key, names, and the features as a fixed-size list."""
+        kind = pa.float16() if self.features.dtype.itemsize == 2 else pa.float32()
+        item = pa.field("item", kind, nullable=False)
+        return self.name_schema.append(pa.field(FEATURES, pa.list_(item, self.features.dim)))
+
+    def chunks(self, rows: range) -> Iterator[tuple[pa.Table, NDArray]]:
+        """Names and values [n, dim] of ``rows``, a few megabytes at a time."""
+        step = max(1, _CHUNK_BYTES // (self.features.dim * self.features.dtype.itemsize))
+        for start in range(rows.start, rows.stop, step):
+            stop = min(start + step, rows.stop)
+            keys = self.features.keys[start:stop]
+            values = self.features.gather(np.arange(start, stop))
+            if self.normalise:
+                values = unit_rows(values).astype(self.features.dtype)
+            columns = {KEY: pa.array([key.tobytes().hex() for key in keys], pa.string())}
+            columns |= {
+                name: every.slice(start, stop - start) for name, every in self.names.items()
+            }
+            yield pa.table(columns, self.name_schema), np.ascontiguousarray(values)
+
+    def tables(self, rows: range) -> Iterator[pa.Table]:
+        """``rows`` as tables of `schema`, a few megabytes at a time."""
+        kind = self.schema.field(FEATURES).type
+        for names, values in self.chunks(rows):
+            flat = pa.array(values.reshape(-1), kind.value_type)
+            lists = pa.FixedSizeListArray.from_arrays(flat, type=kind)
+            yield pa.table([*names.columns, lists], schema=self.schema)
+
+
+def write_parquet(folder: Path, source: Rows) -> None:
+    """Write ``data/rows-N.parquet`` below ``folder``: key, names and features."""
+    (folder / "data").mkdir()
+    for number, rows in _files(source):
+        path = folder / "data" / f"rows-{number:04}.parquet"
+        with pq.ParquetWriter(
+            path, source.schema, compression="none", use_dictionary=False
+        ) as writer:
+            for table in source.tables(rows):
+                writer.write_table(table)
+
+
+def write_npy(folder: Path, source: Rows) -> None:
+    """Write clip-retrieval's layout below ``folder``: row i of the n-th .npy is row i of metadata.
+
+    ``{img,text}_emb/{img,text}_emb_N.npy`` and ``metadata/metadata_N.parquet``, with the key as
+    one of its columns (https://github.com/rom1504/clip-retrieval, clip_inference/writer.py).
+    """
+    what = "text" if source.features.record.spec.kind in TEXT_KINDS else "img"
+    for name in (f"{what}_emb", "metadata"):
+        (folder / name).mkdir()
+    shape = {"descr": source.features.dtype.str, "fortran_order": False}
+    for number, rows in _files(source):
+        with ExitStack() as stack:
+            path = folder / f"{what}_emb" / f"{what}_emb_{number:04}.npy"
+            file = stack.enter_context(path.open("xb"))
+            table = folder / "metadata" / f"metadata_{number:04}.parquet"
+            writer = stack.enter_context(pq.ParquetWriter(table, source.name_schema))
+            header = {**shape, "shape": (len(rows), source.features.dim)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for names, values in source.chunks(rows):
+                file.write(values.data)
+                writer.write_table(names)
+
+
+def _files(source: Rows) -> Iterator[tuple[int, range]]:
+    """The number and the rows of each file; at least one, which may have no rows."""
+    count = len(source.features)
+    step = max(1, FILE_BYTES // (source.features.dim * source.features.dtype.itemsize))
+    for number, start in enumerate(range(0, max(count, 1), step)):
+        yield number, range(start, min(start + step, count))
