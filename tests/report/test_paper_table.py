@@ -262,3 +262,12 @@ def test_a_damaged_result_is_the_error_of_every_report(tmp_path, monkeypatch, ca
     file.write_text('{"schema": ')
     assert sightline("paper", "mcse:1") == 1
     assert "seed-0.json: truncated or not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mcse:figure-2", "kdmcse:table-2", "dalr:table-6"])
+def test_published_alignment_stands_beside_that_of_the_released_evaluation(name):
+    (entry,) = find_entries(name)
+    assert [column.metric for column in entry.columns][:2] == [
+        "alignment_released",
+        "uniformity_released",
+    ]

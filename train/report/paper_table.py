@@ -41,7 +41,7 @@ _NOT_COMPARED = {
 """Parameters that a configuration may set otherwise than the run that is compared."""
 _EXAMPLES: Mapping[str, int] = {
     **EXPECTED_PAIRS,
-    **dict.fromkeys(GEOMETRY[:2], 1500),  # pairs of STS-B dev
+    **dict.fromkeys(GEOMETRY, 1500),  # pairs of STS-B dev
     **{task: sum(splits.values()) for task, splits in EXPECTED_EXAMPLES.items()},
     **dict.fromkeys(RETRIEVAL, 5_000),  # captions of Flickr30k's 1,000 test images
     **{f"coco-5k: {metric}": 25_000 for metric in RETRIEVAL},
