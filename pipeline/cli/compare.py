@@ -11,10 +11,10 @@ import typer
 from pipeline.cli.options import FORMAT
 
 if TYPE_CHECKING:
+    from train.evaluate.results import RunResult
     from train.report.comparison import RunComparison
     from train.report.curve import Curve
     from train.report.grid import Section
-    from train.report.results import RunResult
 
 
 def compare(

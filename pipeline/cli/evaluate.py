@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from train.evaluate.models import EvaluatedModel
-    from train.report.results import RunResult
+    from train.evaluate.results import RunResult
 
 LIST = "list"
 """In place of tasks: show what there is."""
@@ -51,9 +51,8 @@ def evaluate(
         return
     given = _settings_of(names, settings)
     sources = models_of(models)
-    from train.evaluate.evaluation import Evaluation
+    from train.evaluate.evaluation import Evaluation, evaluate_model
     from train.evaluate.models import load_each, name_models
-    from train.evaluate.score_run import evaluate_model
 
     named = name_models(sources)
     evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
@@ -222,7 +221,7 @@ def _save(results: Sequence[RunResult], out: Path, partial: Sequence[RunResult])
 
     A result in ``partial``, of which a task failed, replaces no file.
     """
-    from train.report.results import FILE_NAME, NOT_TRAINED, save_result
+    from train.evaluate.results import FILE_NAME, NOT_TRAINED, save_result
 
     for result in results:
         folder = out / result.run.strip("/.").replace("/", "--")

@@ -75,9 +75,9 @@ def neighbours(
     from sightline.output import check_output_file, write_file
     from sightline.progress import progress
     from train.evaluate.caption_pool import read_pool, read_queries
-    from train.evaluate.found_neighbours import ModelNeighbours
     from train.evaluate.models import load_each, name_models, open_features
     from train.evaluate.neighbours import find_captions, find_images, read_images
+    from train.evaluate.results import ModelNeighbours
     from train.report.neighbours import SCHEMA, document_of, shown_images
     from train.report.render import show, to_file
 

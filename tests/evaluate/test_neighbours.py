@@ -16,9 +16,9 @@ from sightline.errors import SightlineError
 from sightline.html_pages import Thumbnail
 from train.evaluate import vectors as module
 from train.evaluate.caption_pool import read_pool, read_queries
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
 from train.evaluate.models import NamedModel, name_models
 from train.evaluate.neighbours import found_captions
+from train.evaluate.results import Found, ModelNeighbours, Neighbour
 from train.evaluate.vectors import nearest
 from train.report.neighbours import Models, Thumbnails, document_of
 from train.report.page import to_page

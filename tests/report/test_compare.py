@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from invented_runs import SCORES, SUBSETS, invented, write_invented
 
-from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.results import EvaluationSet, save_result
 from train.report.charts import subset_chart
 from train.report.comparison import FoundRun, RunComparison, compare_runs, find_run, find_runs
 from train.report.differences import differences_from, p_text, t_test
@@ -18,7 +18,6 @@ from train.report.grid import Grid
 from train.report.papers import published_rows, select_published
 from train.report.render import Format, escape_latex, terminal_text
 from train.report.render import to_text as render
-from train.report.results import save_result
 from train.report.sections import chart_of_subsets, document_of
 from train.report.table import Cell, make_table
 
@@ -160,10 +159,11 @@ def test_the_baseline_is_the_first_or_the_one_chosen(folder):
     assert ([run.name for run in runs], baseline) == (["simcse", "mcse"], "simcse")
 
 
-def change(folder: Path, **changes: object) -> None:
-    """Another result of seed 3 of mcse, with `changes`."""
+def change(folder: Path, run: str = "mcse", **changes: object) -> None:
+    """Another result of seed 3 of mcse, or of ``run``, with `changes`."""
     file = folder / "results/mcse/seed-3.json"
-    save_result(invented("mcse", 3, (72.0, 81.0), **changes), file)
+    result = invented("mcse", 3, (72.0, 81.0), **changes)
+    save_result(result.model_copy(update={"run": run}), file)
 
 
 OTHER_SET = {"STS12": EvaluationSet(examples=15, sha256="77" * 32)}
@@ -267,7 +267,7 @@ def test_imported_features_are_marked_until_they_are_checked(provenance, doubt, 
     uses = invented("mcse-untrained", 0, SCORES["mcse-untrained"][0]).features
     changed = {"provenance": provenance, "doubt": doubt, "untrained": False}
     features = tuple(each.model_copy(update=changed) for each in uses)
-    result = invented("mcse", 0, SCORES["mcse"][0]).model_copy(update={"features": features})
+    result = invented("mcse", 0, SCORES["mcse"][0], features=features)
     comparison = compare_runs([FoundRun("m", "mcse", (Path("m"),), (result,))], "mcse", [])
     for format_ in ("markdown", "latex", "json", "terminal"):
         text = to_text(comparison, format_)
@@ -306,12 +306,10 @@ def test_pairs_that_differ_from_the_published_ones_are_noted():
     assert any("STS12: scored on 15 pairs, the published results on 3108" in note for note in notes)
 
 
-def test_files_from_before_subsets_were_kept():
-    old = invented("old", 0, (1.0, 2.0), subsets={}, evaluated_on={})
-    comparison = compare_runs([FoundRun("old", "old", (Path("f"),), (old,))], "old")
+def test_results_without_subsets_have_no_table_of_them():
+    plain = invented("plain", 0, (1.0, 2.0), subsets={})
+    comparison = compare_runs([FoundRun("plain", "plain", (Path("f"),), (plain,))], "plain")
     assert comparison.subsets is None
-    assert any("have no scores of the subsets" in note for note in comparison.notes)
-    assert any("do not say which test sets" in note for note in comparison.notes)
 
 
 def test_an_undefined_score_is_reported_and_not_averaged():
@@ -341,8 +339,9 @@ def test_markdown_escapes_names():
     lines = to_text(compared("simcse", "mcse", mcse=NASTY), "markdown").splitlines()
     name = r"a\_b\|\[x\] &amp; &lt;i&gt; \$y\$"
     rows = [line for line in lines if name in line]
-    assert [row.index(name) == 2 for row in rows] == [True, False, False]  # scores, two headers
-    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [6, 4, 4]
+    # scores, two headers, and training
+    assert [row.index(name) == 2 for row in rows] == [True, False, False, True]
+    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [6, 4, 4, 6]
 
 
 def test_latex_escapes_names_and_is_well_formed():
@@ -358,7 +357,7 @@ def test_latex_escapes_names_and_is_well_formed():
     assert bare.count("{") == bare.count("}")
     assert bare.count("$") % 2 == 0
     assert not set("#%~<>|") & set(bare)
-    assert text.count("\\begin{tabular}") == text.count("\\end{tabular}") == 3
+    assert text.count("\\begin{tabular}") == text.count("\\end{tabular}") == 4
     width = 0
     for line in lines:
         columns = re.match(r"\\begin\{tabular\}\{(l+r+)\}", line)

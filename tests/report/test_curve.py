@@ -8,27 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_results import made_result, with_task
 
 from sightline.errors import SightlineError
+from train.evaluate.results import RunResult, save_result
 from train.report.charts import axis_of, curve_chart, to_svg
 from train.report.comparison import FoundRun
 from train.report.curve import RUN, Curve, curve_of, value_text
 from train.report.render import to_text
-from train.report.results import RunResult, TaskRecord, save_result
 from train.report.sections import document_of_curve
-
-RECORD = TaskRecord(task="t", metrics=("score", "distance"), lower_is_better=("distance",))
 
 
 def result(run: str, seed: int, score: float | None, objective: str, given: dict) -> RunResult:
-    return RunResult(
-        run=run,
-        objective=objective,
-        seed=seed,
+    return made_result(
+        run,
+        seed,
         parameters={"objective": given, "train": {"batch_size": 64, "temperature": 1}},
+        training={"objective": objective},
         scores={"score": score, "distance": 1.0},
         reasons={} if score is not None else {"score": "constant"},
-        tasks={"t": RECORD},
+        lower_is_better=("distance",),
     )
 
 
@@ -92,7 +91,7 @@ def test_chance_and_frozen_models_are_no_points_and_have_no_notes():
     chance = {"chance": {"distance": 0.5}}
     runs = [
         FoundRun(r.given, r.name, r.files, tuple(
-            each.model_copy(update={"references": chance}) for each in r.results
+            with_task(each, references=chance) for each in r.results
         ))
         for r in WEIGHTS
     ]  # fmt: skip
@@ -105,7 +104,7 @@ def test_the_metric_is_the_average_the_first_or_the_one_named():
     assert curve_of(WEIGHTS, "weight", "distance").metric == "distance"
     average = [
         FoundRun(r.given, r.name, r.files, tuple(
-            each.model_copy(update={"scores": {**each.scores, "Avg": 7.0}}) for each in r.results
+            with_task(each, scores={**each.scores, "Avg": 7.0}) for each in r.results
         ))
         for r in WEIGHTS
     ]  # fmt: skip

@@ -10,9 +10,16 @@ import pytest
 from captioned import write_captioned
 from invented_runs import write_invented
 
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
 from train.evaluate.geometry import Geometry
 from train.evaluate.neighbours import read_images
+from train.evaluate.results import (
+    Found,
+    ModelNeighbours,
+    Neighbour,
+    TaskResult,
+    load_result,
+    save_result,
+)
 from train.evaluate.similarity import Correlation, GradedPairs
 from train.evaluate.space import (
     MapSentences,
@@ -22,7 +29,6 @@ from train.evaluate.space import (
     SpaceStudy,
     Spectrum,
 )
-from train.report.results import load_result, save_result
 from train.report.space_page import write_geometry
 
 NASTY = "</style><script>window.hacked = 1</script>"
@@ -68,7 +74,9 @@ def place(tmp_path, monkeypatch) -> Path:
             keys={i: k.hex() for i, k in zip(images.ids, images.keys, strict=True)},
         )
         file = Path("results", run, "seed-0.json")
-        result = load_result(file).model_copy(update={"neighbours": {"neighbours": found}})
+        result = load_result(file)
+        more = {**result.tasks, "neighbours": TaskResult(neighbours=found)}
+        result = result.model_copy(update={"tasks": more})
         save_result(result, file)
     return tmp_path
 

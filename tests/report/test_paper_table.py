@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from command_line import sightline
 from invented_runs import UNTRAINED
+from made_results import made_result, untrained_result
 
 from pipeline.cli.paper.plan import Plans
-from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.results import EvaluationSet, save_result
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.report.paper_table import ComparedRow, ExpectedRun, compare_entry, document_of
 from train.report.papers import Entry, find_entries
 from train.report.render import terminal_text, to_text
-from train.report.results import NOT_TRAINED, RunResult, TrainingSummary, save_result
 
 TESTS = {task: EvaluationSet(examples=n, sha256="0" * 64) for task, n in EXPECTED_PAIRS.items()}
 SOURCES = {"pairs": "data/datasets/{}", "text": "/elsewhere/{}/sentences.parquet"}
@@ -50,17 +50,17 @@ ENTRY = Entry.model_validate(
 def write(root: Path, seeds: int = 2, run: str = "mcse", **changes: object) -> None:
     for seed in range(seeds):
         values = {
-            "run": run,
-            "objective": "mcse",
-            "seed": seed,
             "parameters": SETTINGS,
             "scores": {**dict.fromkeys(EXPECTED_PAIRS, 70.0), "STS12": 70.5, "STS13": 78.0 + seed},
             "evaluated_on": TESTS,
-            "trained_on": {s: SOURCES[s].format(name) for s, name in DATA.items()},
-            "training": TrainingSummary(steps=1, best_dev=81.0),
             **changes,
         }
-        save_result(RunResult.model_validate(values), root / run / f"seed-{seed}.json")
+        values["training"] = {
+            "data": {s: SOURCES[s].format(name) for s, name in DATA.items()},
+            **{"steps": 1, "best_step": 1, "dev": "STS-B dev", "log": [{"dev": 81.0, "step": 1}]},
+            **values.get("training", {}),
+        }
+        save_result(made_result(run, seed, **values), root / run / f"seed-{seed}.json")
 
 
 def compared(*roots: Path, entry: Entry = ENTRY) -> list[ComparedRow]:
@@ -103,8 +103,6 @@ def test_a_row_that_was_not_run_says_so(tmp_path):
             {"parameters": {**SETTINGS, "train": {**SETTINGS["train"], "batch_size": 32}}},
             "train.batch_size 32, not 64",
         ),
-        ({"trained_on": {}}, "does not say what it was trained on; evaluate it again"),
-        ({"evaluated_on": {}}, "does not say what it was tested on; evaluate it again"),
         (
             {"evaluated_on": {**TESTS, "STS12": EvaluationSet(examples=9, sha256="1" * 64)}},
             "STS12 on 9 examples, not 3108",
@@ -120,12 +118,12 @@ def test_what_is_not_comparable_is_said_in_the_row_and_not_judged(tmp_path, chan
 
 
 def test_the_dev_set_is_compared_too(tmp_path):
-    write(tmp_path, training=TrainingSummary(steps=1, best_dev=81.0, dev_metric="mine"))
+    write(tmp_path, training={"dev": "mine"})
     assert compared(tmp_path)[0].marks == ("dev set mine, not STS-B dev",)
 
 
 def test_a_column_without_a_score_is_said(tmp_path):
-    write(tmp_path, training=None)
+    write(tmp_path, training={"best_step": None, "dev": None})
     said = shown(compared(tmp_path))
     assert "measured (no score of best dev)" in said
 
@@ -162,12 +160,11 @@ def test_another_number_of_seeds_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"trained_on": {"pairs": "data/datasets/coco"}}, "bert trained on coco (pairs)"),
+        ({"training": {"data": {"pairs": "data/datasets/coco"}}}, "bert trained on coco (pairs)"),
         (
             {"parameters": {**SETTINGS, "student": {**STUDENT, "name": "roberta"}}},
             "roberta trained on flickr30k (pairs) and wiki (text)",
         ),
-        ({"objective": NOT_TRAINED}, "not a training"),
     ],
 )
 def test_another_training_of_the_same_name_is_not_compared(tmp_path, changes, found):
@@ -180,7 +177,7 @@ def test_another_training_of_the_same_name_is_not_compared(tmp_path, changes, fo
 
 
 def test_a_data_set_may_have_a_dot_in_its_name(tmp_path):
-    write(tmp_path, trained_on={"pairs": "data/datasets/coco.v2"})
+    write(tmp_path, training={"data": {"pairs": "data/datasets/coco.v2"}})
     (row,) = compare_entry(
         ENTRY.model_copy(update={"rows": ENTRY.rows[:1]}),
         [tmp_path],
@@ -195,8 +192,13 @@ def test_a_model_that_is_not_trained_is_found_by_its_name(tmp_path):
     scores = dict.fromkeys(EXPECTED_PAIRS, 2.0)
     write(tmp_path, run="bert")
     assert compared(tmp_path, entry=entry)[0].notes == (f"{tmp_path}/bert is a training",)
-    write(tmp_path / "x", 1, "bert", objective=NOT_TRAINED, parameters={}, scores=scores)
+    result = untrained_result("bert", scores=scores, evaluated_on=TESTS)
+    save_result(result, tmp_path / "x/bert/seed-0.json")
     assert compared(tmp_path / "x", entry=entry)[0].measured is not None
+    trained = {**ENTRY.rows[0].model_dump(), "run": "bert"}
+    entry = Entry.model_validate({**ENTRY.model_dump(), "rows": [trained]})
+    notes = compared(tmp_path / "x", entry=entry)[0].notes
+    assert notes == (f"{tmp_path}/x/bert is not a training",)
 
 
 def test_a_score_that_is_not_defined_has_no_difference(tmp_path):
@@ -239,7 +241,7 @@ def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, 
     expected = Plans().expected("studies/terms-flickr30k", "dalr-no-cml")
     scores = {**dict.fromkeys(EXPECTED_PAIRS, 78.0), "Avg": 78.0, "transfer Avg": 85.0}
     sources = {s: SOURCES[s].format(name) for s, name in expected.data.items()}
-    more = {"parameters": expected.parameters, "scores": scores, "trained_on": sources}
+    more = {"parameters": expected.parameters, "scores": scores, "training": {"data": sources}}
     write(tmp_path / "results", 5, "dalr-no-cml", **more)
     assert sightline("paper", entry.id) == 0
     said = capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from invented_runs import invented
+from made_results import with_task
 
 from train.report.charts import PUBLISHED, score_chart
 from train.report.comparison import FoundRun, compare_runs
@@ -69,7 +70,7 @@ def test_references_are_grey_in_the_chart():
 
 def test_results_that_disagree_on_a_reference_are_noted_once():
     changed = {"clip (frozen)": {"STS12": 90.0}}
-    results = [*runs()[:2], *(r.model_copy(update={"references": changed}) for r in runs()[2:])]
+    results = [*runs()[:2], *(with_task(each, references=changed) for each in runs()[2:])]
     table = make_table(results)
     (note,) = table.notes
     assert "disagree on clip (frozen), STS12 (99.00 and 90.00)" in note
@@ -77,5 +78,5 @@ def test_results_that_disagree_on_a_reference_are_noted_once():
 
 
 def test_notes_of_a_result_follow_the_name_of_its_run():
-    table = make_table(runs(notes={"retrieval": ("3 images left out",)}))
+    table = make_table(runs(notes=("3 images left out",)))
     assert table.notes == ("simcse: 3 images left out", "mcse: 3 images left out")

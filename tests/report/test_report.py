@@ -12,12 +12,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_results import made_result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from pydantic import ValidationError
 from scipy.stats import ttest_ind
 
 from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
+from train.evaluate.results import (
+    RunResult,
+    TaskResult,
+    load_result,
+    load_results,
+    save_result,
+)
 from train.records import FeatureUse
 from train.report.charts import dev_chart, score_chart, to_png, to_svg
 from train.report.comparison import FoundRun, compare_results
@@ -25,14 +33,6 @@ from train.report.curve import RUN, curve_of
 from train.report.differences import Comparison, compute_gains, headline
 from train.report.grid import grid_of_table
 from train.report.render import terminal_text, to_markdown, to_text
-from train.report.results import (
-    RunResult,
-    TaskRecord,
-    TrainingSummary,
-    load_result,
-    load_results,
-    save_result,
-)
 from train.report.sections import document_of, feature_uses, parameter_rows
 from train.report.table import Cell, Row, make_table
 from train.report.write import write_report
@@ -57,25 +57,20 @@ def lower(task):
 
 
 def result(run, seed, score, *features, task="scenes", reasons=None, **parameters):
-    return RunResult(
-        run=run,
-        objective=run.split("-")[0],
-        seed=seed,
-        parameters={"train": {"batch_size": 64, "seed": seed}, **parameters},
-        scores={task: score},
-        tasks={task: TaskRecord(task=task, metrics=(task,), lower_is_better=lower(task))},
-        reasons=reasons or {},
+    scores, reasons = {task: score}, reasons or {}
+    own = TaskResult(task=task, scores=scores, reasons=reasons, lower_is_better=lower(task))
+    log = [
+        {"loss": 2.0, "loss_text": 1.5, "step": 10},
+        {"dev": 1.0, "step": 10},
+        {"dev": score or 0.0, "step": 20},
+    ]
+    return made_result(
+        run,
+        seed,
+        parameters={"train": {"batch_size": 64}, "student": {"pooling": "cls"}, **parameters},
+        tasks={task: own},
         features=features,
-        training=TrainingSummary(
-            steps=20,
-            best_step=20,
-            best_dev=score,
-            log=(
-                {"loss": 2.0, "loss_text": 1.5, "step": 10},
-                {"dev": 1.0, "step": 10},
-                {"dev": score or 0.0, "step": 20},
-            ),
-        ),
+        training={"steps": 20, "best_step": 20, "dev": "STS-B dev", "log": log},
     )
 
 
@@ -120,10 +115,14 @@ def test_features_are_taken_from_a_feature_sets_own_record():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": "sightline.run_result/2"', "truncated or not JSON"),
-        ('{"schema": "sightline.run_result/9"}', "schema 'sightline.run_result/9', expected"),
+        ('{"schema": "sightline.result/1"', "truncated or not JSON"),
+        ('{"schema": "sightline.result/9"}', "schema 'sightline.result/9', expected"),
         ("[]", "schema 'list', expected"),
-        ('{"schema": "sightline.run_result/2", "run": "a"}', "objective: Field required"),
+        ('{"schema": "sightline.result/1"}', "run: Field required"),
+        (
+            '{"schema": "sightline.result/1", "run": "a", "tasks": {"t": {"scores": {"a": null}}}}',
+            "tasks.t: scores.a is null but reasons does not say why",
+        ),
     ],
 )
 def test_a_bad_result_file_is_one_error(tmp_path, text, message):
@@ -268,13 +267,13 @@ def test_a_share_is_stated_only_where_it_says_something(treatment, control, shar
 def test_a_task_that_the_baseline_has_no_score_on_has_no_gain_and_no_difference():
     no_heads = {"R@1": "its objective projects no image features"}
     runs = [
-        RunResult(run=run, objective="o", seed=0, scores={"sts": 1.0, "R@1": score}, reasons=why)
+        made_result(run, scores={"sts": 1.0, "R@1": score}, reasons=why)
         for run, score, why in (("x", None, no_heads), ("y", 2.0, {}))
     ]
     comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
     scores, *rest = document_of(comparison).grids
     assert scores.header == ("run", "seeds", "sts", "R@1")
-    assert [[row.label for row in grid.rows] for grid in rest] == [["sts"], ["sts"]]
+    assert [[row.label for row in grid.rows] for grid in rest] == [["sts"], ["sts"], ["x", "y"]]
     said = [line for line in document_of(comparison).lines if "R@1" in line]
     assert said == ["Note: x, R@1: not defined: seed 0: its objective projects no image features."]
 
@@ -286,8 +285,7 @@ def test_lower_uniformity_is_a_gain():
 
 def test_the_average_is_stated_first():
     runs = [
-        RunResult(run=name, objective="o", seed=0, scores={"STS12": v, "Avg": v + 1})
-        for name, v in (("x", 1.0), ("y", 2.0))
+        made_result(name, scores={"STS12": v, "Avg": v + 1}) for name, v in (("x", 1.0), ("y", 2.0))
     ]
     gains = compute_gains(make_table(runs), [Comparison("x", "y")])
     assert [gain.task for gain in headline(gains)] == ["Avg"]
@@ -297,12 +295,12 @@ def test_the_average_is_stated_first():
 def test_alignment_and_uniformity_are_not_stated_as_gains_beside_a_score():
     scores = [("x", 1.0, -2.0), ("y", 3.0, -2.1)]
     runs = [
-        RunResult(
-            run=name,
-            objective="o",
-            seed=0,
-            scores={"scenes": score, "uniformity": spread},
-            tasks={t: result(name, 0, 1.0, task=t).tasks[t] for t in ("scenes", "uniformity")},
+        made_result(
+            name,
+            tasks={
+                task: TaskResult(task=task, scores={task: value}, lower_is_better=lower(task))
+                for task, value in (("scenes", score), ("uniformity", spread))
+            },
         )
         for name, score, spread in scores
     ]
@@ -357,7 +355,7 @@ def test_the_report_is_one_file_with_everything_escaped(tmp_path, results):
     assert len(re.findall(r"(?<!\\)\|", row)) == 4
     body = json.loads((tmp_path / "report.json").read_text())
     assert [gain["share"] for gain in body["gains"]] == [pytest.approx(9 / 78)]
-    training = [result.training.model_copy(update={"log": ()}) for result in results]
+    training = [result.training.model_copy(update={"log": []}) for result in results]
     without_logs = [
         result.model_copy(update={"training": each})
         for result, each in zip(results, training, strict=True)
@@ -372,9 +370,7 @@ def test_equal_results_give_equal_bytes(tmp_path, results):
 
 
 def test_a_report_of_one_undefined_score_can_be_written(tmp_path):
-    run = RunResult(
-        run="$x_{1}$", objective="o", seed=0, scores={"STS-B": None}, reasons={"STS-B": "constant"}
-    )
+    run = made_result("$x_{1}$", scores={"STS-B": None}, reasons={"STS-B": "constant"})
     write_report([run], tmp_path, "t")
     assert not (tmp_path / "dev.png").exists()
     page = (tmp_path / "report.html").read_text()
@@ -391,7 +387,7 @@ def test_charts_have_a_panel_per_task_and_a_line_per_seed(results):
     curves = dev_chart(results)
     assert curves is not None
     assert len([line for line in curves.axes[0].lines if len(line.get_xydata()) == 2]) == 12
-    assert dev_chart([RunResult(run="a", objective="o", seed=0, scores={})]) is None
+    assert dev_chart([made_result("a")]) is None
     assert to_png(figure).startswith(b"\x89PNG")
     assert to_svg(figure).startswith("<svg")
 
@@ -447,7 +443,7 @@ def test_whiskers_are_explained_only_where_there_are_some(results):
 def test_titles_of_panels_do_not_overprint_each_other():
     names = tuple(f"MTEB average over all of the {n} reranking tasks" for n in range(3))
     scores = dict.fromkeys(names, 50.0)
-    figure = score_chart(make_table([RunResult(run="a", objective="o", seed=0, scores=scores)]))
+    figure = score_chart(make_table([made_result("a", scores=scores)]))
     assert figure is not None
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -458,20 +454,13 @@ def test_titles_of_panels_do_not_overprint_each_other():
 
 
 def test_lower_is_better_is_said_of_scores_that_are_shown():
-    record = TaskRecord(
-        task="own", metrics=("far", "near"), hidden=("near",), lower_is_better=("far", "near")
-    )
     scores = {"far": 1.0, "near": 2.0}
-    run = RunResult(run="a", objective="o", seed=0, scores=scores, tasks={"own": record})
+    run = made_result("a", scores=scores, hidden=("near",), lower_is_better=tuple(scores))
     assert "lower is better: far" in compare_results([run]).notes
 
 
 def test_a_task_whose_scores_are_all_hidden_has_no_table_and_no_chart(tmp_path):
-    record = TaskRecord(task="own", metrics=("count",), hidden=("count",))
-    runs = [
-        RunResult(run=name, objective="o", seed=0, scores={"count": 1.0}, tasks={"own": record})
-        for name in ("a", "b")
-    ]
+    runs = [made_result(name, scores={"count": 1.0}, hidden=("count",)) for name in ("a", "b")]
     files = write_report(runs, tmp_path, "t")
     assert "scores.png" not in {file.name for file in files}
     assert '<section id="scores">' not in (tmp_path / "report.html").read_text()

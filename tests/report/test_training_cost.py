@@ -7,23 +7,22 @@ from pathlib import Path
 
 import pytest
 from invented_runs import SCORES, invented, training
+from made_results import untrained_result
 
 from train.report.comparison import FoundRun, RunComparison, compare_runs
 from train.report.grid import Grid
 from train.report.render import to_text
-from train.report.results import NOT_TRAINED, RunResult, TrainingSummary
 from train.report.sections import document_of
 from train.report.table import training_table
 
-CPU = {"device": "cpu", "precision": "fp32", "peak_memory_bytes": 900_000_000}
+CPU = {"device": "cpu", "precision": "fp32", "peak_memory": {"host": 900_000_000}}
 
 
-def run(name: str, *trainings: TrainingSummary | None, **changes: object) -> FoundRun:
+def run(name: str, *trainings: dict[str, object]) -> FoundRun:
     """A run with a seed for each of ``trainings``."""
     scores = SCORES["simcse"]
     results = tuple(
-        invented(name, seed, scores[seed], training=took, **changes)
-        for seed, took in enumerate(trainings)
+        invented(name, seed, scores[seed], training=took) for seed, took in enumerate(trainings)
     )
     files = tuple(Path(f"{name}/seed-{result.seed}.json") for result in results)
     return FoundRun(name, name, files, results)
@@ -43,7 +42,11 @@ def texts(found: Grid) -> list[list[str]]:
 
 
 def test_a_row_has_the_means_over_the_seeds_and_the_largest_memory():
-    seeds = (training(60.0), training(120.0, peak_memory_bytes=7_000_000_000), training(180.0))
+    seeds = (
+        training(60.0),
+        training(120.0, peak_memory={"device": 7_000_000_000}),
+        training(180.0),
+    )
     found = grid(compared(run("simcse", *seeds)))
     assert found.title == "Training (NVIDIA A100-SXM4-80GB, bf16, 1 process)"
     assert found.header == (
@@ -63,7 +66,7 @@ def test_a_row_has_the_means_over_the_seeds_and_the_largest_memory():
 
 def test_steps_differ_after_an_early_stop_and_a_slow_rate_has_a_decimal():
     seeds = (training(60.0, steps=100), training(60.0, steps=300))
-    slow = run("slow", *(each.model_copy(update={"sentences_per_second": 12.34}) for each in seeds))
+    slow = run("slow", *({**each, "sentences_per_second": 12.34} for each in seeds))
     (row,) = texts(grid(compared(slow)))
     assert row[3] == "12.3"
     assert row[6] == "200 ± 141"
@@ -101,43 +104,27 @@ def test_seeds_on_different_devices_are_one_note_of_one_run():
     assert sum("different devices" in note for note in comparison.notes) == 1
 
 
-def test_processors_have_names_and_runs_that_lack_the_same_share_a_note():
+def test_processors_have_names():
     named = training(60.0, **CPU, processor="AMD EPYC 9B14")
     assert grid(compared(run("simcse", named))).title == "Training (AMD EPYC 9B14, fp32, 1 process)"
     assert texts(grid(compared(run("simcse", named))))[0][4] == "900.0 MB"
-    older = training(60.0, trained_parameters=None)
-    comparison = compared(run("mcse", older), run("dalr", older))
-    (note,) = [note for note in comparison.notes if "do not hold" in note]
-    assert note.startswith("the results of mcse, dalr do not hold the number of parameters of ")
 
 
-def test_what_older_results_do_not_hold_is_a_dash_and_a_note():
-    older = training(60.0, trained_parameters=None, processes=())
-    comparison = compared(run("simcse", training(60.0)), run("mcse", older), run("bare", None))
-    rows = {row[0]: row[1:] for row in texts(grid(comparison))}
-    assert rows["mcse"][4] == "–"
-    assert rows["mcse"][1] == "1.00"
-    assert "bare" not in rows  # its results hold nothing at all
-    notes = [note for note in comparison.notes if "do not hold" in note]
-    assert notes[0] == (
-        "the results of mcse do not hold the number of parameters, the number of processes of the "
-        "training; evaluate them again"
-    )
-    assert notes[1].startswith("the results of bare do not hold the minutes, ")
-
-
-def test_a_seed_without_a_time_makes_no_mean_over_the_others():
-    comparison = compared(run("simcse", training(60.0), training(60.0, seconds=None)))
-    assert "minutes" not in grid(comparison).header
-    assert "the results of simcse do not hold the minutes of" in " ".join(comparison.notes)
+def test_a_seed_without_a_best_step_makes_no_mean_over_the_others():
+    log = [{"dev": 60.0, "step": 2}]
+    best = training(60.0, best_step=2, dev="STS-B dev", log=log)
+    assert "best step" in grid(compared(run("simcse", best, best))).header
+    assert "best step" not in grid(compared(run("simcse", best, training(60.0)))).header
 
 
 def test_models_that_were_not_trained_have_no_row():
-    model = run("minilm", None, objective=NOT_TRAINED)
+    scores = SCORES["simcse"][0]
+    result = untrained_result("minilm", **invented("minilm", 0, scores).tasks["own"].model_dump())
+    model = FoundRun("minilm", "minilm", (Path("minilm.json"),), (result,))
     assert [row[0] for row in texts(grid(compared(run("simcse", training(60.0)), model)))] == [
         "simcse"
     ]
-    nothing = compared(run("simcse", None), model)
+    nothing = compared(model)
     assert nothing.training is None
     assert not [each for each in document_of(nothing).grids if each.title.startswith("Training")]
     assert not [note for note in nothing.notes if "training" in note]
@@ -161,7 +148,7 @@ def test_the_json_has_the_figures_unrounded():
 
 
 def test_a_device_cannot_control_the_terminal():
-    result: RunResult = invented("simcse", 0, (1.0, 2.0), training=training(1.0, device="a\x1b[2J"))
+    result = invented("simcse", 0, (1.0, 2.0), training=training(1.0, device="a\x1b[2J"))
     table = training_table([result])
     assert table is not None
     assert "a\x1b[2J" in table.titles["minutes"]

@@ -22,11 +22,11 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.curve import Curve, Line, Point, value_text
 from train.report.differences import ALPHA, Difference
 from train.report.grid import number, printable
-from train.report.results import RunResult
 from train.report.table import AVERAGE, DECIMALS, Row, Table
 
 INK, SOFT, FAINT, PLAIN = "#1f2933", "#5b6770", "#9aa5b1", "#e4e7eb"
@@ -126,8 +126,9 @@ def dev_chart(results: Sequence[RunResult]) -> Figure | None:
     None if no run has a dev curve.
     """
     trainings = [result.training for result in results if result.training]
-    metrics = {each.dev_metric for each in trainings if each.dev_curve} - {""}
-    return _training_curves(results, DEV, metrics.pop() if len(metrics) == 1 else "dev score")
+    metrics = {each.dev for each in trainings if each.dev_history} - {None}
+    label = metrics.pop() if len(metrics) == 1 else None
+    return _training_curves(results, DEV, label or "dev score")
 
 
 def loss_chart(results: Sequence[RunResult]) -> Figure | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sightline.errors import SightlineError
-from train.evaluate.sts import EXPECTED_PAIRS, SUBSETS
+from train.evaluate.results import FILE_NAME, RunResult, TaskResult, load_result
+from train.evaluate.sts import EXPECTED_PAIRS
 from train.report.differences import (
     Comparison,
     Difference,
@@ -17,7 +18,6 @@ from train.report.differences import (
     differences_from,
 )
 from train.report.mteb_results import MtebFolder, beside_mteb
-from train.report.results import FILE_NAME, RunResult, load_result
 from train.report.table import AVERAGE, Row, Table, make_table, notes_on_training, training_table
 
 _SEEDS = "seed-*.json"
@@ -47,7 +47,7 @@ class RunComparison:
         table: the runs in the requested order, then references and published rows.
         subsets: the runs again, with subsets such as "STS12 MSRpar" as tasks; None if no result
             has any.
-        training: what the training of each run took; None if the results do not hold it.
+        training: what the training of each run took; None if Sightline trained none of them.
         notes: what a reader must know before trusting a figure.
         gains: of a treatment and its control, where they are named.
         results: what was compared.
@@ -205,7 +205,7 @@ def compare_results(
     every_note = [
         *notes,
         *_notes_on_tests(table, differences),
-        *_notes_on_data(results, table),
+        *_notes_on_data(table),
         *_notes_on_published(results, published),
         *table.notes,
         *notes_on_training(results),
@@ -224,13 +224,18 @@ def compare_results(
 
 
 def _subsets_as_tasks(result: RunResult) -> RunResult:
-    scores, reasons = {}, {}
+    scores, reasons = {}, result.reasons
     for task, parts in result.subsets.items():
-        for name, value in parts.items():
-            scores[f"{task} {name}"] = value
-            if value is None:
-                reasons[f"{task} {name}"] = result.reasons[f"{task}/{name}"]
-    return result.model_copy(update={"scores": scores, "reasons": reasons})
+        scores |= {(task, name): value for name, value in parts.items()}
+    subsets = TaskResult(
+        scores={" ".join(names): value for names, value in scores.items()},
+        reasons={
+            " ".join(names): reasons["/".join(names)]
+            for names, value in scores.items()
+            if value is None
+        },
+    )
+    return result.model_copy(update={"tasks": {"subsets": subsets}})
 
 
 def _fitted(row: Row, tasks: Sequence[str]) -> Row:
@@ -275,24 +280,10 @@ def _notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str
     return notes
 
 
-def _notes_on_data(results: Sequence[RunResult], table: Table) -> list[str]:
-    """What the results lack, and in which columns lower is better."""
-    notes = []
-    if lower := [task for task in table.tasks if task in table.lower_is_better]:
-        notes.append(f"lower is better: {', '.join(lower)}")
-    silent = _runs(each for each in results if not each.evaluated_on)
-    if silent:
-        notes.append(
-            f"the results of {silent} do not say which test sets they were scored on, so this is "
-            "not checked; evaluate them again"
-        )
-    lacking = _runs(each for each in results if not each.subsets)
-    if lacking and SUBSETS.keys() & results[0].scores.keys():
-        notes.append(
-            f"the results of {lacking} have no scores of the subsets; evaluate them again to "
-            "compare those"
-        )
-    return notes
+def _notes_on_data(table: Table) -> list[str]:
+    """In which columns lower is better."""
+    lower = [task for task in table.tasks if task in table.lower_is_better]
+    return [f"lower is better: {', '.join(lower)}"] if lower else []
 
 
 def _notes_on_published(results: Sequence[RunResult], published: Sequence[Row]) -> list[str]:
@@ -316,10 +307,6 @@ def _notes_on_published(results: Sequence[RunResult], published: Sequence[Row]) 
         if task in tasks and measured.get(task, expected) != expected
     ]
     return notes
-
-
-def _runs(results: Iterable[RunResult]) -> str:
-    return ", ".join(dict.fromkeys(each.run for each in results))
 
 
 def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:

@@ -12,8 +12,8 @@ import yaml
 
 from sightline.errors import SightlineError
 from sightline.settings import unknown
+from train.evaluate.results import RunResult
 from train.report.comparison import FoundRun, check_comparable
-from train.report.results import RunResult
 from train.report.table import AVERAGE, Row, Table, flatten, make_table
 
 RUN = "run"

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ValidationError
 
 from sightline.errors import SightlineError
-from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.mteb import TITLE, MtebTask, averages, mean, metric_of
-from train.report.results import NOT_TRAINED, RunResult, TaskRecord
+from train.evaluate.results import EvaluationSet, RunResult, TaskResult
 
 if TYPE_CHECKING:
     from train.report.comparison import FoundRun
@@ -92,13 +91,13 @@ class MtebFolder:
         return {each.mteb_version or "unknown" for each in self.files.values()}
 
     def result(
-        self, tasks: Mapping[str, MtebTask] | None = None, record: TaskRecord | None = None
+        self, tasks: Mapping[str, MtebTask] | None = None, beside: TaskResult | None = None
     ) -> RunResult:
         """As a result of ours.
 
         Args:
             tasks: what is scored; None: everything here. What is missing has no score.
-            record: of a run beside which the result is shown, whose metrics it gets.
+            beside: of a run beside which the result is shown, whose metrics it gets.
 
         Raises:
             SightlineError: a task was evaluated on another revision of its data set.
@@ -118,19 +117,23 @@ class MtebFolder:
             if scores[average] is None:
                 reasons[average] = next(reasons[task] for task in of if task in reasons)
             sets[average] = EvaluationSet.of(None, *(sets[task].sha256 for task in of))
-        if record is None:
-            metrics = tuple(metric_of(name) if name in tasks else name for name in scores)
-            record = TaskRecord(task=NAME, title=TITLE, metrics=metrics)
-        named = dict(zip(scores, record.metrics, strict=True))
-        return RunResult(
-            run=self.model,
-            objective=NOT_TRAINED,
-            seed=0,
+        if beside is None:
+            metrics = [metric_of(name) if name in tasks else name for name in scores]
+            beside = TaskResult(task=NAME, title=TITLE)
+        else:
+            metrics = list(beside.scores)
+        named = dict(zip(scores, metrics, strict=True))
+        task = TaskResult(
             scores={named[name]: value for name, value in scores.items()},
             reasons={named[name]: why for name, why in reasons.items()},
-            evaluated_on={named[name]: test_set for name, test_set in sets.items()},
-            tasks={NAME: record.model_copy(update={"settings": {"mteb": sorted(self.versions)}})},
+            task=NAME,
+            title=beside.title,
+            settings={"mteb": sorted(self.versions)},
+            evaluated_on={named[name]: data for name, data in sets.items()},
+            lower_is_better=beside.lower_is_better,
+            hidden=beside.hidden,
         )
+        return RunResult(run=self.model, tasks={NAME: task})
 
     def _score(self, name: str, about: MtebTask) -> tuple[float | None, str]:
         """The score of a task, or why there is none."""
@@ -167,14 +170,14 @@ def beside_mteb(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
     folders = [run.mteb for run in runs if run.mteb is not None]
     if not folders:
         return list(runs), []
-    record, notes = None, []
+    beside, notes = None, []
     others = [run for run in runs if run.mteb is None]
     if others:
-        name, record = _record(others[0], 0, folders[0])
+        name, beside = _task(others[0], 0, folders[0])
         tasks = {
-            key: MtebTask.model_validate(each) for key, each in record.settings["tasks"].items()
+            key: MtebTask.model_validate(each) for key, each in beside.settings["tasks"].items()
         }
-        versions = {str(record.settings["mteb"])}
+        versions = {str(beside.settings["mteb"])}
         if any(len(result.tasks) > 1 for run in others for result in run.results):
             notes.append(f"only the scores of {name} are compared: MTEB's results have no others")
     else:
@@ -194,9 +197,12 @@ def beside_mteb(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
     reduced = []
     for run in runs:
         if run.mteb is None:
-            results = [_reduced(run, index, folders[0]) for index in range(len(run.results))]
+            results = [
+                each.model_copy(update={"tasks": dict([_task(run, index, folders[0])])})
+                for index, each in enumerate(run.results)
+            ]
         else:
-            results = [run.mteb.result(tasks, record).model_copy(update={"run": run.name})]
+            results = [run.mteb.result(tasks, beside).model_copy(update={"run": run.name})]
         reduced.append(replace(run, results=tuple(results)))
     return reduced, notes
 
@@ -235,28 +241,12 @@ def _model_name(folder: Path) -> str:
     return name or folder.absolute().parent.name.replace("__", "/")
 
 
-def _record(run: FoundRun, index: int, folder: MtebFolder) -> tuple[str, TaskRecord]:
-    """The entry of MTEB's tasks in a result."""
-    for name, record in run.results[index].tasks.items():
-        if record.task == NAME:
-            return name, record
+def _task(run: FoundRun, index: int, folder: MtebFolder) -> tuple[str, TaskResult]:
+    """The scores of MTEB's tasks in a result, with their name there."""
+    for name, task in run.results[index].tasks.items():
+        if task.task == NAME:
+            return name, task
     raise SightlineError(
         f"{run.files[index]}: not scored on MTEB's tasks, but {folder.path} holds only those; run "
         f"sightline evaluate {NAME} with --tasks {','.join(folder.files)}"
-    )
-
-
-def _reduced(run: FoundRun, index: int, folder: MtebFolder) -> RunResult:
-    """A result with its scores on MTEB's tasks alone."""
-    name, record = _record(run, index, folder)
-    old, metrics = run.results[index], record.metrics
-    where = {key: why for key, why in old.reasons.items() if key.partition("/")[0] in metrics}
-    return old.model_copy(
-        update={
-            "scores": {metric: old.scores[metric] for metric in metrics},
-            "subsets": {m: old.subsets[m] for m in metrics if m in old.subsets},
-            "reasons": where,
-            "evaluated_on": {metric: old.evaluated_on[metric] for metric in metrics},
-            "tasks": {name: record},
-        }
     )

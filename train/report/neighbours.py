@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sightline.html_pages import Thumbnail, html_templates
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
+from train.evaluate.results import Found, ModelNeighbours, Neighbour, RunResult
 from train.report.grid import Document, Grid, GridCell, GridRow, Section, number, printable
-from train.report.results import RunResult
 
 SCHEMA = "sightline.neighbours/2"
 OWN = "•"
@@ -79,18 +78,18 @@ def neighbours_in(
         photographer: makes the pictures; None for a page without them.
     """
     sections = []
-    for task in dict.fromkeys(task for result in results for task in result.neighbours):
+    for task in dict.fromkeys(task for result in results for task in result.tasks):
         lowest: dict[str, RunResult] = {}
+        neighbours: dict[str, ModelNeighbours] = {}
         for result in sorted(results, key=lambda each: each.seed):
-            if task in result.neighbours:
-                lowest.setdefault(result.run, result)
+            found = result.tasks[task].neighbours if task in result.tasks else None
+            if found is not None and result.run not in lowest:
+                lowest[result.run], neighbours[result.run] = result, found
         runs = [run for run in dict.fromkeys(each.run for each in results) if run in lowest]
-        question = lowest[runs[0]].neighbours[task].question
-        models = {
-            run: lowest[run].neighbours[task]
-            for run in runs
-            if lowest[run].neighbours[task].question == question
-        }
+        if not runs:
+            continue
+        question = neighbours[runs[0]].question
+        models = {run: neighbours[run] for run in runs if neighbours[run].question == question}
         thumbnails, notes = None, notes_of(models)
         if photographer is not None:
             keys = {

@@ -10,9 +10,11 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from train.evaluate.geometry import GEOMETRY
+from train.evaluate.results import RunResult, TaskResult
 from train.evaluate.retrieval import METRICS as RETRIEVAL
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.evaluate.transfer import EXPECTED_EXAMPLES
+from train.records import RunSummary
 from train.report.comparison import check_comparable, find_run, results_in
 from train.report.grid import (
     SIGN,
@@ -27,7 +29,6 @@ from train.report.grid import (
     text_cell,
 )
 from train.report.papers import BEST_DEV, MINUTES, Column, Entry, PaperRow
-from train.report.results import NOT_TRAINED, RunResult
 from train.report.table import TRAINING, Cell, Row, flatten, make_table, numbers_of
 from train.run_spec import OF_THE_MACHINE
 
@@ -240,8 +241,6 @@ def _measured(
     (row,) = table.measured.values()
     metrics = [compared.published.prefix + column.metric for column in entry.columns]
     differs = [*settings]
-    if any(each.objective != NOT_TRAINED and not each.trained_on for each in results):
-        differs.append("does not say what it was trained on; evaluate it again")
     differs += _other_tests(metrics, results)
     marks = [*row.marks, *differs]
     if compared.seeds not in (None, len(row.seeds)):
@@ -275,23 +274,20 @@ def _judged(compared: ComparedRow, entry: Entry, *, comparable: bool) -> Compare
 def _another_training(results: Sequence[RunResult], expected: ExpectedRun | None) -> str:
     """What results of the same name are of, if not of the expected training; else empty."""
     for result in results:
-        trained = result.objective != NOT_TRAINED
-        if expected is None or not trained:
-            if trained == (expected is None):
-                return "is a training" if trained else "is not a training"
+        if expected is None or result.training is None:
+            if (result.training is None) != (expected is None):
+                return "is not a training" if result.training is None else "is a training"
             continue
-        student, data = result.parameters.get("student", {}).get("name"), _data_of(result)
-        wanted = expected.parameters["student"]["name"]
-        if student not in (None, wanted) or (data and data != dict(expected.data)):
+        student, data = result.training.student["name"], _data_of(result.training)
+        if student != expected.parameters["student"]["name"] or data != dict(expected.data):
             named = " and ".join(f"{name} ({stream})" for stream, name in data.items())
-            trained_on = named or "data that it does not name"
-            return f"is {student or 'a student'} trained on {trained_on}"
+            return f"is {student} trained on {named}"
     return ""
 
 
-def _data_of(result: RunResult) -> dict[str, str]:
-    """Stream → name of its data set, the folder of its manifests; empty if it does not say."""
-    places = {stream: Path(source) for stream, source in result.trained_on.items()}
+def _data_of(training: RunSummary) -> dict[str, str]:
+    """Stream → name of its data set, the folder of its manifests."""
+    places = {stream: Path(source) for stream, source in training.data.items()}
     return {
         stream: path.parent.name if path.suffix == ".parquet" else path.name
         for stream, path in places.items()
@@ -304,7 +300,7 @@ def _with_more_metrics(result: RunResult) -> RunResult:
     for metric in (BEST_DEV, MINUTES):
         value = None if result.training is None else TRAINING[metric](result.training)
         more |= {} if value is None else {metric: value}
-    return result.model_copy(update={"scores": {**result.scores, **more}})
+    return result.model_copy(update={"tasks": {**result.tasks, "": TaskResult(scores=more)}})
 
 
 def _other_settings(results: Sequence[RunResult], expected: ExpectedRun | None) -> list[str]:
@@ -323,8 +319,7 @@ def _other_settings(results: Sequence[RunResult], expected: ExpectedRun | None) 
 
 def _other_tests(metrics: Sequence[str], results: Sequence[RunResult]) -> list[str]:
     """Test sets of another size than those of the papers, and means over other tasks."""
-    silent = any(not each.evaluated_on for each in results)
-    others = ["does not say what it was tested on; evaluate it again"] if silent else []
+    others: list[str] = []
     for metric in (each for each in metrics if each in _EXAMPLES):
         sizes = {e.evaluated_on[metric].examples for e in results if metric in e.evaluated_on}
         others += [
@@ -332,8 +327,8 @@ def _other_tests(metrics: Sequence[str], results: Sequence[RunResult]) -> list[s
             for size in sizes - {None, _EXAMPLES[metric]}
         ]
     if BEST_DEV in metrics:
-        names = {each.training.dev_metric for each in results if each.training is not None}
-        others += [f"dev set {name}, not {_DEV_SET}" for name in names - {"", _DEV_SET}]
+        names = {each.training.dev for each in results if each.training is not None}
+        others += [f"dev set {name}, not {_DEV_SET}" for name in names - {None, _DEV_SET}]
     lacking = [task for task in EXPECTED_PAIRS if task not in results[0].scores]
     if "Avg" in metrics and "Avg" in results[0].scores and lacking:
         others.append(f"Avg without {', '.join(lacking)}")

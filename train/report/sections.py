@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from train.evaluate.results import RunResult
 from train.evaluate.sts import SUBSETS
 from train.records import FeatureUse
 from train.report.comparison import RunComparison
@@ -26,7 +27,6 @@ from train.report.grid import (
     printable,
     text_cell,
 )
-from train.report.results import RunResult
 from train.report.table import Cell, Table, by_run, flatten
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from sightline.errors import SightlineError
-from train.report.results import NOT_TRAINED, RunResult, TrainingSummary
+from train.evaluate.results import RunResult
+from train.records import RunSummary
 
 T = TypeVar("T")
 
@@ -16,12 +17,12 @@ AVERAGE = "Avg"
 """Name of the task that is a mean over others; `StsScores.average` fills it."""
 DECIMALS = 2
 """Of a score in a table."""
-TRAINING: Mapping[str, Callable[[TrainingSummary], float | None]] = {
-    "minutes": lambda training: None if training.seconds is None else training.seconds / 60,
+TRAINING: Mapping[str, Callable[[RunSummary], float | None]] = {
+    "minutes": lambda training: training.seconds / 60,
     "sentences/s": lambda training: training.sentences_per_second,
     "GPU memory": lambda training: _memory(training, gpu=True),
     "process memory": lambda training: _memory(training, gpu=False),
-    "parameters": lambda training: training.trained_parameters,
+    "parameters": lambda training: training.trained_parameters or None,
     "steps": lambda training: training.steps,
     "best step": lambda training: training.best_step,
     "best dev": lambda training: training.best_dev,
@@ -142,11 +143,11 @@ def make_table(results: Sequence[RunResult], published: Sequence[Row] = ()) -> T
     if not results:
         raise SightlineError("no results to report; run the train and evaluate stages first")
     every = dict.fromkeys(task for result in results for task in result.scores)
-    records = [record for result in results for record in result.tasks.values()]
-    hidden = {metric for record in records for metric in record.hidden}
+    of_tasks = [task for result in results for task in result.tasks.values()]
+    hidden = {metric for task in of_tasks for metric in task.hidden}
     tasks = tuple(task for task in every if task not in hidden)
-    lower = tuple(dict.fromkeys(name for record in records for name in record.lower_is_better))
-    titles = {metric: record.title for record in records for metric in record.metrics}
+    lower = tuple(dict.fromkeys(name for task in of_tasks for name in task.lower_is_better))
+    titles = {metric: task.title for task in of_tasks for metric in task.scores}
     runs = by_run(results)
     rows = [_row(name, members, tasks) for name, members in runs.items()]
     references, notes = _references(results, tasks)
@@ -156,13 +157,13 @@ def make_table(results: Sequence[RunResult], published: Sequence[Row] = ()) -> T
 
 
 def training_table(results: Sequence[RunResult]) -> Table | None:
-    """What training took: a row for each run that Sightline trained; None if no result says it.
+    """What training took: a row for each run that Sightline trained; None if there is none.
 
-    A run has no cell for what a result of it does not hold. Peak memory is the largest over the
+    A run has no cell for what was not measured in every seed. Peak memory is the largest over the
     seeds. Its marks are where it was trained; if that is the same for all, it is the table's title.
     """
     rows = []
-    for name, members in by_run(r for r in results if r.objective != NOT_TRAINED).items():
+    for name, members in by_run(each for each in results if each.training is not None).items():
         cells = {}
         for column, value in TRAINING.items():
             values = each_seed(members, value)
@@ -173,7 +174,7 @@ def training_table(results: Sequence[RunResult]) -> Table | None:
                 cells[column] = replace(cell, sd=cell.sd or None)  # most are alike in all seeds
         seeds = tuple(result.seed for result in members)
         rows.append(Row(name, members[0].objective, seeds, cells, _place(members)))
-    if not any(row.cells for row in rows):
+    if not rows:
         return None
     columns = tuple(column for column in TRAINING if any(column in row.cells for row in rows))
     titles = dict.fromkeys(columns, "Training")
@@ -185,30 +186,12 @@ def training_table(results: Sequence[RunResult]) -> Table | None:
 
 
 def notes_on_training(results: Sequence[RunResult]) -> list[str]:
-    """What results lack, and which figures of different runs do not measure the same thing."""
-    if training_table(results) is None:
-        return []
-    held: Mapping[str, Callable[[TrainingSummary], object]] = {
-        "the minutes": TRAINING["minutes"],
-        "the sentences per second": TRAINING["sentences/s"],
-        "the peak memory": lambda training: training.peak_memory_bytes,
-        "the number of parameters": TRAINING["parameters"],
-        "the device": lambda training: training.device or None,
-        "the precision": lambda training: training.precision or None,
-        "the number of processes": lambda training: training.processes or None,
-    }
-    missing: dict[tuple[str, ...], list[str]] = {}
+    """Which figures of different runs do not measure the same thing."""
     devices: dict[str, list[str]] = {}
-    for name, members in by_run(r for r in results if r.objective != NOT_TRAINED).items():
-        if lacking := tuple(what for what, value in held.items() if not each_seed(members, value)):
-            missing.setdefault(lacking, []).append(name)
+    for name, members in by_run(results).items():
         for device in dict.fromkeys(each_seed(members, _device)):
             devices.setdefault(device, []).append(name)
-    notes = [
-        f"the results of {', '.join(runs)} do not hold {', '.join(what)} of the training; "
-        "evaluate them again"
-        for what, runs in missing.items()
-    ]
+    notes = []
     if len(devices) > 1:
         of_each = "; ".join(f"{device}: {', '.join(runs)}" for device, runs in devices.items())
         notes.append(
@@ -226,9 +209,7 @@ def by_run(results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
     return {name: sorted(own, key=lambda each: each.seed) for name, own in runs.items()}
 
 
-def each_seed(
-    members: Sequence[RunResult], value: Callable[[TrainingSummary], T | None]
-) -> list[T]:
+def each_seed(members: Sequence[RunResult], value: Callable[[RunSummary], T | None]) -> list[T]:
     """A value of the training of every seed; none at all if one lacks it: never of the others."""
     values = [None if each.training is None else value(each.training) for each in members]
     there = [value for value in values if value is not None]
@@ -245,7 +226,7 @@ def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested parameters as {"train.learning_rate": 3e-5, …}."""
     flat: dict[str, Any] = {}
     for name, value in parameters.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             flat.update(flatten(value, f"{prefix}{name}."))
         else:
             flat[f"{prefix}{name}"] = value
@@ -274,7 +255,8 @@ def _row(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
         if any(task in result.scores for result in members)
     }
     marks = dict.fromkeys(mark for result in members for mark in result.marks)
-    doubtful = any(result.untrained or result.doubts for result in members)
+    features = [feature for result in members for feature in result.features]
+    doubtful = any(feature.untrained or feature.doubt for feature in features)
     return Row(name, members[0].objective, seeds, cells, tuple(marks), doubtful)
 
 
@@ -288,19 +270,19 @@ def _cell(task: str, members: list[RunResult]) -> Cell:
     return cell_of(scores)
 
 
-def _memory(training: TrainingSummary, gpu: bool) -> float | None:
+def _memory(training: RunSummary, gpu: bool) -> float | None:
     on_gpu = training.device not in ("cpu", "mps")
     return training.peak_memory_bytes if gpu == on_gpu else None
 
 
-def _device(training: TrainingSummary) -> str | None:
+def _device(training: RunSummary) -> str | None:
     return training.processor or training.device or None
 
 
 def _place(members: Sequence[RunResult]) -> tuple[str, ...]:
     """Such as ("NVIDIA A100-SXM4-80GB, bf16, 1 process",)."""
 
-    def text(value: Callable[[TrainingSummary], str | None]) -> str:
+    def text(value: Callable[[RunSummary], str | None]) -> str:
         return " / ".join(dict.fromkeys(each_seed(members, value)))
 
     counts = text(lambda training: ", then ".join(map(str, training.processes)) or None)
@@ -314,8 +296,9 @@ def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[lis
     """A row for each reference, and a note for each that results disagree on."""
     scores: dict[str, dict[str, float]] = {}
     notes: dict[str, None] = {}
-    for result in results:
-        for name, values in result.references.items():
+    references = (task.references for result in results for task in result.tasks.values())
+    for of_task in references:
+        for name, values in of_task.items():
             own = scores.setdefault(name, {})
             for metric, value in values.items():
                 if own.setdefault(metric, value) != value:
@@ -335,7 +318,7 @@ def _mixed_precisions(results: Sequence[RunResult]) -> list[str]:
     """Runs of different precisions differ in more than what they were meant to compare."""
     runs: dict[str, dict[str, None]] = {}
     for result in results:
-        if result.training is not None and result.training.precision:
+        if result.training is not None:
             runs.setdefault(result.training.precision, {})[result.run] = None
     if len(runs) < 2:
         return []
@@ -348,7 +331,7 @@ def _doubts(name: str, members: list[RunResult]) -> list[str]:
     notes = [
         f"{name}: {note}"
         for note in dict.fromkeys(
-            note for result in members for notes in result.notes.values() for note in notes
+            note for result in members for task in result.tasks.values() for note in task.notes
         )
     ]
     flat = [flatten(result.parameters) for result in members]

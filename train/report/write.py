@@ -10,13 +10,13 @@ from pydantic_core import to_jsonable_python
 
 from sightline.extras import require
 from sightline.output import Output, json_record
+from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.comparison import compare_results
 from train.report.differences import Comparison, headline
 from train.report.grid import Section, printable, with_title
 from train.report.page import to_page
 from train.report.render import escape_markdown, terminal_text, to_markdown
-from train.report.results import RunResult
 from train.report.sections import (
     CAPTIONS,
     charts_of,
