@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -63,38 +64,32 @@ def study(*models: ModelSpace, pairs: int = 60) -> SpaceStudy:
     return found
 
 
-def text_boxes(figure):
+def test_no_text_of_the_plane_overprints_another():
+    # twelve models with long names in nearly one place, one at an edge
+    names = [f"a model that has quite a long name, the {i}th" for i in range(12)]
+    near = [space(name, -2 + i / 100, 0.2 + i / 300) for i, name in enumerate(names)]
+    figure = plane_chart(study(*near, space("far", -1, 0.9)))
+    assert figure is not None
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    renderer = canvas.get_renderer()
-    axis = figure.axes[0]
-    return {text.get_text(): Text.get_window_extent(text, renderer) for text in axis.texts}
-
-
-def test_labels_of_the_plane_do_not_overlap_each_other_or_a_dot():
-    # six models in nearly one place, two at the edges
-    near = [space(f"model-{i}", -2 + i / 100, 0.2 + i / 300) for i in range(6)]
-    figure = plane_chart(study(*near, space("far", -1, 0.9), space("other", -3, 0.5)))
-    assert figure is not None
-    boxes = text_boxes(figure)
-    assert len(boxes) == 9  # and "best"
-    names = list(boxes)
-    for i, one in enumerate(names):
-        for two in names[i + 1 :]:
-            assert not boxes[one].overlaps(boxes[two]), (one, two)
-    axis = figure.axes[0]
-    for collection in axis.collections:
-        for px, py in axis.transData.transform(collection.get_offsets()):
-            for name, box in boxes.items():
-                assert not box.contains(px, py), name
+    (legend,), (axis, bar) = figure.legends, figure.axes
+    texts = [*legend.get_texts(), *axis.texts, axis.xaxis.label, axis.yaxis.label, bar.yaxis.label]
+    assert len(texts) == 13 + 4
+    boxes = [Text.get_window_extent(text, canvas.get_renderer()) for text in texts]
+    assert not any(one.overlaps(two) for one, two in combinations(boxes, 2))
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    looks = {(line.get_marker(), str(line.get_markeredgecolor())) for line in axis.lines}
+    assert len(looks) == 13  # every model has its own
 
 
 def test_a_model_without_a_score_is_a_hollow_dot_and_one_without_geometry_is_left_out():
     undefined = ModelSpace(**{**space("none").__dict__, "geometry": Geometry(None, -1.0, 0, 9)})
     figure = plane_chart(study(space("scored"), space("unscored", score=None), undefined))
     assert figure is not None
-    hollow, full = figure.axes[0].collections[:2]
-    assert (len(hollow.get_offsets()), len(full.get_offsets())) == (1, 1)
+    full, hollow = figure.axes[0].lines
+    assert full.get_markerfacecolor() != "white"
+    assert hollow.get_markerfacecolor() == "white"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["scored", "unscored"]
     assert plane_chart(study(undefined)) is None
 
 

@@ -226,6 +226,9 @@ def test_the_formats_have_the_same_figures(tmp_path):
     document = document_of(ENTRY, table)
     assert "| 70.50 ± 0.00 | 78.50 ± 0.71 |" in to_text(document, "markdown")
     assert re.search(r">70\.50 <span[^>]*>± 0\.00</span>", to_text(document, "html"))
+    assert "\n  measured" in to_text(document, "terminal")
+    assert r"\quad measured & " in to_text(document, "latex")
+    assert '<th scope="row" class="under">measured</th>' in to_text(document, "html")
     body = json.loads(to_text(document, "json"))
     assert body["schema"] == "sightline.paper/2"
     row, other = body["rows"]

@@ -6,7 +6,6 @@ The same figure gives the same bytes.
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,11 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.text import Annotation, Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
-from matplotlib.transforms import Bbox
 
 from train.evaluate.results import RunResult
 from train.records import DEV
@@ -52,8 +50,7 @@ STYLE: Any = {
 
 _LONGEST = 34  # characters of a label
 _LEGEND = 26  # characters that three columns of a legend have no room for
-_RINGS = (9, 22, 36, 52, 70)  # points from a dot to its label; beyond the first, with a line
-_ANGLES = (0, 180, 90, 270, 35, 145, 325, 215)
+_SHAPES = "os^DvPX<>p*h"  # of dots that a legend names, so that no label overprints another
 _LOGARITHMIC = 20  # largest value / smallest value from which the axis is logarithmic
 _CLOSEST = 0.04  # of the axis: values closer than this are spaced evenly
 _LEAST_SPAN = 0.1  # of a panel of scores, so that what prints alike looks alike
@@ -210,7 +207,7 @@ def plane_of_runs(table: Table) -> Figure | None:
 
 
 def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
-    """Uniformity across, alignment up, both better when lower (MCSE, figure 2).
+    """Uniformity across, alignment up, both better when lower (MCSE, figure 2); a shape a model.
 
     Args:
         score: what the colours mean.
@@ -223,19 +220,24 @@ def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
         return None
     x = np.array([dot.uniformity for dot in drawn], dtype=float)
     y = np.array([dot.alignment for dot in drawn], dtype=float)
-    scores = np.array([np.nan if dot.score is None else dot.score for dot in drawn])
+    scores = [dot.score for dot in drawn if dot.score is not None]
+    names = [short(dot.name) for dot in drawn]
+    columns = 3 if max(map(len, names)) < _LEGEND else 2
+    height = 4.4 + 0.2 * -(-len(drawn) // columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        figure = Figure(figsize=(7.2, height), layout="constrained")
         axis = figure.subplots()
-        known = np.isfinite(scores)
-        look = {"s": 70, "edgecolors": INK, "linewidths": 0.7, "zorder": 3}
-        axis.scatter(x[~known], y[~known], facecolors="white", **look)
-        if known.any():
-            low, high = scores[known].min(), scores[known].max()
-            low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
-            colours = {"c": scores[known], "cmap": "viridis", "vmin": low, "vmax": high}
-            points = axis.scatter(x[known], y[known], **colours, **look)
-            bar = figure.colorbar(points, ax=axis, pad=0.02)
+        low, high = min(scores, default=0.0), max(scores, default=0.0)
+        low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
+        colours = ScalarMappable(Normalize(low, high), "viridis")
+        for place, (dot, name) in enumerate(zip(drawn, names, strict=True)):
+            face = "white" if dot.score is None else colours.to_rgba(np.array(dot.score))
+            edge = (INK, *COLOURS[1:])[place // len(_SHAPES) % len(COLOURS)]
+            look = {"ms": 8.4, "mfc": face, "mec": edge, "mew": 0.9, "ls": "", "zorder": 3}
+            shape = _SHAPES[place % len(_SHAPES)]
+            axis.plot(x[place], y[place], marker=shape, label=name, **look)
+        if scores:
+            bar = figure.colorbar(colours, ax=axis, pad=0.02)
             bar.set_label(score)
             bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
         for limits, values, least in ((axis.set_xlim, x, 0.2), (axis.set_ylim, y, 0.05)):
@@ -255,7 +257,7 @@ def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
             fontsize=8.5,
             ha="center",
         )
-        _label_dots(figure, axis, x, y, [short(dot.name) for dot in drawn])
+        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handletextpad=0.2)
     return figure
 
 
@@ -387,70 +389,6 @@ def _label_ends(
             fontsize=9,
             annotation_clip=False,
         )
-
-
-def _label_dots(
-    figure: Figure, axis: Axes, x: np.ndarray, y: np.ndarray, labels: Sequence[str]
-) -> None:
-    """A label beside each dot, where it covers no dot and no other label.
-
-    Further away, with a line to its dot, where there is no room beside it.
-    """
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # fixes the layout, so that positions on the page are known
-    renderer = canvas.get_renderer()
-    inside = axis.get_window_extent(renderer)
-    dots = axis.transData.transform(np.column_stack([x, y]))
-    pixels = figure.dpi / 72
-    radius = 6 * pixels
-    taken = [Bbox.from_bounds(px - radius, py - radius, 2 * radius, 2 * radius) for px, py in dots]
-    taken += [text.get_window_extent(renderer) for text in axis.texts]
-    for place, label in enumerate(labels):
-        best: tuple[float, Annotation, list[Bbox]] | None = None
-        for ring, angle in itertools.product(_RINGS, _ANGLES):
-            text = _dot_label(axis, (x[place], y[place]), label, ring, angle)
-            text.update_positions(renderer)
-            words = Text.get_window_extent(text, renderer)  # without the line
-            covered = [Bbox.from_bounds(words.x0, words.y0, words.width, words.height)]
-            if ring > _RINGS[0]:
-                reach = np.radians(angle)
-                step = np.array([np.cos(reach), np.sin(reach)]) * pixels
-                along = dots[place] + np.outer(np.linspace(8, ring, 8), step)
-                covered += [Bbox.from_bounds(px - 1, py - 1, 2, 2) for px, py in along]
-            cost = float(sum(one.overlaps(other) for one in covered for other in taken))
-            cost += not (inside.x0 <= words.x0 and words.x1 <= inside.x1)
-            cost += not (inside.y0 <= words.y0 and words.y1 <= inside.y1)
-            if best is None or cost < best[0]:
-                if best is not None:
-                    best[1].remove()
-                best = cost, text, covered
-            else:
-                text.remove()
-            if cost == 0:
-                break
-        assert best is not None
-        taken += best[2]
-
-
-def _dot_label(
-    axis: Axes, point: tuple[float, float], label: str, ring: float, angle: float
-) -> Annotation:
-    """``label`` at ``ring`` points from ``point``, in the direction ``angle``."""
-    dx, dy = ring * np.cos(np.radians(angle)), ring * np.sin(np.radians(angle))
-    side = "left" if dx > 0.5 else "right" if dx < -0.5 else "center"
-    height = "center" if abs(dy) < 0.5 else "bottom" if dy > 0 else "top"
-    line = {"arrowstyle": "-", "color": FAINT, "shrinkA": 1, "shrinkB": 4, "lw": 0.8}
-    return axis.annotate(
-        label,
-        point,
-        xytext=(dx, dy),
-        textcoords="offset points",
-        ha=side,
-        va=height,
-        fontsize=9,
-        zorder=4,
-        arrowprops=line if ring > _RINGS[0] else None,
-    )
 
 
 def _curve_lines(curve: Curve) -> Figure:

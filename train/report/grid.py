@@ -40,6 +40,7 @@ class GridRow:
         warn: whether the marks are doubts.
         runs: names of the runs that the row is about, by which a page filters.
         details: rows that a page shows on request, such as those of the seeds.
+        under: whether it belongs to the row above; its label is indented.
     """
 
     label: str
@@ -49,6 +50,7 @@ class GridRow:
     warn: bool = False
     runs: tuple[str, ...] = ()
     details: tuple[GridRow, ...] = ()
+    under: bool = False
 
     @property
     def text(self) -> str:

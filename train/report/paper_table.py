@@ -162,33 +162,29 @@ def _legend(entry: Entry, rows: Sequence[ComparedRow]) -> tuple[str, ...]:
 
 def _lines(entry: Entry, row: ComparedRow) -> list[GridRow]:
     """A row for what is published, for what was measured, and for the difference."""
-    paper, columns = row.published, entry.columns
-    name, lines = printable(paper.title), []
+    paper, columns, lines = row.published, entry.columns, []
+    name, runs, under = printable(paper.title), (paper.run,), bool(paper.scores)
     if paper.scores:
-        printed = {c.name: Cell(paper.scores[c.name], paper.std.get(c.name)) for c in columns
-                   if c.name in paper.scores}  # fmt: skip
-        cells = [
-            replace(_cell(each, printed.get(each.name)), significant=each.name in paper.significant)
-            for each in columns
-        ]
-        seeds = "" if row.seeds is None else _seeds(row.seeds)
-        cells = (text_cell(seeds), *cells)
-        lines.append(GridRow(name, cells, measured=False, runs=(paper.run,)))
+        cells = [text_cell("" if row.seeds is None else _seeds(row.seeds))]
+        for column in columns:
+            score = paper.scores.get(column.name)
+            cell = None if score is None else Cell(score, paper.std.get(column.name))
+            significant = column.name in paper.significant
+            cells.append(replace(_cell(column, cell), significant=significant))
+        lines.append(GridRow(name, tuple(cells), measured=False, runs=runs))
     if row.measured is None:
-        blank = (text_cell(""),) * (len(columns) + 1)
+        cells = (text_cell(""),) * (len(columns) + 1)
         why = printable(row.why_not)
-        label, marks = (f"  {why}", ()) if paper.scores else (name, (why,))
-        return [*lines, GridRow(label, blank, measured=False, marks=marks, runs=(paper.run,))]
+        label, marks = (why, ()) if under else (name, (why,))
+        return [*lines, GridRow(label, cells, False, marks, runs=runs, under=under)]
     what = "configured" if entry.kind == "settings" else "measured"
     seeds = text_cell(", ".join(map(str, row.measured.seeds)))
     cells = (seeds, *(_cell(column, row.cell(column)) for column in columns))
-    label = f"  {what}" if paper.scores else name
-    marks = tuple(map(printable, row.marks))
-    doubtful = row.measured.doubtful
-    lines.append(GridRow(label, cells, marks=marks, warn=doubtful, runs=(paper.run,)))
+    marks, doubtful = tuple(map(printable, row.marks)), row.measured.doubtful
+    lines.append(GridRow(what if under else name, cells, True, marks, doubtful, runs, under=under))
     if row.differences:
-        cells = (text_cell(""), *(_difference(each, row) for each in columns))
-        lines.append(GridRow("  difference", cells, measured=False, runs=(paper.run,)))
+        cells = (text_cell(""), *(_difference(column, row) for column in columns))
+        lines.append(GridRow("difference", cells, measured=False, runs=runs, under=True))
     return lines
 
 

@@ -159,6 +159,7 @@ def _tabular(grid: Grid) -> str:
             rows.append(r"\midrule")
         label = escape_latex(row.text)
         label = label if row.measured else rf"\textit{{{label}}}"
+        label = rf"\quad {label}" if row.under else label
         rows.append(_latex_line([label, *map(_latex_cell, row.cells)]))
     return "\n".join([*rows, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -191,7 +192,7 @@ def _print_table(
         name, width = Text(grid.header[index]), widths[index]
         table.add_column(name, justify=justify, overflow="fold", width=width)
     for row in grid.rows:
-        texts = [Text(row.text, style="yellow" if row.warn else "")]
+        texts = [Text(_indented(row), style="yellow" if row.warn else "")]
         for cell in row.cells:
             text = "\n".join(_lines(cell, stacked))
             texts.append(Text(text, style="bold" if cell.bold else ""))
@@ -232,7 +233,7 @@ def _widths(grid: Grid, label: int | None, stacked: bool, room: int) -> list[int
     widths = []
     for index, name in enumerate(grid.header):
         if index == 0:
-            texts = [name, *(row.text for row in grid.rows)]
+            texts = [name, *map(_indented, grid.rows)]
             longest = max(map(len, texts))
             widths.append(longest if label is None else min(longest, label))
             continue
@@ -243,6 +244,10 @@ def _widths(grid: Grid, label: int | None, stacked: bool, room: int) -> list[int
         return widths
     share = (room - widths[0]) // max(len(widths) - 1, 1) - 2 * _GAP
     return [widths[0], *(min(width, max(share, _NARROW)) for width in widths[1:])]
+
+
+def _indented(row: GridRow) -> str:
+    return f"  {row.text}" if row.under else row.text
 
 
 def _total(widths: Sequence[int]) -> int:

@@ -47,7 +47,7 @@ _HOW_TO_READ = {
         "One line per seed. Losses of different objectives are sums of different terms: compare "
         "their course, not their height."
     ),
-    "plane": "One dot per run, mean over seeds, coloured by its score. (MCSE, figure 2.)",
+    "plane": "A shape per run, mean over seeds, coloured by its score. (MCSE, figure 2.)",
     "subsets": "As in MCSE's figure 4.",
 }
 _SPREAD = "Mean ± sample standard deviation over seeds."

@@ -70,7 +70,7 @@ _MEASURES = (
     "directions the embeddings use."
 )
 _PLANE = (
-    "One dot per model, coloured by its score. Alignment: mean squared distance of pairs with a "
+    "A shape per model, coloured by its score. Alignment: mean squared distance of pairs with a "
     "gold score above 4. Uniformity: log of the mean of exp(−2 × squared distance) over all pairs "
     "of distinct sentences. (MCSE, figure 2.)"
 )
@@ -318,7 +318,7 @@ def _reasons(models: Sequence[ModelSpace]) -> list[str]:
 
 
 def plane_chart(study: SpaceStudy) -> Figure | None:
-    """A dot per model, coloured by Spearman. None if no model has alignment and uniformity."""
+    """A shape per model, coloured by Spearman. None if no model has alignment and uniformity."""
     dots = [
         Dot(each.name, each.geometry.alignment, each.geometry.uniformity, each.similarity.spearman)
         for each in study.models
