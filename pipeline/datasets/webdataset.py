@@ -10,12 +10,12 @@ import re
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Annotated, ClassVar, Self
+from typing import IO, Annotated, ClassVar, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +31,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from pipeline.datasets.tar_shard import Member, TarShard
+from pipeline.datasets.tar_shard import Member, members
 from sightline.cache.manifest import Place
 
 _EVERY = "*.tar"
@@ -194,13 +194,11 @@ def _expanded(pattern: str) -> list[str]:
 def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[Rows]:
     """Every shard in order, a few at a time: a `limit` stops soon after it is reached."""
     workers = min(8, 2 * (os.cpu_count() or 1))
-    captions = _captions_of(source.caption_field)
+    reader = _caption_reader(source.caption_field)
     waiting = iter(shards)
     with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
         while some := list(islice(waiting, 2 * workers)):
-            yield from pool.map(
-                lambda each: _read_shard(source.images, *each, captions=captions), some
-            )
+            yield from pool.map(lambda each: _read_shard(source.images, *each, reader), some)
 
 
 @dataclass
@@ -209,26 +207,24 @@ class _Sample:
     text: Member | None = None
 
 
-def _read_shard(root: Path, path: Path, split: str, captions: _Captions) -> Rows:
+def _read_shard(root: Path, path: Path, split: str, reader: _CaptionReader) -> Rows:
     rows = Rows()
     samples: dict[str, _Sample] = {}
-    with TarShard(root / path) as shard:
+    try:
+        file = (root / path).open("rb")
+    except OSError as error:
+        raise DatasetError(f"{root / path}: cannot be read ({error.strerror})") from error
+    with file:
         seen: set[str] = set()
-        for member in shard:
+        for member in members(file, str(path), rows):
             if member.name in seen:
                 rows.problem("members_with_a_name_used_before", f"{path}/{member.name}")
                 continue
             seen.add(member.name)
-            if _sort(member, samples, captions.suffix):
+            if _sort(member, samples, reader.suffix):
                 rows.problem("images_whose_key_has_another", f"{path}/{member.name}")
         for sample in samples.values():
-            _add(sample, shard, path, rows, captions, split)
-    if shard.fault:
-        rows.problem("incomplete_shards", f"{path}: {shard.fault}")
-    for name in shard.odd_names:
-        rows.problem("members_with_unusable_names", f"{path}/{name}")
-    if shard.others:
-        rows.problem("shards_with_links_or_devices", f"{path}: {shard.others} left out")
+            _add(sample, file, path, rows, reader, split)
     if not any(sample.image for sample in samples.values()):
         rows.problem("shards_without_images", str(path))
     return rows
@@ -256,7 +252,7 @@ def _sort(member: Member, samples: dict[str, _Sample], suffix: str) -> bool:
 
 
 def _add(
-    sample: _Sample, shard: TarShard, path: Path, rows: Rows, captions: _Captions, split: str
+    sample: _Sample, file: IO[bytes], path: Path, rows: Rows, reader: _CaptionReader, split: str
 ) -> None:
     image, text = sample.image, sample.text
     if image is None:
@@ -267,13 +263,13 @@ def _add(
     if image.length > _MOST_IMAGE:
         rows.problem("images_above_1_gib", image_id)
         return
-    rows.add_image(image_id, Place(path, image.offset, image.length), shard.read(image), split)
+    rows.add_image(image_id, Place(path, image.offset, image.length), _bytes_of(image, file), split)
     if text is None:
         return
     try:
         if text.length > _MOST_TEXT:
             raise DatasetError(f"{text.length:,} bytes, expected at most {_MOST_TEXT:,}")
-        texts = captions.read(shard.read(text))
+        texts = reader.read(_bytes_of(text, file))
     except DatasetError as error:
         rows.problem("unusable_captions", f"{path}/{text.name}: {error}")
         return
@@ -281,37 +277,38 @@ def _add(
         rows.add_caption(image_id, number, each, split)
 
 
-class _Captions:
-    """Reads the captions of KEY.txt."""
+def _bytes_of(member: Member, file: IO[bytes]) -> bytes:
+    return os.pread(file.fileno(), member.length, member.offset)
 
-    suffix = ".txt"
 
-    def read(self, data: bytes) -> list[str]:
-        """The captions in the member's bytes; DatasetError without the member's name."""
+class _CaptionReader(NamedTuple):
+    """Reads the captions of KEY``suffix``; a DatasetError does not name the member."""
+
+    suffix: str
+    read: Callable[[bytes], list[str]]
+
+
+def _caption_reader(field: str | None) -> _CaptionReader:
+    """For KEY.txt, or for a field of KEY.json."""
+    if field is None:
+        return _CaptionReader(".txt", _text)
+    caption = Annotated[str | list[str] | None, Field(alias=field)]
+    schema = create_model("Sample", caption=(caption, ...))
+
+    def read(data: bytes) -> list[str]:
         try:
-            return [data.decode("utf-8-sig")]
-        except UnicodeDecodeError as error:
-            raise DatasetError(f"byte {error.start} is not UTF-8") from None
-
-
-class _JsonCaptions(_Captions):
-    """Reads the captions in a field of KEY.json."""
-
-    suffix = ".json"
-
-    def __init__(self, field: str) -> None:
-        caption = Annotated[str | list[str] | None, Field(alias=field)]
-        self._schema = create_model("Sample", caption=(caption, ...))
-
-    def read(self, data: bytes) -> list[str]:
-        try:
-            found = self._schema.model_validate_json(data).model_dump()["caption"]
+            texts = schema.model_validate_json(data).model_dump()["caption"]
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"][:1]))
             raise DatasetError(f"{where}: {first['msg']}" if where else first["msg"]) from None
-        return [found] if isinstance(found, str) else found or []
+        return [texts] if isinstance(texts, str) else texts or []
+
+    return _CaptionReader(".json", read)
 
 
-def _captions_of(field: str | None) -> _Captions:
-    return _Captions() if field is None else _JsonCaptions(field)
+def _text(data: bytes) -> list[str]:
+    try:
+        return [data.decode("utf-8-sig")]
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"byte {error.start} is not UTF-8") from None
