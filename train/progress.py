@@ -71,8 +71,9 @@ class ProgressReport(Callback):
         rate = entry.get("sentences_per_second")
         speed = "" if rate is None else f"{rate:.0f} sentences/s"
         if self._bar is not None:
-            fields = {"note": note, "rate": speed} if speed else {"note": note}
-            self._bar.update(self._bar.task_ids[0], **fields)
+            self._bar.update(self._bar.task_ids[0], note=note)
+            if speed:
+                self._bar.update(self._bar.task_ids[0], rate=speed)
             return
         parts = [f"{self.label}: step {state.step}/{state.steps}", note, speed]
         if "loss" in entry:
