@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from pyarrow.dataset import ParquetFragmentScanOptions
 
 from pipeline.datasets.source import DatasetError
 from sightline.errors import first_lines
@@ -164,7 +165,10 @@ def read_rows(path: Path, columns: Columns) -> Iterator[ImageRow]:
         raise DatasetError(f"{path}: no such file; get the complete data set")
     datasets = require("datasets", "a Hugging Face data set")
     parquet = path.suffix.lower() == ".parquet"
-    kind, options = ("parquet", {"batch_size": _ROWS}) if parquet else ("arrow", {})
+    # without these, whole files are read ahead into memory
+    scan = ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+    some = {"batch_size": _ROWS, "fragment_scan_options": scan}
+    kind, options = ("parquet", some) if parquet else ("arrow", {})
     try:
         with quiet(), tempfile.TemporaryDirectory() as scratch:
             builder = datasets.load_dataset_builder(
