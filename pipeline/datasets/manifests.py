@@ -153,14 +153,14 @@ def _count_trimmed(
 
 
 def _nothing(where: str, images: int, report: PrepareReport) -> str:
-    found = "; ".join(
+    problems = "; ".join(
         f"{kind.replace('_', ' ')}: {report.problem_counts[kind]} (such as {names[0]})"
         for kind, names in report.problems.items()
         if kind != "images_without_caption"
     )
     return (
         f"{where}: found {images} images and no usable caption"
-        f"{f' ({found})' if found else ''}; check where the images and captions are"
+        f"{f' ({problems})' if problems else ''}; check where the images and captions are"
     )
 
 

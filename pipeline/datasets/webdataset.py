@@ -69,12 +69,14 @@ class WebDatasetSource(Source):
 
     @field_validator("shards", "splits")
     @classmethod
-    def _below_the_folder(cls, given: str | dict[str, str] | None) -> str | dict[str, str] | None:
-        for pattern in given.values() if isinstance(given, dict) else [given or "*"]:
+    def _below_the_folder(
+        cls, patterns: str | dict[str, str] | None
+    ) -> str | dict[str, str] | None:
+        for pattern in patterns.values() if isinstance(patterns, dict) else [patterns or "*"]:
             path = PurePosixPath(pattern)
             if path.is_absolute() or ".." in path.parts or not path.parts:
                 raise ValueError(f"found {pattern!r}, expected a pattern below the folder `images`")
-        return given
+        return patterns
 
     @model_validator(mode="after")
     def _one_pattern(self) -> Self:
@@ -164,7 +166,7 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
     """
     if not root.is_dir():
         raise DatasetError(f"{root}: no such folder of shards; check the path")
-    found: set[Path] = set()
+    shards: set[Path] = set()
     for each in _expanded(pattern):
         matches = [path.relative_to(root) for path in root.glob(each) if path.is_file()]
         if not matches:
@@ -174,8 +176,8 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
                 f"{root}: no shard matches {each!r}{of}; check `shards` and the folder, which "
                 f"contains {', '.join(map(ascii, there)) or 'nothing'}"
             )
-        found.update(matches)
-    return sorted(found)
+        shards.update(matches)
+    return sorted(shards)
 
 
 def _expanded(pattern: str) -> list[str]:

@@ -73,17 +73,17 @@ def export_features(
     inputs = [folder] if dataset is None else [folder, dataset]
     names = {} if dataset is None else names_in(dataset, features)
     source = Rows(features, names, normalise)
-    with Output(out, RECORD, json_record(SCHEMA), inputs) as output, output.scratch() as made:
-        (write_parquet if form == "parquet" else write_npy)(made, source)
+    with Output(out, RECORD, json_record(SCHEMA), inputs) as output, output.scratch() as work:
+        (write_parquet if form == "parquet" else write_npy)(work, source)
         now = {"spec": spec, "fingerprint": spec.fingerprint}
         provenance = describe(record.model_copy(update=now))
         for of_the_set in ("Size", "Content digest") if normalise else ("Size",):
             provenance.pop(of_the_set, None)
-        (made / "README.md").write_text(card(spec, form, provenance, licence, list(names)), "utf-8")
-        files = [path for path in made.rglob("*") if path.is_file()]
+        (work / "README.md").write_text(card(spec, form, provenance, licence, list(names)), "utf-8")
+        files = [path for path in work.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         about = {"schema": SCHEMA, "form": form, "spec": spec.model_dump(mode="json")}
-        output.publish(made, about)
+        output.publish(work, about)
     unnamed = max((each.null_count for each in names.values()), default=0)
     return Exported(len(features), len(files), size, unnamed)
 
@@ -106,7 +106,7 @@ def names_in(dataset: Path, features: FeatureSet) -> dict[str, pa.Array]:
             f"{features.path}: its rows are objects, which have no path of their own; leave out "
             "--dataset"
         )
-    found: list[str | None] = [None] * len(features)
+    names: list[str | None] = [None] * len(features)
     if kind == "image":
         column, manifest = "image_path", dataset / "images.parquet"
         table = read_manifest(manifest, IMAGES)
@@ -124,13 +124,13 @@ def names_in(dataset: Path, features: FeatureSet) -> dict[str, pa.Array]:
     rows = features.find(keys)
     for row, value in zip(rows[::-1].tolist(), reversed(values), strict=True):  # the first one wins
         if row >= 0:
-            found[row] = value
+            names[row] = value
     if len(features) and not np.any(rows >= 0):
         raise SightlineError(
             f"{dataset}: has none of the {len(features):,} rows of {features.path}; give the data "
             "set that these features were extracted from"
         )
-    return {column: pa.array(found, pa.string())}
+    return {column: pa.array(names, pa.string())}
 
 
 def _texts_of(dataset: Path) -> list[str]:
