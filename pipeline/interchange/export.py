@@ -1,4 +1,4 @@
-"""A feature set as a folder for other tools and for a hub: Parquet or npy, with a card."""
+"""A feature set for other tools: a folder of Parquet or npy with a card, or rows in memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from pipeline.datasets.prepared import PreparedDataset
 from pipeline.interchange.card import card
 from pipeline.interchange.rows import TEXT_KINDS, Rows, write_npy, write_parquet
 from sightline.cache import (
@@ -26,7 +27,11 @@ from sightline.cache import (
     read_manifest,
 )
 from sightline.errors import SightlineError
+from sightline.extras import require
 from sightline.output import Output, json_record
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 RECORD, SCHEMA = "export.json", "sightline.export/2"
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -86,6 +91,23 @@ def export_features(
         output.publish(work, about)
     unnamed = max((each.null_count for each in names.values()), default=0)
     return Exported(len(features), len(files), size, unnamed)
+
+
+def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dataset:
+    """The rows of ``features`` in memory: ``key`` (hexadecimal), names, and ``features``.
+
+    For a set larger than memory, export it and open the folder with `datasets.load_dataset`.
+
+    Args:
+        data: adds the column ``image_path`` or ``caption``.
+
+    Raises:
+        SightlineError: the library `datasets` is not installed, or ``data`` has none of the rows.
+    """
+    library = require("datasets", "to_dataset")
+    rows = Rows(features, {} if data is None else names_in(data.folder, features))
+    tables = [rows.schema.empty_table(), *rows.tables(range(len(features)))]
+    return library.Dataset(pa.concat_tables(tables))
 
 
 def normalised_spec(spec: FeatureSpec) -> FeatureSpec:

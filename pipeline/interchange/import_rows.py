@@ -19,8 +19,7 @@ from pipeline.datasets.manifests import cleaned
 from pipeline.datasets.match import ImageNames
 from pipeline.interchange.foreign import Foreign, Part, find, is_key
 from pipeline.interchange.imported import foreign_spec, write_rows
-from pipeline.interchange.rows import KEY
-from pipeline.interchange.unit_rows import are_unit
+from pipeline.interchange.rows import KEY, are_unit
 from sightline.cache import (
     IMAGES,
     FeatureSetRecord,
