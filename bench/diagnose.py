@@ -32,8 +32,8 @@ from sightline.cache import (
 )
 from sightline.cache.keys import KeyTable, unique_sorted
 from sightline.cache.manifest import key_array, whole_files
+from train.diagnose.checks import CHUNK, sample_size
 from train.diagnose.diagnosis import Settings, diagnose
-from train.diagnose.unit_rows import CHUNK, sample_size
 
 
 def write_set(folder: Path, kind: str, keys: np.ndarray, shared: np.ndarray) -> None:
@@ -122,7 +122,9 @@ def main() -> None:
     print(f"peak memory {peak / 1e6:.2f} GB, of which before {before / 1e6:.2f} GB")
     for checks in found.sets:
         assert checks.neighbours is not None
-        print(f"{checks.kind}: {checks.neighbours.compared:,} of {checks.rows:,} rows compared")
+        print(
+            f"{checks.spec.kind}: {checks.neighbours.compared:,} of {checks.rows:,} rows compared"
+        )
     assert found.cross is not None
     best, image = found.cross.best_caption, found.cross.image
     print(f"ranks: of {best.queries:,} images and {image.queries:,} captions")

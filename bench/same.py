@@ -56,12 +56,11 @@ def describe(demo: Path) -> Description:
         }
     for result in sorted(demo.glob("results/*/*.json")):
         name = result.relative_to(demo / "results").with_suffix("").as_posix()
-        body = json.loads(result.read_text())
-        found[f"scores of {name}"] = body["scores"] | {
-            f"{reference}: {metric}": value
-            for reference, values in body["references"].items()
-            for metric, value in values.items()
-        }
+        scores = found[f"scores of {name}"] = {}
+        for task in json.loads(result.read_text())["tasks"].values():
+            scores |= task["scores"]
+            for reference, values in task["references"].items():
+                scores |= {f"{reference}: {metric}": value for metric, value in values.items()}
     lines = (demo / "report/report.txt").read_text().splitlines()
     found["table of the report"] = {f"line {i}": line for i, line in enumerate(lines, start=1)}
     return found

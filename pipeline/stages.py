@@ -23,7 +23,7 @@ from sightline.settings import unknown
 if TYPE_CHECKING:
     from sightline.html_pages import Thumbnail
     from train.evaluate.evaluation import Evaluation
-    from train.report.results import RunResult
+    from train.evaluate.results import RunResult
 
 EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
 
@@ -155,7 +155,7 @@ def evaluation_data(params: Params, task: str) -> str:
         raise ParamsError(f"params.yaml: evaluation.tasks: {unknown(task, known, 'task')}")
     evaluation = _evaluation(params, [task])
     found = {name: each.model_dump() for name, each in evaluation.evaluated_on.items()}
-    settings = evaluation.records[task].settings
+    settings = evaluation.measured[task].settings
     body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": found, "settings": settings}
     out = graph.evaluation_file(task)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ def evaluate(params: Params) -> Iterator[str]:
     Raises:
         SightlineError: after all others, what failed; a later call scores only that.
     """
-    from train.evaluate.score_run import current_result
+    from train.evaluate.evaluation import current_result
 
     evaluation = _evaluation(params, params.evaluation.tasks)
     yield from (f"warning: {warning}" for warning in evaluation.warnings)
@@ -214,7 +214,7 @@ def _score(
 
     from pipeline.side_by_side import Send, gpu_of, jobs_here, side_by_side, visible_gpus
     from sightline.hardware import cores
-    from train.evaluate.score_run import evaluate_run
+    from train.evaluate.evaluation import evaluate_run
 
     gpus = visible_gpus()
     jobs = min(len(runs), jobs_here(gpus, params.graph.threads))
@@ -256,9 +256,9 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
 
 def report(params: Params, out: Path) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
-    from train.report.gains import Comparison
-    from train.report.neighbours_page import neighbours_in
-    from train.report.results import load_results
+    from train.evaluate.results import load_results
+    from train.report.differences import Comparison
+    from train.report.neighbours import neighbours_in
     from train.report.write import write_report
 
     about, runs = params.report, params.runs

@@ -11,12 +11,11 @@ from sightline.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from train.embed import Embedder
-    from train.evaluate.evaluation import Evaluation
+    from train.evaluate.evaluation import Evaluation, evaluate_model
     from train.evaluate.models import EvaluatedModel
-    from train.evaluate.score_run import evaluate_model
+    from train.evaluate.results import RunResult
     from train.objectives import OBJECTIVES, Objective, make_objective
     from train.records import RunSummary
-    from train.report.results import RunResult
     from train.train_run import train_model
 
 __all__ = [
@@ -40,9 +39,9 @@ __getattr__ = lazy_names(
         "EvaluatedModel": "train.evaluate.models",
         "Evaluation": "train.evaluate.evaluation",
         "Objective": "train.objectives",
-        "RunResult": "train.report.results",
+        "RunResult": "train.evaluate.results",
         "RunSummary": "train.records",
-        "evaluate_model": "train.evaluate.score_run",
+        "evaluate_model": "train.evaluate.evaluation",
         "make_objective": "train.objectives",
         "train_model": "train.train_run",
     },

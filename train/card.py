@@ -16,7 +16,7 @@ from sightline.errors import SightlineError
 from train.records import FILE_NAME, FeatureUse, RunSummary
 
 if TYPE_CHECKING:
-    from train.report.results import RunResult
+    from train.evaluate.results import RunResult
 
 FOLDER = "path/to/this/folder"
 """Stands for the model folder, or its name on a hub, in the card's examples."""
@@ -119,8 +119,8 @@ def card_with_scores(folder: Path, results: Path) -> str:
         SightlineError: the run is not finished, there are no results, or they are of another
             training.
     """
+    from train.evaluate.results import load_result
     from train.objectives import make_objective
-    from train.report.results import load_result
 
     summary, result = RunSummary.read(folder), load_result(results)
     if result.run_sha256 != key_of_file(folder / FILE_NAME).hex():
@@ -136,13 +136,12 @@ def card_metrics(summary: RunSummary, result: RunResult | None = None) -> list[C
     """The dev score of the exported weights, then every score of ``result``."""
     found: list[CardMetric] = []
     if summary.dev is not None and summary.best_step is not None:
-        best = dict(summary.dev_history)[summary.best_step]
-        found.append(CardMetric("Spearman × 100", best, summary.dev, summary.dev_sha256, "dev"))
-    if result is not None:
-        tasks = {metric: task for task, each in result.tasks.items() for metric in each.metrics}
+        score = summary.best_dev
+        found.append(CardMetric("Spearman × 100", score, summary.dev, summary.dev_sha256, "dev"))
+    for name, task in result.tasks.items() if result is not None else ():
         found += [
-            CardMetric(metric, value, tasks[metric], result.evaluated_on[metric].sha256)
-            for metric, value in result.scores.items()
+            CardMetric(metric, score, name, task.evaluated_on[metric].sha256)
+            for metric, score in task.scores.items()
         ]
     return found
 
@@ -208,10 +207,10 @@ def _scores(summary: RunSummary, metrics: Sequence[CardMetric]) -> list[str]:
     if summary.best_step is None:
         said = [f"Trained for {summary.steps} steps without a dev set; the last weights."]
     else:
-        best = dict(summary.dev_history)[summary.best_step]
         said = [
-            f"Dev (`{summary.dev}`): Spearman × 100 = {best:.2f} at step {summary.best_step} of "
-            f"{summary.steps}; these are the weights of that step, chosen by this score."
+            f"Dev (`{summary.dev}`): Spearman × 100 = {summary.best_dev:.2f} at step "
+            f"{summary.best_step} of {summary.steps}; these are the weights of that step, chosen "
+            "by this score."
         ]
     if metrics:
         lines = ["| metric | score | data | SHA-256 of the data |", "|---|---:|---|---|"]

@@ -71,9 +71,8 @@ class ProgressReport(Callback):
         rate = entry.get("sentences_per_second")
         speed = "" if rate is None else f"{rate:.0f} sentences/s"
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], note=note)
-            if speed:
-                self._bar.update(self._bar.task_ids[0], rate=speed)
+            task = self._bar.tasks[0]
+            self._bar.update(task.id, note=note, rate=speed or task.fields["rate"])
             return
         parts = [f"{self.label}: step {state.step}/{state.steps}", note, speed]
         if "loss" in entry:

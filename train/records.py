@@ -164,7 +164,7 @@ class RunSummary(BaseModel):
     hub_datasets: tuple[str, ...] = ()
     dev: str | None
     dev_sha256: str = ""
-    log: list[dict[str, float]]
+    log: list[dict[str, float]] = []
     best_step: int | None
     steps: int
     steps_on_pairs: int = 0
@@ -184,10 +184,24 @@ class RunSummary(BaseModel):
     accepted_code: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
 
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of the entry ``name`` of the log, in the order of the steps."""
+        return [(int(entry["step"]), entry[name]) for entry in self.log if name in entry]
+
     @property
     def dev_history(self) -> list[tuple[int, float]]:
         """(step, Spearman × 100) of every dev score."""
-        return [(int(entry["step"]), entry[DEV]) for entry in self.log if DEV in entry]
+        return self.curve(DEV)
+
+    @property
+    def best_dev(self) -> float | None:
+        """Dev score of the exported weights; None without a dev set."""
+        return None if self.best_step is None else dict(self.dev_history)[self.best_step]
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Peak memory of the GPU if there was one, otherwise of the process."""
+        return self.peak_memory.get("device", self.peak_memory.get("host"))
 
     def is_of(self, code: Mapping[str, str]) -> bool:
         """Whether ``code`` trained it, or is accepted as equivalent."""
@@ -222,8 +236,7 @@ class RunSummary(BaseModel):
             parts.append(f"{self.steps_on_pairs:,} of {self.steps:,} steps on pairs")
         parts.append(f"{self.seconds:.0f} s ({self.sentences_per_second:,.0f} sentences/s)")
         if self.best_step is not None:
-            best = dict(self.dev_history)[self.best_step]
-            parts.append(f"best dev score {best:.2f} at step {self.best_step:,}")
+            parts.append(f"best dev score {self.best_dev:.2f} at step {self.best_step:,}")
         if any(used.untrained for used in self.features.values()):
             parts.append("features from untrained weights")
         doubts = dict.fromkeys(used.doubt for used in self.features.values() if used.doubt)

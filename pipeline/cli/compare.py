@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.cli.options import FORMAT
+
 if TYPE_CHECKING:
-    from train.report.html import Included
-    from train.report.results import RunResult
+    from train.evaluate.results import RunResult
+    from train.report.comparison import RunComparison
+    from train.report.curve import Curve
+    from train.report.grid import Section
 
 
 def compare(
@@ -36,13 +39,12 @@ def compare(
     metric: Annotated[
         str | None, typer.Option(help="Score of --curve; default: the average or the first.")
     ] = None,
-    format_: Annotated[
-        Literal["terminal", "markdown", "latex", "json", "html"],
-        typer.Option("--format", help="terminal, markdown, latex, json or html."),
-    ] = "terminal",
+    format_: FORMAT = "terminal",
     geometry: Annotated[
         Path | None,
-        typer.Option(help="Folder of sightline geometry, to put into the page of --format html."),
+        typer.Option(
+            file_okay=False, help="Folder of sightline geometry; its figures, for --format html."
+        ),
     ] = None,
     images_manifest: Annotated[
         Path | None,
@@ -65,16 +67,13 @@ def compare(
 
     Example: sightline compare simcse mcse-clip --baseline simcse --published MCSE-BERT:wiki+flickr
     """
-    from rich.console import Console
-
     from pipeline import graph
-    from sightline.output import write_file
-    from train.report.compare import RunComparison, compare_runs
+    from sightline.extras import require
+    from train.report.comparison import compare_runs, find_runs
     from train.report.curve import curve_of
-    from train.report.find_runs import find_runs
-    from train.report.html import NOTHING
-    from train.report.published import published_rows, select_published
-    from train.report.side_by_side import draw, mark_of, print_comparison, to_file, to_text
+    from train.report.papers import select_published
+    from train.report.render import show
+    from train.report.sections import document_of, document_of_curve
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise typer.BadParameter(
@@ -84,50 +83,65 @@ def compare(
         raise typer.BadParameter("give it with --curve", param_hint="--metric")
     if curve is not None and published:
         raise typer.BadParameter("a curve has no published rows", param_hint="--published")
-    page = format_ == "html" and curve is None
+    page = format_ == "html"
     for option, given in (("--geometry", geometry), ("--root", root)):
-        if given is not None and not page:
+        if given is not None and (curve is not None or not page):
             raise typer.BadParameter("only the page of a comparison has it", param_hint=option)
     if (images_manifest is None) != (root is None):
         raise typer.BadParameter("give both or neither", param_hint="--images-manifest and --root")
-    rows = select_published(published, published_rows())
+    if page or plot is not None:
+        require("matplotlib", "a chart")
+    rows = select_published(published)
     found, reference = find_runs(runs, graph.results_folder(), baseline)
     if curve is None:
         shown = compare_runs(found, reference, rows)
+        included = _included(shown.results, geometry, images_manifest, root) if page else ()
+        document = document_of(shown, included=included, page=page)
     else:
         shown = curve_of(found, curve, metric, reference if baseline else None)
-    drawn = None if plot is None else draw(shown, plot.suffix)
-    included = NOTHING
-    if page and isinstance(shown, RunComparison):
-        included = _included(shown.results, geometry, images_manifest, root)
-    if out is not None:
-        inputs = [path for path in (geometry, images_manifest, root) if path is not None]
-        write_file(out, to_file(shown, format_, included), mark_of(shown), inputs)
-    elif format_ == "terminal":
-        print_comparison(shown, Console(width=None if sys.stdout.isatty() else 100))
-    else:
-        print(to_text(shown, format_, included), end="")
+        document = document_of_curve(shown, page=page)
+    drawn = None if plot is None else _drawn(shown, plot.suffix)
+    show(document, format_, out, [p for p in (geometry, images_manifest, root) if p is not None])
     if plot is not None and drawn is not None:
-        from train.report.drawing import MARK as FIGURE_MARK
+        from sightline.output import write_file
+        from train.report.charts import MARK
 
-        write_file(plot, drawn, FIGURE_MARK)
+        write_file(plot, drawn, MARK)
+
+
+def _drawn(shown: RunComparison | Curve, suffix: str) -> bytes:
+    """The figure of --plot."""
+    from sightline.errors import SightlineError
+    from train.report.charts import curve_chart, to_png, to_svg
+    from train.report.comparison import RunComparison
+    from train.report.sections import chart_of_subsets
+
+    if not isinstance(shown, RunComparison):
+        figure = curve_chart(shown)
+    elif shown.subset_differences:
+        figure = chart_of_subsets(shown)
+    else:
+        raise SightlineError(
+            "no differences on subsets to plot: expected two runs with scores of STS12-16's "
+            "subsets; evaluate the runs on the STS sets, or remove --plot"
+        )
+    return to_png(figure) if suffix == ".png" else to_svg(figure).encode()
 
 
 def _included(
     results: Sequence[RunResult], geometry: Path | None, manifest: Path | None, root: Path | None
-) -> Included:
-    """What stands on the page besides scores: the folder of `geometry`, and neighbours."""
+) -> tuple[Section, ...]:
+    """What stands on the page besides scores: figures of the folder `geometry`, and neighbours."""
     from pipeline.grounding.pictures import photographs
-    from sightline.extras import require
-    from train.report.html import Included
-    from train.report.neighbours_page import neighbours_in
+    from train.report.neighbours import neighbours_in
+    from train.report.space_page import geometry_section
 
-    require("matplotlib", "a page with charts")
-    from train.report.read_geometry import geometry_sections
-
-    sections = () if geometry is None else tuple(geometry_sections(geometry))
+    figures = () if geometry is None else (geometry_section(geometry),)
     if manifest is None or root is None:
-        return Included(sections) + neighbours_in(results)
-    return Included(sections) + neighbours_in(
-        results, lambda _, image_ids, keys: photographs(manifest, root, image_ids, keys)
+        return (*figures, *neighbours_in(results))
+    return (
+        *figures,
+        *neighbours_in(
+            results, lambda _, image_ids, keys: photographs(manifest, root, image_ids, keys)
+        ),
     )

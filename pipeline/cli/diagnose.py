@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pipeline.cli.options import JSON, MOST_SEED, PARAMS, print_json
+from pipeline.cli.options import JSON, MOST_SEED, PARAMS
 
 if TYPE_CHECKING:
     from train.diagnose.diagnosis import Settings
@@ -73,14 +73,14 @@ def diagnose(
     Example: sightline cache diagnose data/features/scenes/image/clip
     data/features/scenes/text/clip --out diagnosis.html
     """
-    from rich.console import Console
-
     from pipeline import graph
     from sightline.extras import require
     from sightline.output import check_output_file
     from sightline.progress import PhaseProgress
+    from train.diagnose.diagnosis import SCHEMA
     from train.diagnose.diagnosis import diagnose as look
-    from train.diagnose.terminal import print_diagnosis
+    from train.diagnose.sections import document_of
+    from train.report.render import show
 
     if dataset := _dataset(sets):
         captions = captions or _existing(graph.captions_manifest(dataset))
@@ -99,20 +99,12 @@ def diagnose(
     inputs = [*sets, *(path for path in (captions, images) if path is not None)]
     if out is not None:
         require("matplotlib", "a page with charts")
-        from train.diagnose.page import MARK
-
-        check_output_file(out, MARK, inputs)
+        check_output_file(out, SCHEMA.encode(), inputs)
     found = look(sets, captions, images, settings, PhaseProgress())
+    show(document_of(found), "json" if as_json else "terminal")
     if out is not None:
-        from train.diagnose.page import write_page
-
-        write_page(found, out, inputs)
-    if as_json:
-        print_json(found.to_json())
-        return
-    print_diagnosis(found, Console(width=None if sys.stdout.isatty() else 120))
-    if out is not None:
-        print(f"{out}: written")
+        show(document_of(found, page=True), "html", out, inputs)
+        print(f"{out}: written", file=sys.stderr)
 
 
 def _dataset(sets: list[Path]) -> str | None:
@@ -155,7 +147,7 @@ def _configured(sets: list[Path], dataset: str | None, params_file: Path) -> Set
 
 
 def _with(settings: Settings, params: KDMCSEParams) -> Settings:
-    from train.diagnose.filter_checks import Terms
+    from train.diagnose.thresholds import Terms
 
     configured = Terms(
         params.image_threshold, params.teacher_text_threshold, params.variant == "released"

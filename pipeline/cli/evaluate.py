@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from train.evaluate.models import EvaluatedModel
-    from train.report.results import RunResult
+    from train.evaluate.results import RunResult
 
 LIST = "list"
 """In place of tasks: show what there is."""
@@ -51,9 +51,8 @@ def evaluate(
         return
     given = _settings_of(names, settings)
     sources = models_of(models)
-    from train.evaluate.evaluation import Evaluation
+    from train.evaluate.evaluation import Evaluation, evaluate_model
     from train.evaluate.models import load_each, name_models
-    from train.evaluate.score_run import evaluate_model
 
     named = name_models(sources)
     evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
@@ -202,10 +201,9 @@ def _state(name: str, settings: Mapping[str, Any]) -> str:
 def _print_results(results: Sequence[RunResult]) -> None:
     from rich.console import Console
 
-    from train.report.grid import printable
-    from train.report.grids import grid_of_scores
+    from train.report.grid import grid_of_table, printable
+    from train.report.render import print_grids
     from train.report.table import make_table
-    from train.report.terminal import print_grids
 
     table = make_table(results)
     lines = [
@@ -214,7 +212,7 @@ def _print_results(results: Sequence[RunResult]) -> None:
         for reason, metrics in row.undefined.items()
     ]
     lines += [f"Note: {note}." for note in table.notes]
-    grids = [grid_of_scores(*part) for part in table.parts]
+    grids = [grid_of_table(*part) for part in table.parts]
     print_grids(Console(), grids, [printable(line) for line in lines])
 
 
@@ -223,7 +221,7 @@ def _save(results: Sequence[RunResult], out: Path, partial: Sequence[RunResult])
 
     A result in ``partial``, of which a task failed, replaces no file.
     """
-    from train.report.results import FILE_NAME, NOT_TRAINED, save_result
+    from train.evaluate.results import FILE_NAME, NOT_TRAINED, save_result
 
     for result in results:
         folder = out / result.run.strip("/.").replace("/", "--")

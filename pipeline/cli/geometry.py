@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,6 @@ from pipeline.cli.options import (
     OUT,
     POOLING,
     models_of,
-    print_json,
 )
 
 if TYPE_CHECKING:
@@ -74,8 +72,6 @@ def geometry(
             f"{data} is not SentEval's folder, and has no splits; leave it out",
             param_hint="--split",
         )
-    from rich.console import Console
-
     from sightline.extras import require
     from sightline.progress import progress
 
@@ -83,8 +79,8 @@ def geometry(
     from train.evaluate.models import load_each, name_models
     from train.evaluate.similarity import sentences_of
     from train.evaluate.space import MapSentences, MapSettings, SpaceStudy, read_map_sentences
-    from train.report.space_page import check_output, grid_of_spaces, to_json, write_geometry
-    from train.report.terminal import print_grids
+    from train.report.render import show
+    from train.report.space_page import check_output, document_of, write_geometry
 
     named = name_models(sources)
     inputs = [data, *([sentences] if sentences is not None else [])]
@@ -102,11 +98,8 @@ def geometry(
             study.add(each.name, model.encode)
             advance(1)
     files = write_geometry(study, title, out, inputs)
-    if as_json:
-        print_json(to_json(study))
-        return
-    print_grids(Console(width=None if sys.stdout.isatty() else 100), [grid_of_spaces(study)], [])
-    for file in files:
+    show(document_of(study, title, {}), "json" if as_json else "terminal")
+    for file in () if as_json else files:
         print(file)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import DEVICE, JSON, MODELS, MOST_SEED, POOLING, models_of, print_json
+from pipeline.cli.options import DEVICE, JSON, MODELS, MOST_SEED, POOLING, models_of
 from sightline.errors import SightlineError
 
 
@@ -70,25 +70,23 @@ def neighbours(
     for needed, option in ((to_images, "--to-images"), (root is not None, "--root")):
         if needed and images_manifest is None:
             raise typer.BadParameter(f"{option} needs it", param_hint="--images-manifest")
-    from rich.console import Console
-
     from pipeline import graph
     from pipeline.grounding.pictures import thumbnails
     from sightline.output import check_output_file, write_file
     from sightline.progress import progress
     from train.evaluate.caption_pool import read_pool, read_queries
-    from train.evaluate.found_neighbours import ModelNeighbours
     from train.evaluate.models import load_each, name_models, open_features
     from train.evaluate.neighbours import find_captions, find_images, read_images
-    from train.report.neighbours import Sides, print_neighbours, shown_images
-    from train.report.neighbours_page import MARK, page_of
+    from train.evaluate.results import ModelNeighbours
+    from train.report.neighbours import SCHEMA, document_of, shown_images
+    from train.report.render import show, to_file
 
     named = name_models(sources)
     given = (captions, queries, images_manifest, root, features)
     inputs = [path for path in given if path is not None]
     inputs += [Path(each.source) for each in named]
     if out is not None:
-        check_output_file(out, MARK, inputs)
+        check_output_file(out, SCHEMA.encode(), inputs)
     pool = read_pool(captions, split)
     asked = list(
         dict.fromkeys([*read_queries(sentences or [], queries), *pool.sample(sample, seed)])
@@ -109,21 +107,18 @@ def neighbours(
             answer = ModelNeighbours(tuple(asked), own, within, k, texts, pictures)
             found[each.name] = answer
             advance(1)
-    sides = Sides.of(found)
-    if to_images and all(each.reason for each in sides.pictures.values()):
-        why = "; ".join(f"{name}: {each.reason}" for name, each in sides.pictures.items())
+    if to_images and all(each.pictures and each.pictures.reason for each in found.values()):
+        reasons = {name: each.pictures.reason for name, each in found.items() if each.pictures}
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise SightlineError(
             f"--to-images: no model can find images ({why}); give the folder of a finished run "
             "that learned from images, such as runs/mcse-clip/seed-0, or leave the option out"
         )
-    if as_json:
-        print_json(sides.to_json())
-    else:
-        print_neighbours(sides, Console(width=None if sys.stdout.isatty() else 100))
+    show(document_of(found, title), "json" if as_json else "terminal")
     if out is not None:
         shown = None
         if root is not None and images_manifest is not None:
-            shown = thumbnails(images_manifest, root, shown_images(sides), side=side)
-        page = page_of(sides, title, shown)
-        write_file(out, page, MARK, inputs)
+            shown = thumbnails(images_manifest, root, shown_images(found), side=side)
+        page = to_file(document_of(found, title, shown), "html")
+        write_file(out, page, SCHEMA.encode(), inputs)
         print(f"{out}: written, {len(page) / 1e6:.1f} MB", file=sys.stderr)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+FORMAT = Annotated[
+    Literal["terminal", "markdown", "latex", "json", "html"],
+    typer.Option("--format", help="terminal, markdown, latex, json or html."),
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 MODELS = Annotated[
     list[str] | None,

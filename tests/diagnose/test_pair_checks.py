@@ -10,10 +10,10 @@ from diagnosed_world import CAPTIONS_EACH, DiagnosedWorld, poison, unit, write_s
 from sightline.cache import FeatureSet, key_of_text, keys_of_texts
 from sightline.errors import SightlineError
 from train.batch import Batch
+from train.diagnose.checks import separation
 from train.diagnose.diagnosis import Diagnosis, Settings, diagnose
-from train.diagnose.distribution import separation
-from train.diagnose.filter_checks import Terms
 from train.diagnose.findings import findings
+from train.diagnose.thresholds import Terms
 from train.evaluate.retrieval import evaluate_retrieval
 from train.objectives.kdmcse import KDMCSE, KDMCSEParams
 from train.schedule import Schedule
@@ -203,6 +203,15 @@ def test_a_threshold_that_removes_nothing_is_reported(world):
     diagnosis = look(world.write(), configured=Terms(0.9999, None))
     notices = [each.text for each in findings(diagnosis) if each.level == "notice"]
     assert any("0.9999 removes no negative" in text for text in notices)
+
+
+def test_the_share_of_true_pairs_above_a_threshold_equals_brute_force(world):
+    found = look(world.write(), thresholds=(0.2, 0.6))
+    images, texts, image_of = world.units()
+    own = (texts * images[image_of]).sum(axis=1)
+    (term,) = [each for each in found.filters if each.term == "image"]
+    shares = [each.matched for each in term.removals if not each.configured]
+    assert shares == pytest.approx([(own >= 0.2).mean(), (own >= 0.6).mean()])
 
 
 def broken(world: DiagnosedWorld, how: str) -> tuple[list, object, object]:

@@ -29,13 +29,12 @@ from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from sightline.errors import SightlineError
-from train.evaluate.evaluation import Evaluation
+from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
-from train.evaluate.score_run import evaluate_model
+from train.evaluate.results import load_result, save_result
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
 from train.evaluate.sts import load_sts
 from train.evaluate.task import make_task
-from train.report.results import load_result, save_result
 
 REVISION = "b" * 40
 STS12 = "a0d554a64d88156834ff5ae9920b964011b16384"
@@ -227,7 +226,8 @@ def test_each_sentence_is_encoded_once_for_all_tasks(tmp_path):
     encoded = [sentence for call in letters.calls for sentence in call]
     assert sorted(encoded) == sorted(set(encoded))
     assert len(encoded) == len({s for _, *two in PAIRS for s in two}) + 8
-    assert found.scores["similarity"] == pytest.approx(found.scores["MTEB Pairs"])
+    pairs_of_mteb = found["mteb"].scores["MTEB Pairs"]
+    assert found["similarity"].scores["similarity"] == pytest.approx(pairs_of_mteb)
 
 
 def test_documents_of_retrieval_are_not_kept_in_memory(tmp_path):
@@ -350,8 +350,7 @@ def test_the_cache_is_that_of_this_machine_by_default(tmp_path, monkeypatch):
 def test_compare_reads_the_folder_that_mteb_writes(tmp_path, monkeypatch):
     """The scores of one model, evaluated by us and by MTEB's own command, agree."""
     from train.evaluate.mteb_run import MtebEncoder
-    from train.report.compare import compare_runs
-    from train.report.find_runs import find_runs
+    from train.report.comparison import compare_runs, find_runs
 
     monkeypatch.chdir(tmp_path)
     mteb.evaluate(
@@ -479,6 +478,6 @@ def test_sts12_of_senteval_has_the_score_of_our_own_task(tmp_path, shared_data):
     ]
     assert len(pairs) == 3108
     cached(tmp_path / "cache", "mteb/sts12-sts", STS12, rows_of(pairs))
-    ours = Evaluation.load({"sts": {"data": folder}}).score(model()).scores["STS12"]
+    ours = Evaluation.load({"sts": {"data": folder}}).score(model())["sts"].scores["STS12"]
     theirs = task("STS12", tmp_path / "cache").score(model()).scores["MTEB STS12"]
     assert theirs == pytest.approx(ours, abs=0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from functools import partial
@@ -11,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from captioned import CAPTIONS_OF, HOSTILE, write_captioned
-from rich.console import Console
 from tiny_encoder import make_encoder
 
 from sightline.errors import SightlineError
 from sightline.html_pages import Thumbnail
 from train.evaluate import vectors as module
 from train.evaluate.caption_pool import read_pool, read_queries
-from train.evaluate.found_neighbours import Found, Neighbour
 from train.evaluate.models import NamedModel, name_models
 from train.evaluate.neighbours import found_captions
+from train.evaluate.results import Found, ModelNeighbours, Neighbour
 from train.evaluate.vectors import nearest
-from train.report.neighbours import Sides, print_neighbours
-from train.report.neighbours_page import page_of
+from train.report.neighbours import Models, Thumbnails, document_of
+from train.report.page import to_page
+from train.report.render import terminal_text
 
 RANDOM = np.random.default_rng(3)
 
@@ -125,36 +124,43 @@ def test_names_of_models(tmp_path):
             name_models(twice)
 
 
-def invented(models=("one", "two"), texts=(HOSTILE, "a dog")) -> Sides:
+def invented(models=("one", "two"), texts=(HOSTILE, "a dog")) -> Models:
     """Two queries, the first of which is a caption."""
     rows = tuple(
         Neighbour(text, ("a#0",), ("a.png",), 0.75 - i / 8, i == 1) for i, text in enumerate(texts)
     )
-    found = {model: Found((rows, rows[:1])) for model in models}
+    found = Found((rows, rows[:1]))
     pictures = {
         "one": Found(reason="it has no heads"),
         **{m: Found(((Neighbour("", (), ("b <i>.png",), 0.5, False),),) * 2) for m in models[1:]},
     }
-    return Sides((HOSTILE, "a dog"), (("a.png",), ()), models, found, pictures, "3 captions", 2)
+    queries, images = (HOSTILE, "a dog"), (("a.png",), ())
+    return {
+        model: ModelNeighbours(queries, images, "3 captions", 2, found, pictures[model])
+        for model in models
+    }
 
 
-def printed(sides: Sides, width: int) -> str:
-    file = io.StringIO()
-    print_neighbours(sides, Console(file=file, width=width, color_system=None))
-    return file.getvalue()
+def printed(models: Models, width: int) -> str:
+    document = document_of(models, "t")
+    return terminal_text(document.grids, document.lines, width)
+
+
+def page_of(models: Models, title: str, thumbnails: Thumbnails | None = None) -> str:
+    return to_page(document_of(models, title, thumbnails))
 
 
 def test_models_stand_side_by_side_if_there_is_room():
     wide, narrow = printed(invented(), 90), printed(invented(), 50)
     assert re.search(r"one +two", wide)
     assert not re.search(r"one +two", narrow)
-    assert "one: nearest captions" in narrow
     for text in (wide, narrow):
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert "0.625 • a dog" in text
         flat = " ".join(text.split())
-        assert "nearest caption is of the query's own image for 0 of 1 queries" in flat
+        assert "the nearest is of the query's own image" in flat
+        assert "0 of 1" in flat
         assert "one, images: it has no heads." in flat
 
 
@@ -163,7 +169,7 @@ def test_a_page_escapes_everything_and_loads_nothing():
         "a.png": Thumbnail("data:image/png;base64,AAAA"),
         "b <i>.png": Thumbnail(problem="b <i>.png: no such file"),
     }
-    page = page_of(invented(("one", "<two>")), "<h1>title", pictures).decode()
+    page = page_of(invented(("one", "<two>")), "<h1>title", pictures)
     assert page.count("<script") == 1  # that of the page
     assert "<i>" not in page
     assert "<two>" not in page
@@ -174,11 +180,11 @@ def test_a_page_escapes_everything_and_loads_nothing():
     assert "b &lt;i&gt;.png: no such file" in page
     assert not re.search(r'(src|href)=|url\("(?!data:)|@import', page)
     assert "default-src 'none'" in page
-    assert page.encode() == page_of(invented(("one", "<two>")), "<h1>title", pictures)
+    assert page == page_of(invented(("one", "<two>")), "<h1>title", pictures)
 
 
 def test_a_page_without_pictures_has_none():
-    page = page_of(invented(), "t").decode()
+    page = page_of(invented(), "t")
     assert 'class="picture ' not in page
     assert "background-image" not in page
 
@@ -187,7 +193,7 @@ def test_the_style_is_the_one_that_the_policy_allows():
     import base64
     import hashlib
 
-    page = page_of(invented(), "t", None).decode()
+    page = page_of(invented(), "t", None)
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}'" in page
@@ -233,19 +239,20 @@ def test_the_command_compares_models_of_different_widths(place, sightline):
     code, out, _ = sightline(query, *MODELS, "--k", 99, "--json")
     assert code == 0
     found = json.loads(out)
-    assert found["models"] == ["small", "broad"]
-    (asked,) = found["queries"]
-    assert asked["images"] == ["a.png"]
-    for answers in asked["captions"].values():
+    assert list(found["models"]) == ["small", "broad"]
+    for asked in found["models"].values():
+        assert asked["queries"] == [query]
+        assert asked["images"] == [["a.png"]]
+        (answers,) = asked["captions"]["neighbours"]
         # every distinct caption but the query itself
         assert sorted(each["text"] for each in answers) == sorted(
             {text for own in CAPTIONS_OF.values() for text in own} - {query}
         )
         cosines = [each["cosine"] for each in answers]
         assert cosines == sorted(cosines, reverse=True)
-        own = [each["text"] for each in answers if each["own_image"]]
+        own = [each["text"] for each in answers if each["own"]]
         assert own == ["a dog sits near the tree"]
-    assert asked["captions"]["small"] != asked["captions"]["broad"]
+    assert len({json.dumps(asked["captions"]) for asked in found["models"].values()}) == 2
 
 
 def test_the_page_shows_pictures_and_problems_and_is_replaced(place, sightline):

@@ -12,19 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from captioned import write_captioned
+from made_results import made_result
 from PIL import Image
 from planted_world import Folder, Model, World, cosines, make_world
 
 from pipeline.grounding.pictures import photographs
 from sightline.cache import IMAGES, key_of_bytes, read_manifest, write_manifest
 from sightline.errors import SightlineError
-from train.evaluate.found_neighbours import ModelNeighbours
-from train.evaluate.score_run import evaluate_model
+from train.evaluate.evaluation import evaluate_model
+from train.evaluate.results import ModelNeighbours, RunResult, TaskResult, load_result, save_result
 from train.records import FeatureUse
-from train.report.compare import compare_results
-from train.report.comparison_page import page_of
-from train.report.neighbours_page import neighbours_in
-from train.report.results import RunResult, load_result, save_result
+from train.report.comparison import compare_results
+from train.report.neighbours import neighbours_in
+from train.report.page import to_page
+from train.report.sections import document_of
 
 
 @pytest.fixture
@@ -33,8 +34,10 @@ def world(tmp_path: Path) -> World:
 
 
 def scored(world: World, **settings: Any) -> tuple[Any, ModelNeighbours]:
-    found = world.folder.task("neighbours", **settings).score(world.model)  # pyright: ignore[reportArgumentType]
-    return found, found.neighbours["neighbours"]
+    evaluation = world.folder.task("neighbours", **settings)
+    found = evaluation.score(world.model)["neighbours"]  # pyright: ignore[reportArgumentType]
+    assert found.neighbours is not None
+    return found, found.neighbours
 
 
 def nearest_texts(world: World, text: str) -> list[str]:
@@ -92,13 +95,13 @@ def test_queries_are_the_given_sentences_and_then_a_sample(world, tmp_path):
     assert shown.images == (("04",), ())
     task = partial(world.folder.task, "neighbours")
     first, second = task(sentences=given), task(sentences="4 says 1")
-    assert second.records != first.records  # so results are made again
+    assert second.measured != first.measured  # so results are made again
     assert second.evaluated_on == first.evaluated_on  # and their scores may be compared
-    assert task(sentences="4 says 1", features=None).records != second.records
+    assert task(sentences="4 says 1", features=None).measured != second.measured
     other = Folder(tmp_path / "other", {**world.folder.images, "00": ["another caption"]})
     assert other.task("neighbours").evaluated_on != first.evaluated_on
     other = Folder(tmp_path / "image", world.folder.images, same_bytes={"00": "changed"})
-    assert other.task("neighbours").records != task().records
+    assert other.task("neighbours").measured != task().measured
     assert other.task("neighbours").evaluated_on == task().evaluated_on
     with pytest.raises(SightlineError, match="sample is 0 and there are no sentences"):
         task(sample=0)
@@ -108,7 +111,7 @@ def test_queries_are_the_given_sentences_and_then_a_sample(world, tmp_path):
 
 def recall_of(folder: Folder, rows: dict[str, list[float]]) -> float | None:
     model = Model({text: np.array(row) for text, row in rows.items()})
-    found: Any = folder.task("neighbours", features=None).score(model)  # pyright: ignore[reportArgumentType]
+    found: Any = folder.task("neighbours", features=None).score(model)["neighbours"]  # pyright: ignore[reportArgumentType]
     return found.scores["T2T R@1"]
 
 
@@ -133,7 +136,7 @@ def test_a_tie_is_a_miss(tmp_path):
 def test_images_that_failed_or_look_alike_are_mentioned(tmp_path):
     world = make_world(tmp_path, failed=("03", "11"))
     found, shown = scored(world, sample=2, k=50)
-    (note,) = found.notes["neighbours"]
+    (note,) = found.notes
     assert "leave out 2 of 23 images" in note
     assert shown.pictures is not None
     assert {len(each) for each in shown.pictures.neighbours} == {21}
@@ -166,10 +169,10 @@ def test_images_are_those_of_the_captions_whatever_their_own_split(world, tmp_pa
 
 def test_what_cannot_be_scored_says_why(world, tmp_path):
     alone = Folder(tmp_path / "alone", {"a": ["0 says 0"], "b": ["1 says 1"]})
-    found: Any = alone.task("neighbours", features=None).score(world.model)  # pyright: ignore[reportArgumentType]
+    found: Any = alone.task("neighbours", features=None).score(world.model)["neighbours"]  # pyright: ignore[reportArgumentType]
     assert found.scores == {"T2T R@1": None}
     assert found.reasons == {"T2T R@1": "no image has two different captions in this split"}
-    assert found.neighbours["neighbours"].captions.neighbours
+    assert found.neighbours.captions.neighbours
     world.model.embeddings["nothing"] = np.zeros(4)
     found, shown = scored(world, sentences="nothing")
     assert found.scores["T2T R@1"] is not None  # whatever is asked
@@ -183,10 +186,8 @@ def test_what_cannot_be_scored_says_why(world, tmp_path):
         scored(world)
 
 
-def result_of(found: ModelNeighbours, run: str, seed: int = 0) -> RunResult:
-    return RunResult(
-        run=run, objective="x", seed=seed, scores={"A": 1.0}, neighbours={"neighbours": found}
-    )
+def result_of(found: ModelNeighbours, run: str, seed: int = 0, **more: Any) -> RunResult:
+    return made_result(run, seed, tasks={"neighbours": TaskResult(neighbours=found)}, **more)
 
 
 def test_a_result_keeps_what_was_found(world, tmp_path):
@@ -196,7 +197,7 @@ def test_a_result_keeps_what_was_found(world, tmp_path):
     result = evaluate_model(world.model, evaluation)  # pyright: ignore[reportArgumentType]
     save_result(result, tmp_path / "a.json")
     assert load_result(tmp_path / "a.json") == result
-    kept = result.neighbours["neighbours"].keys
+    kept = result.tasks["neighbours"].neighbours.keys
     assert kept
     assert all(bytes.fromhex(key) == Folder.key(image) for image, key in kept.items())
     body = (tmp_path / "a.json").read_text()
@@ -240,7 +241,8 @@ def page(results: list[RunResult], folder: Path | None = None) -> str:
         return photographs(folder / "images.parquet", folder / "images", image_ids, keys)
 
     comparison = compare_results(results, None, (), ())
-    return page_of(comparison, "t", "g", neighbours_in(results, made if folder else None))
+    included = neighbours_in(results, made if folder else None)
+    return to_page(document_of(comparison, "t", included, page=True))
 
 
 def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
@@ -261,13 +263,11 @@ def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
     use = FeatureUse(
         name="x/image/y", encoder="y", source="random:0", dim=1, rows=1, untrained=True, **digests
     )
-    warned = page(
-        [result_of(one, "a"), result_of(one, "b").model_copy(update={"features": (use,)})]
-    )
+    warned = page([result_of(one, "a"), result_of(one, "b", features=(use,))])
     section = warned.split('<section id="neighbours">')[1].split("</section>")[0]
     assert "b: untrained weights." in section
     assert "a: untrained weights." not in section
-    assert "neighbours" not in page([RunResult(run="a", objective="x", seed=0, scores={"A": 1.0})])
+    assert "neighbours" not in page([made_result("a", scores={"A": 1.0})])
 
 
 def test_photographs_that_are_not_here_are_left_out(photographed):
@@ -305,7 +305,7 @@ def test_a_photograph_that_is_another_one_now_is_not_shown(photographed):
 
 def test_tasks_with_similar_names_have_their_own_sections_and_pictures(photographed):
     found = found_in(photographed)
-    both = result_of(found, "a").model_copy(update={"neighbours": {"x_y": found, "x-y": found}})
+    both = made_result("a", tasks=dict.fromkeys(("x_y", "x-y"), TaskResult(neighbours=found)))
     shown = page([both], photographed)
     addresses = re.findall(r'<section id="(neighbours-[^"]*)">', shown)
     assert len(set(addresses)) == 2

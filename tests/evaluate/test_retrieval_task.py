@@ -13,6 +13,7 @@ from torch import nn
 
 from sightline.cache import CacheError, key_of_text
 from sightline.errors import SightlineError
+from train.evaluate.evaluation import Evaluation
 from train.evaluate.retrieval import CHANCE, METRICS, chance
 from train.objectives.objective import FeatureNeed
 
@@ -23,14 +24,15 @@ def world(tmp_path: Path) -> World:
 
 
 def scores(world: World, **settings: Any) -> Any:
-    return world.folder.task(**settings).score(world.model)  # pyright: ignore[reportArgumentType]
+    evaluation = world.folder.task(**settings)
+    return evaluation.score(world.model)["retrieval"]  # pyright: ignore[reportArgumentType]
 
 
 def test_scores_equal_plain_rankings_in_the_space_of_the_heads(world):
     found, expected = scores(world), world.expected()
     assert found.scores == pytest.approx(expected)
     assert tuple(found.scores) == METRICS
-    assert found.notes == {}
+    assert found.notes == ()
     values = list(expected.values())
     assert len(set(values)) == 6  # neither perfect nor random, so the comparison means something
     assert 5 < min(values) < max(values) < 100
@@ -57,10 +59,11 @@ def test_a_perfect_space_recalls_everything_and_a_random_one_what_chance_does(tm
     pixels = dict(zip(names, rng.normal(size=(200, 32)).astype(np.float32), strict=True))
     fingerprint = folder.write("image", "cnn", {Folder.key(n): r for n, r in pixels.items()})
     perfect = Model({t: pixels[t[:3]] for t in folder.captions}, fingerprint)
-    perfect_scores = folder.task().score(perfect)  # pyright: ignore[reportArgumentType]
+    perfect_scores = folder.task().score(perfect)["retrieval"]  # pyright: ignore[reportArgumentType]
     assert set(perfect_scores.scores.values()) == {100.0}
     noise = {text: rng.normal(size=32).astype(np.float32) for text in folder.captions}
-    random = folder.task().score(Model(noise, fingerprint))  # pyright: ignore[reportArgumentType]
+    noisy: Any = Model(noise, fingerprint)
+    random = folder.task().score(noisy)["retrieval"]
     for metric, expected in random.references[CHANCE].items():
         found = random.scores[metric]
         assert found is not None
@@ -88,13 +91,23 @@ def test_images_without_features_are_left_out_and_counted(tmp_path):
     found = scores(world)
     kept = [name for name in world.folder.tested if name not in ("03", "11")]
     assert found.scores == pytest.approx(world.expected(images=kept))
-    (note,) = found.notes["retrieval"]
+    (note,) = found.notes
     assert "leaves out 2 of 23 images" in note
     assert "image/cnn has only an error for them" in note
+    assert found.references[CHANCE]["T2I R@10"] == pytest.approx(100 * 10 / 21)
     all_of_a_fold = make_world(tmp_path / "fold", failed=tuple(f"{i:02d}" for i in range(8)))
     found = scores(all_of_a_fold, folds=3)
     assert found.scores == dict.fromkeys(METRICS)
     assert found.reasons["I2T R@1"] == "no image of a fold has features"
+    assert set(found.references) == {CHANCE}
+
+
+def test_a_task_may_be_called_anything(world):
+    evaluation = world.folder.task()
+    world.model.no_heads = "it has no heads"
+    named = Evaluation({"a/b": evaluation.tasks["retrieval"]})
+    found = named.score(world.model)["a/b"]  # pyright: ignore[reportArgumentType]
+    assert found.reasons["a/b: I2T R@1"] == "it has no heads"
 
 
 def test_features_that_are_missing_or_other_are_an_error(world, tmp_path):
@@ -196,7 +209,7 @@ def test_the_frozen_encoder_is_scored_on_its_own_features(tmp_path):
     expected = plain_recalls(cosines(one, two), [i for i, _ in pairs])
     assert found.references["clip (frozen)"] == pytest.approx(expected)
     assert list(found.references) == ["clip (frozen)", CHANCE]
-    (note,) = found.notes["retrieval"]
+    (note,) = found.notes
     assert "leaves out 1 of 23 images" in note
     assert "image/clip" in note
     assert found.scores == pytest.approx(world.expected())

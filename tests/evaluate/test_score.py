@@ -13,14 +13,13 @@ from letters import Letters, model
 from small_senteval import write_transfer
 
 from sightline.errors import SightlineError
-from train.evaluate.evaluation import Evaluation, Scores
+from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.geometry import GEOMETRY
 from train.evaluate.models import EvaluatedModel
-from train.evaluate.score_run import evaluate_model
+from train.evaluate.results import EvaluationSet, TaskResult, load_result, save_result
 from train.evaluate.sts import SUBSETS, TASKS
-from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.task import Metric, Task, TaskSettings
 from train.evaluate.transfer import TASKS as TRANSFER_TASKS
-from train.report.results import RunResult, load_result, save_result
 from train.report.table import make_table
 
 
@@ -37,7 +36,7 @@ def evaluation(senteval: Path, pairs: Path, **more: Any) -> Evaluation:
 
 
 def test_scores_of_the_subsets_are_kept(senteval, pairs):
-    found = evaluation(senteval, pairs).score(model())
+    found = evaluate_model(model(), evaluation(senteval, pairs))
     assert list(found.scores) == [*TASKS, "Avg", *GEOMETRY]
     assert {task: tuple(parts) for task, parts in found.subsets.items()} == SUBSETS
     # every subset of this folder holds the same three pairs
@@ -46,16 +45,13 @@ def test_scores_of_the_subsets_are_kept(senteval, pairs):
 
 
 def test_undefined_subsets_say_why_in_the_result(senteval, pairs):
-    found = evaluation(senteval, pairs).score(model(constant=True))
+    found = evaluation(senteval, pairs).score(model(constant=True))["sts"]
     assert found.subsets["STS12"]["MSRpar"] is None
     assert "constant" in found.reasons["STS12/MSRpar"]
     assert "constant" in found.reasons["Avg"]
-    body = {"run": "r", "objective": "o", "seed": 0, "scores": found.scores}
-    kept = RunResult(**body, subsets=found.subsets, reasons=found.reasons)
-    assert kept.subsets == found.subsets
     without = {name: why for name, why in found.reasons.items() if name != "STS13/FNWN"}
     with pytest.raises(ValueError, match=r"subsets\.STS13\.FNWN is null"):
-        RunResult(**body, subsets=found.subsets, reasons=without)
+        TaskResult.model_validate({**found.model_dump(), "reasons": without})
 
 
 def test_what_was_scored_is_identified_by_its_content(senteval, pairs):
@@ -73,12 +69,12 @@ def test_every_distinct_sentence_of_all_tasks_is_encoded_once_in_one_call(sentev
     letters = Letters()
     one = EvaluatedModel("letters", letters)  # pyright: ignore[reportArgumentType]
     tasks = evaluation(senteval, pairs, similarity={"data": pairs})
-    together = tasks.score(one)
+    together = evaluate_model(one, tasks)
     assert len(letters.calls) == 1
     wanted = {sentence for task in tasks.tasks.values() for sentence in task.sentences()}
     assert sorted(letters.calls[0]) == sorted(wanted)
     for name in tasks.tasks:  # the same scores as one task at a time
-        alone = Evaluation({name: tasks.tasks[name]}).score(model())
+        alone = evaluate_model(model(), Evaluation({name: tasks.tasks[name]}))
         for metric, score in alone.scores.items():
             assert together.scores[metric] == pytest.approx(score, abs=1e-9)
 
@@ -89,7 +85,7 @@ def test_a_task_that_appears_twice_needs_a_name(pairs, tmp_path):
     given = {"similarity": {"data": pairs}, "others": {"task": "similarity", "data": other}}
     tasks = Evaluation.load(given)
     assert list(tasks.evaluated_on) == ["similarity", "others: similarity"]
-    assert tasks.records["others"].title == "others: similarity"
+    assert tasks.measured["others"].title == "others: similarity"
     result = evaluate_model(model(), tasks)
     assert [title for title, _ in make_table([result]).parts] == ["", "others: similarity"]
 
@@ -106,15 +102,13 @@ class Clash(Task[TaskSettings]):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        from train.evaluate.evaluation_set import EvaluationSet
-
         return (Metric("similarity", EvaluationSet.of(0)),)
 
     def sentences(self) -> list[str]:
         return []
 
-    def score(self, model: EvaluatedModel) -> TaskScores:
-        return TaskScores({"similarity": 1.0} if self.right else {"other": 1.0})
+    def score(self, model: EvaluatedModel) -> TaskResult:
+        return TaskResult(scores={"similarity": 1.0} if self.right else {"other": 1.0})
 
 
 def test_two_tasks_with_one_metric_are_refused(pairs):
@@ -170,10 +164,23 @@ def test_a_result_says_what_its_tasks_are(senteval, pairs, tmp_path):
     assert result.tasks["geometry"].hidden == GEOMETRY[2:]
     file = save_result(result, tmp_path / "result.json")
     assert load_result(file) == result
-    assert json.loads(file.read_text())["evaluated_on"]["Avg"]["examples"] == sum(
+    sts = json.loads(file.read_text())["tasks"]["sts"]
+    assert sts["evaluated_on"]["Avg"]["examples"] == sum(
         result.evaluated_on[task].examples for task in TASKS
     )
     table = make_table([result])
     assert table.tasks == (*TASKS, "Avg", "alignment", "uniformity")
-    assert table.lower_is_better == set(GEOMETRY)
-    assert Scores().scores == {}
+    assert table.lower_is_better == GEOMETRY
+
+
+def test_one_test_set_of_a_task_is_scored_alone_and_without_a_mean(senteval, pairs):
+    write_transfer(senteval)
+    whole = evaluate_model(model(), Evaluation.load({"sts": {"data": senteval}}))
+    tasks = {"sts": {"data": senteval, "subsets": "STS-B, SICK-R"}}
+    tasks |= {"transfer": {"data": senteval, "subsets": ["TREC"]}}
+    some = Evaluation.load(tasks)
+    assert list(some.evaluated_on) == ["STS-B", "SICK-R", "TREC"]
+    scores = some.score(model(), ["sts"])["sts"].scores
+    assert scores == {name: whole.scores[name] for name in ("STS-B", "SICK-R")}
+    with pytest.raises(SightlineError, match="unknown STS task 'STSB'; choose from STS12"):
+        Evaluation.load({"sts": {"data": senteval, "subsets": "STSB"}})

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
+from made_results import made_result
 
-from train.report.results import RunResult, save_result
+from train.evaluate.results import save_result
 
 RUNS = ("simcse", "mcse")
 
@@ -16,10 +17,9 @@ def write_results(folder: Path) -> None:
     for number, run in enumerate(RUNS):
         for seed in (0, 1):
             score = 60.0 + 10 * number + seed
-            result = RunResult(
-                run=run,
-                objective=run,
-                seed=seed,
+            result = made_result(
+                run,
+                seed,
                 scores={"STS12": score, "Avg": score},
                 subsets={"STS12": {"MSRpar": score - 1, "MSRvid": score + 1}},
             )

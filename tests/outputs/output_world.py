@@ -26,7 +26,7 @@ LIBRARIES = [
     *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
     *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
-    *("train.report.space_page", "train.report.neighbours_page", "train.evaluate.models"),
+    *("train.report.space_page", "train.report.neighbours", "train.evaluate.models"),
 ]
 SERVER_OPTIONS = [f"--import={name}" for name in LIBRARIES]
 

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from demo_params import demo_params_text
 from dvc.repo import Repo
+from made_results import made_result
 
 from pipeline import graph
 from pipeline.configure import configuration, configurations, origin, to_yaml
 from pipeline.params import Params, ParamsError, validate_params
 from train.objectives import make_objective
-from train.report.results import RunResult, TrainingSummary
 from train.report.write import write_report
 
 ROOT = Path(__file__).parents[2]
@@ -194,13 +194,7 @@ def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(tmp_path):
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     log = ({"loss_text": 1.5, "step": 25}, {"dev": 40.0, "step": 50})
     results = [
-        RunResult(
-            run=run,
-            objective="simcse",
-            seed=seed,
-            scores={"similarity": 1.0 + seed},
-            training=TrainingSummary(steps=50, log=log),
-        )
+        made_result(run, seed, scores={"similarity": 1.0 + seed}, training={"log": log})
         for run in ("SimCSE", "MCSE (CLIP)")
         for seed in (0, 1)
     ]

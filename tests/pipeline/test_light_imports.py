@@ -22,9 +22,9 @@ MODULES = (
     "pipeline.extract.inputs",
     *("pipeline.grounding.ground", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
     *("train.train_run", "train.distributed", "train.objectives.combined", "train.objectives.dalr"),
-    *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.score_run"),
+    *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.evaluation"),
     *("train.evaluate.neighbours", "train.evaluate.retrieval"),
-    *("train.evaluate.neighbours", "train.evaluate.transfer", "train.report.compare"),
+    *("train.evaluate.transfer", "train.report.comparison"),
     *("sightline.encoder_folder", "sightline.loading", "sightline.devices"),
 )
 """Nothing heavy is imported with these."""

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_results import made_result, with_task
 
 from sightline.errors import SightlineError
+from train.evaluate.results import RunResult, save_result
+from train.report.charts import axis_of, curve_chart, to_svg
+from train.report.comparison import FoundRun
 from train.report.curve import RUN, Curve, curve_of, value_text
-from train.report.curve_plot import axis_of, curve_chart
-from train.report.find_runs import FoundRun
-from train.report.results import RunResult, TaskRecord, save_result
-from train.report.side_by_side import draw, to_text
-
-RECORD = TaskRecord(task="t", metrics=("score", "distance"), lower_is_better=("distance",))
+from train.report.render import to_text
+from train.report.sections import document_of_curve
 
 
 def result(run: str, seed: int, score: float | None, objective: str, given: dict) -> RunResult:
-    return RunResult(
-        run=run,
-        objective=objective,
-        seed=seed,
+    return made_result(
+        run,
+        seed,
         parameters={"objective": given, "train": {"batch_size": 64, "temperature": 1}},
+        training={"objective": objective},
         scores={"score": score, "distance": 1.0},
         reasons={} if score is not None else {"score": "constant"},
-        tasks={"t": RECORD},
+        lower_is_better=("distance",),
     )
 
 
@@ -48,8 +48,9 @@ WEIGHTS = [
 def points(curve: Curve, line: int = 0) -> list[tuple]:
     """(value, run, mean, sd) of one line, rounded."""
     return [
-        (p.value, p.run, p.cell.mean, None if p.cell.sd is None else round(p.cell.sd, 6))
+        (p.value, p.row.name, cell.mean, None if cell.sd is None else round(cell.sd, 6))
         for p in curve.lines[line].points
+        for cell in (p.row.cells[curve.metric],)
     ]
 
 
@@ -81,16 +82,29 @@ def test_the_baseline_is_a_reference_and_no_point():
     curve = curve_of([base, *WEIGHTS], "weight", baseline="base")
     assert curve.baseline is not None
     assert curve.baseline.cells["score"].mean == 2.0
-    assert "base" not in [point.run for point in curve.points]
-    assert curve.to_json()["baseline"]["scores"] == [1.0, 3.0]
-    assert curve_of(WEIGHTS, "weight").to_json()["baseline"] is None
+    assert "base" not in [point.row.name for point in curve.points]
+    assert curve.baseline.cells["score"].seeds == (1.0, 3.0)
+    assert curve_of(WEIGHTS, "weight").baseline is None
+
+
+def test_chance_and_frozen_models_are_no_points_and_have_no_notes():
+    chance = {"chance": {"distance": 0.5}}
+    runs = [
+        FoundRun(r.given, r.name, r.files, tuple(
+            with_task(each, references=chance) for each in r.results
+        ))
+        for r in WEIGHTS
+    ]  # fmt: skip
+    curve = curve_of(runs, "weight")
+    assert [point.row.name for point in curve.points] == ["first", "second", "third"]
+    assert curve.notes == ()
 
 
 def test_the_metric_is_the_average_the_first_or_the_one_named():
     assert curve_of(WEIGHTS, "weight", "distance").metric == "distance"
     average = [
         FoundRun(r.given, r.name, r.files, tuple(
-            each.model_copy(update={"scores": {**each.scores, "Avg": 7.0}}) for each in r.results
+            with_task(each, scores={**each.scores, "Avg": 7.0}) for each in r.results
         ))
         for r in WEIGHTS
     ]  # fmt: skip
@@ -100,7 +114,7 @@ def test_the_metric_is_the_average_the_first_or_the_one_named():
 def test_without_a_parameter_every_run_is_a_row_as_given():
     curve = curve_of(WEIGHTS, RUN)
     assert not curve.ordered
-    assert [point.run for point in curve.points] == ["third", "first", "second"]
+    assert [point.row.name for point in curve.points] == ["third", "first", "second"]
 
 
 def test_a_run_may_be_given_file_by_file():
@@ -202,33 +216,34 @@ def test_values_that_are_no_numbers_are_rows_of_a_figure():
 
 def test_both_kinds_of_figure_are_files_with_our_mark():
     for curve in (curve_of(WEIGHTS, "weight"), curve_of(WEIGHTS, RUN)):
-        assert draw(curve, ".png").startswith(b"\x89PNG")
-        svg = draw(curve, ".svg")
-        assert svg.startswith(b"<svg")
-        assert b"Sightline figure" in svg[:4096]
-        assert svg == draw(curve, ".svg")
+        svg = to_svg(curve_chart(curve))
+        assert svg.startswith("<svg")
+        assert "Sightline figure" in svg[:4096]
+        assert svg == to_svg(curve_chart(curve))
 
 
 def test_every_format_has_the_figures():
     base = found("base", 2.0, objective="simcse")
     curve = curve_of([base, *WEIGHTS], "weight", baseline="base")
-    shown = to_text(curve, "terminal")
+    shown = to_text(document_of_curve(curve), "terminal")
     assert "score against objective.weight" in shown
     assert [line.split()[0] for line in shown.splitlines()[3:7]] == ["0.01", "0.5", "2", "–"]
     assert "23.00 ± 2.83" in shown
     assert "Note: base has one seed (0), so no deviation." in shown
-    assert "| 0.5 | second | 0, 1 | 23.00 ± 2.83 |" in to_text(curve, "markdown")
-    assert "| – | base (baseline) | 0 | 2.00 |" in to_text(curve, "markdown")
-    assert r"0.5 & second & 0, 1 & 23.00 $\pm$ 2.83 \\" in to_text(curve, "latex")
-    body = json.loads(to_text(curve, "json"))
-    assert body["schema"] == "sightline.curve/1"
-    assert body["lines"][0]["points"][1] == {
-        "run": "second",
-        "value": 0.5,
-        "seeds": [0, 1],
+    assert "| 0.5 | second | 0, 1 | 23.00 ± 2.83 |" in to_text(document_of_curve(curve), "markdown")
+    assert "| – | base (baseline) | 0 | 2.00 |" in to_text(document_of_curve(curve), "markdown")
+    assert r"0.5 & second & 0, 1 & 23.00 $\pm$ 2.83 \\" in to_text(
+        document_of_curve(curve), "latex"
+    )
+    body = json.loads(to_text(document_of_curve(curve), "json"))
+    assert body["schema"] == "sightline.curve/2"
+    point = body["lines"][0]["points"][1]
+    assert (point["value"], point["row"]["name"], point["row"]["seeds"]) == (0.5, "second", [0, 1])
+    assert point["row"]["cells"]["score"] == {
         "mean": 23.0,
         "sd": pytest.approx(8**0.5),
-        "scores": [21.0, 25.0],
+        "seeds": [21.0, 25.0],
+        "reason": "",
     }
     assert "distance: lower is better" in curve_of(WEIGHTS, "weight", "distance").notes
 
@@ -254,7 +269,7 @@ def test_the_command_prints_the_table_and_writes_the_figure(sightline):
     assert Path("w.svg").read_bytes().startswith(b"<svg")
     again = sightline("first", "second", "--curve", "weight", "--plot", "w.svg", "--out", "w.txt")
     assert again[:2] == (0, "")
-    assert "sightline.curve/1" in Path("w.txt").read_text()
+    assert "sightline.curve/2" in Path("w.txt").read_text()
     refused = sightline("first", "second", "--out", "w.txt")
     assert refused[0] == 1
     assert "w.txt: already exists" in refused[2]

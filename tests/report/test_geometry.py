@@ -22,13 +22,16 @@ from train.evaluate.space import (
     ModelSpace,
     SentenceMap,
     SpaceStudy,
-    Spectrum,
 )
-from train.report.drawing import to_png, to_svg
-from train.report.space_page import page_of, to_json
-from train.report.space_plots import (
+from train.evaluate.vectors import Spectrum
+from train.report.charts import to_png, to_svg
+from train.report.page import to_page
+from train.report.render import to_text
+from train.report.space_page import (
     cluster_colours,
+    document_of,
     gold_chart,
+    grid_of_spaces,
     map_chart,
     plane_chart,
     spectrum_chart,
@@ -133,7 +136,7 @@ def test_clusters_have_colours_of_their_own(count):
 
 def test_a_page_escapes_names_and_loads_nothing():
     found = study(space(NASTY), space("other", score=None))
-    page = page_of(found, NASTY, {"plane": "<svg></svg>", "map": "<svg></svg>"})
+    page = to_page(document_of(found, NASTY, {"plane": "<svg></svg>", "map": "<svg></svg>"}))
     assert page.count("<script") == 1  # that of the page
     assert page.count("&lt;script&gt;") >= 4  # title, heading, both tables
     assert not re.search(r"""src=|href="(?!#)|@import|url\(""", page)
@@ -144,20 +147,35 @@ def test_a_page_escapes_names_and_loads_nothing():
 
 
 def test_the_best_of_each_column_is_bold():
-    page = page_of(study(space("a", -2, 0.3, 60), space("b", -1, 0.1, 50)), "t", {})
+    both = study(space("a", -2, 0.3, 60), space("b", -1, 0.1, 50))
+    page = to_page(document_of(both, "t", {}))
     assert re.findall(r'class="n best">([^<]+)<', page) == ["60.00", "-2.000", "0.100"]
-    assert 'class="n best"' not in page_of(study(space("a")), "t", {})
+    assert 'class="n best"' not in to_page(document_of(study(space("a")), "t", {}))
+
+
+def test_figures_that_print_alike_are_bold_alike_and_zero_has_no_minus():
+    def bold(*models: ModelSpace) -> list[list[bool]]:
+        return [
+            [cell.bold for cell in row.cells[:3]] for row in grid_of_spaces(study(*models)).rows
+        ]
+
+    near, same, far = space("a", -0.0001, 0.1), space("b", 0.0001, 0.10001), space("c", 1, 0.3)
+    assert bold(near, same) == [[False] * 3] * 2
+    assert bold(near, same, far) == [[False, True, True]] * 2 + [[False] * 3]
+    assert "-0.000" not in to_text(document_of(study(near, same), "t", {}), "terminal")
 
 
 def test_the_json_has_every_number():
     found = study(space("a"), space("b"))
-    body = json.loads(json.dumps(to_json(found)))
+    body = json.loads(to_text(document_of(found, "t", {}), "json"))
     one, two = body["models"]
-    assert (one["model"], two["model"]) == ("a", "b")
+    assert (one["name"], two["name"]) == ("a", "b")
     assert len(one["cosines"]) == len(body["pairs"]["gold"]) == 60
     assert len(one["map"]["points"]) == len(body["map"]["texts"]) == 50
     assert body["agreement"][0]["between"] == ["a", "b"]
-    assert one["singular_values"] == [round(v, 6) for v in np.sqrt(np.arange(8, 0, -1) / 36)]
+    assert one["spectrum"]["singular_values"] == [
+        round(v, 6) for v in np.sqrt(np.arange(8, 0, -1) / 36)
+    ]
 
 
 @pytest.fixture
@@ -202,7 +220,7 @@ def test_the_command_writes_a_folder_and_the_same_bytes_again(place, sightline):
     record = json.loads(first["geometry.json"])
     assert record["map"]["drawn_from"] == 80
     assert len(record["map"]["texts"]) == 30
-    assert [each["model"] for each in record["models"]] == ["bert", "other"]
+    assert [each["name"] for each in record["models"]] == ["bert", "other"]
 
 
 def test_the_map_can_have_its_own_sentences_with_gold_groups(place, sightline):

@@ -1,8 +1,7 @@
-"""Geometry, from the files of its command, and neighbours in the page of a comparison."""
+"""Figures of `sightline geometry`, and neighbours, in the page of a comparison."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +10,16 @@ import pytest
 from captioned import write_captioned
 from invented_runs import write_invented
 
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
 from train.evaluate.geometry import Geometry
 from train.evaluate.neighbours import read_images
+from train.evaluate.results import (
+    Found,
+    ModelNeighbours,
+    Neighbour,
+    TaskResult,
+    load_result,
+    save_result,
+)
 from train.evaluate.similarity import Correlation, GradedPairs
 from train.evaluate.space import (
     MapSentences,
@@ -23,7 +29,6 @@ from train.evaluate.space import (
     SpaceStudy,
     Spectrum,
 )
-from train.report.results import load_result, save_result
 from train.report.space_page import write_geometry
 
 NASTY = "</style><script>window.hacked = 1</script>"
@@ -69,7 +74,9 @@ def place(tmp_path, monkeypatch) -> Path:
             keys={i: k.hex() for i, k in zip(images.ids, images.keys, strict=True)},
         )
         file = Path("results", run, "seed-0.json")
-        result = load_result(file).model_copy(update={"neighbours": {"neighbours": found}})
+        result = load_result(file)
+        more = {**result.tasks, "neighbours": TaskResult(neighbours=found)}
+        result = result.model_copy(update={"tasks": more})
         save_result(result, file)
     return tmp_path
 
@@ -87,9 +94,10 @@ def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
     words = ("--geometry", "geometry", *PHOTOGRAPHS)
     assert compare(*words) == (0, "", "")
     page = Path("page.html").read_text()
-    for section in ("scores", "subsets", "embeddings", "embedding-space", "clusters", "neighbours"):
+    for section in ("scores", "subsets", "embedding-spaces", "neighbours"):
         assert page.count(f'<section id="{section}">') == 1
-    assert page.count("<svg") == 2 + 4  # scores and subsets; plane, gold, spectrum and map
+    assert page.count("<svg") == 2  # scores and subsets
+    assert page.count('src="data:image/svg+xml;base64,') == 4  # plane, map, gold and spectrum
     assert "it has no heads" in page
     assert "b.png: no such file" in page
     assert page.count('url("data:image/png;base64,') == 1
@@ -100,7 +108,7 @@ def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
     page = Path("page.html").read_text()
     assert 'url("data:' not in page
     assert page.count('<section id="neighbours">') == 1
-    assert '<section id="clusters">' not in page
+    assert '<section id="embedding-spaces">' not in page
 
 
 def test_a_browser_shows_them_and_fetches_nothing(place, compare, browser):
@@ -122,22 +130,20 @@ def test_a_browser_shows_them_and_fetches_nothing(place, compare, browser):
     assert browser.run(f"{shown}.map(e => e.dataset.run)") == ["simcse", "simcse"]
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "message"),
-    [
-        ("geometry/geometry.json", {"schema": "x"}, "geometry.json: schema"),
-        ("geometry/geometry.json", {"pairs": {"name": "p", "gold": [1.0]}}, "not of 1 pairs"),
-        ("geometry/geometry.json", None, "geometry.json: "),
-    ],
-)
-def test_a_file_of_something_else_is_one_error(place, compare, file, change, message):
-    path = Path(file)
-    body = {} if change is None else json.loads(path.read_text()) | change
-    path.write_text(json.dumps(body))
-    code, out, err = compare("--geometry", file)
+def test_a_folder_without_figures_is_one_error(place, compare):
+    code, out, err = compare("--geometry", "set")
     assert (code, out) == (1, "")
-    assert message in err
+    assert "set: no figure here, such as plane.svg" in err
     assert not Path("page.html").exists()
+
+
+def test_a_figure_of_a_folder_runs_nothing(place, compare, browser):
+    Path("geometry/plane.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg"><script>top.hacked = 1</script></svg>'
+    )
+    assert compare("--geometry", "geometry") == (0, "", "")
+    browser.open(place / "page.html")
+    assert browser.run("window.hacked") is None
 
 
 def test_only_a_page_has_them(place, said):

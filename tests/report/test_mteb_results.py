@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_results import made_result
 
 from sightline.errors import SightlineError
-from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.mteb import MtebTask
-from train.report.compare import compare_runs
-from train.report.find_runs import find_run, find_runs
+from train.evaluate.results import EvaluationSet, TaskResult, save_result
+from train.report.comparison import compare_runs, find_run, find_runs
 from train.report.mteb_results import MtebFolder
-from train.report.results import RunResult, TaskRecord, save_result
 
 TASKS = {
     "STS12": MtebTask(type="STS", revision="a1", splits={"test": ("default",)}),
@@ -65,21 +64,18 @@ def ours(file: Path, **changes: Any) -> Path:
     sets["MTEB Avg Reranking"] = EvaluationSet.of(10, *digests[2:])
     sets["MTEB Avg"] = EvaluationSet.of(30, *digests)
     tasks = {name: about.model_dump(mode="json") for name, about in TASKS.items()}
-    record = TaskRecord(
+    of_mteb = TaskResult(
         task="mteb",
         title="MTEB",
-        settings={"mteb": "2.26.24", "tasks": tasks, "contents": {}},
-        metrics=tuple(scores),
+        settings={"mteb": "2.26.24", "tasks": tasks},
+        scores=scores,
+        evaluated_on=sets,
     )
-    given = {
-        "run": "mcse",
-        "objective": "mcse",
-        "seed": 0,
-        "scores": {**scores, "STS12": 70.0},
-        "evaluated_on": {**sets, "STS12": EvaluationSet.of(3108, "d")},
-        "tasks": {"mteb": record, "sts": TaskRecord(task="sts", metrics=("STS12",))},
-    }
-    return save_result(RunResult(**{**given, **changes}), file)
+    sts = TaskResult(
+        task="sts", scores={"STS12": 70.0}, evaluated_on={"STS12": EvaluationSet.of(3108, "d")}
+    )
+    given = {"tasks": {"mteb": of_mteb, "sts": sts}}
+    return save_result(made_result("mcse", **{**given, **changes}), file)
 
 
 def compared(root: Path, *runs: object):

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from command_line import sightline
 from invented_runs import UNTRAINED
+from made_results import made_result, untrained_result
 
 from pipeline.cli.paper.plan import Plans
-from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.results import EvaluationSet, save_result
 from train.evaluate.sts import EXPECTED_PAIRS
-from train.report.markdown import to_markdown
-from train.report.paper_results import ExpectedRun, ResultFolders
-from train.report.paper_table import PaperTable, compare_entry
+from train.report.paper_table import ComparedRow, ExpectedRun, compare_entry, document_of
 from train.report.papers import Entry, find_entries
-from train.report.results import NOT_TRAINED, RunResult, TrainingSummary, save_result
-from train.report.terminal import terminal_text
+from train.report.render import terminal_text, to_text
 
 TESTS = {task: EvaluationSet(examples=n, sha256="0" * 64) for task, n in EXPECTED_PAIRS.items()}
 SOURCES = {"pairs": "data/datasets/{}", "text": "/elsewhere/{}/sentences.parquet"}
@@ -51,31 +50,32 @@ ENTRY = Entry.model_validate(
 def write(root: Path, seeds: int = 2, run: str = "mcse", **changes: object) -> None:
     for seed in range(seeds):
         values = {
-            "run": run,
-            "objective": "mcse",
-            "seed": seed,
             "parameters": SETTINGS,
             "scores": {**dict.fromkeys(EXPECTED_PAIRS, 70.0), "STS12": 70.5, "STS13": 78.0 + seed},
             "evaluated_on": TESTS,
-            "trained_on": {s: SOURCES[s].format(name) for s, name in DATA.items()},
-            "training": TrainingSummary(steps=1, best_dev=81.0),
             **changes,
         }
-        save_result(RunResult.model_validate(values), root / run / f"seed-{seed}.json")
+        values["training"] = {
+            "data": {s: SOURCES[s].format(name) for s, name in DATA.items()},
+            **{"steps": 1, "best_step": 1, "dev": "STS-B dev", "log": [{"dev": 81.0, "step": 1}]},
+            **values.get("training", {}),
+        }
+        save_result(made_result(run, seed, **values), root / run / f"seed-{seed}.json")
 
 
-def compared(*roots: Path, entry: Entry = ENTRY) -> PaperTable:
-    return compare_entry(entry, ResultFolders(roots), lambda *_: ExpectedRun(SETTINGS, DATA))
+def compared(*roots: Path, entry: Entry = ENTRY) -> list[ComparedRow]:
+    return compare_entry(entry, roots, lambda *_: ExpectedRun(SETTINGS, DATA))
 
 
-def shown(table: PaperTable) -> str:
-    return terminal_text(table.grids, table.legend, 200)
+def shown(rows: list[ComparedRow], entry: Entry = ENTRY) -> str:
+    document = document_of(entry, rows)
+    return terminal_text(document.grids, document.lines, 200)
 
 
 def test_a_difference_is_within_or_beyond_a_published_deviation(tmp_path):
     write(tmp_path)
     table = compared(tmp_path)
-    assert table.rows[0].marks == ()
+    assert table[0].marks == ()
     lines = [" ".join(line.split()) for line in shown(table).splitlines()]
     assert "MCSE, wiki+flickr 2 seeds 70.00† ± 1.00 80.00 ± 1.00 80.00" in lines
     assert "measured 0, 1 70.50 ± 0.00 78.50 ± 0.71 81.00 ± 0.00" in lines
@@ -84,9 +84,7 @@ def test_a_difference_is_within_or_beyond_a_published_deviation(tmp_path):
 
 def test_an_exact_deviation_is_within(tmp_path):
     write(tmp_path, scores={**dict.fromkeys(EXPECTED_PAIRS, 71.0)})
-    found = compared(tmp_path).rows[0].difference(ENTRY.columns[0])
-    assert found is not None
-    assert (found.value, found.within) == (1.0, True)
+    assert compared(tmp_path)[0].differences["STS12"] == (1.0, True)
 
 
 def test_a_row_that_was_not_run_says_so(tmp_path):
@@ -105,8 +103,6 @@ def test_a_row_that_was_not_run_says_so(tmp_path):
             {"parameters": {**SETTINGS, "train": {**SETTINGS["train"], "batch_size": 32}}},
             "train.batch_size 32, not 64",
         ),
-        ({"trained_on": {}}, "does not say what it was trained on; evaluate it again"),
-        ({"evaluated_on": {}}, "does not say what it was tested on; evaluate it again"),
         (
             {"evaluated_on": {**TESTS, "STS12": EvaluationSet(examples=9, sha256="1" * 64)}},
             "STS12 on 9 examples, not 3108",
@@ -116,20 +112,18 @@ def test_a_row_that_was_not_run_says_so(tmp_path):
 def test_what_is_not_comparable_is_said_in_the_row_and_not_judged(tmp_path, changes, mark):
     write(tmp_path, **changes)
     table = compared(tmp_path)
-    assert table.rows[0].marks == (mark,)
-    found = table.rows[0].difference(ENTRY.columns[0])
-    assert found is not None
-    assert (found.value, found.within) == (0.5, None)
+    assert table[0].marks == (mark,)
+    assert table[0].differences["STS12"] == (0.5, None)
     assert f"measured ({mark})" in shown(table)
 
 
 def test_the_dev_set_is_compared_too(tmp_path):
-    write(tmp_path, training=TrainingSummary(steps=1, best_dev=81.0, dev_metric="mine"))
-    assert compared(tmp_path).rows[0].marks == ("dev set mine, not STS-B dev",)
+    write(tmp_path, training={"dev": "mine"})
+    assert compared(tmp_path)[0].marks == ("dev set mine, not STS-B dev",)
 
 
 def test_a_column_without_a_score_is_said(tmp_path):
-    write(tmp_path, training=None)
+    write(tmp_path, training={"best_step": None, "dev": None})
     said = shown(compared(tmp_path))
     assert "measured (no score of best dev)" in said
 
@@ -138,40 +132,39 @@ def test_of_two_folders_the_one_with_the_row_s_settings_counts(tmp_path):
     objective = {"objective": {"weight": 0.5}}
     write(tmp_path / "other", parameters={**SETTINGS, **objective})
     write(tmp_path / "same")
-    row = compared(tmp_path / "other", tmp_path / "same").rows[0]
-    assert (row.run.folder, row.marks) == (f"{tmp_path}/same/mcse", ())
-    assert compared(tmp_path / "other").rows[0].marks == ("objective.weight 0.5, not 0.01",)
+    row = compared(tmp_path / "other", tmp_path / "same")[0]
+    assert (row.folder, row.marks) == (f"{tmp_path}/same/mcse", ())
+    assert compared(tmp_path / "other")[0].marks == ("objective.weight 0.5, not 0.01",)
 
 
 def test_the_device_makes_no_difference(tmp_path):
     train = {**SETTINGS["train"], "device": "cuda"}
     write(tmp_path, parameters={**SETTINGS, "train": train})
-    assert compared(tmp_path).rows[0].marks == ()
+    assert compared(tmp_path)[0].marks == ()
 
 
 def test_an_average_over_other_tasks_is_said(tmp_path):
     write(tmp_path, scores={"STS12": 70.0, "Avg": 70.0})
     row = {"model": "M", "data": "d", "configuration": "c", "run": "mcse", "scores": {"Avg": 1.0}}
     body = {**ENTRY.model_dump(), "columns": ["Avg"], "rows": [row]}
-    (mark,) = compared(tmp_path, entry=Entry.model_validate(body)).rows[0].marks
+    (mark,) = compared(tmp_path, entry=Entry.model_validate(body))[0].marks
     assert mark == "Avg without STS13, STS14, STS15, STS16, STS-B, SICK-R"
 
 
 def test_another_number_of_seeds_is_said(tmp_path):
     write(tmp_path, seeds=1)
     table = compared(tmp_path)
-    assert table.rows[0].marks == ("1 seed, published 2",)
+    assert table[0].marks == ("1 seed, published 2",)
 
 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"trained_on": {"pairs": "data/datasets/coco"}}, "bert trained on coco (pairs)"),
+        ({"training": {"data": {"pairs": "data/datasets/coco"}}}, "bert trained on coco (pairs)"),
         (
             {"parameters": {**SETTINGS, "student": {**STUDENT, "name": "roberta"}}},
             "roberta trained on flickr30k (pairs) and wiki (text)",
         ),
-        ({"objective": NOT_TRAINED}, "not a training"),
     ],
 )
 def test_another_training_of_the_same_name_is_not_compared(tmp_path, changes, found):
@@ -180,7 +173,17 @@ def test_another_training_of_the_same_name_is_not_compared(tmp_path, changes, fo
     assert "not run; other training found" in shown(table)
     assert f"Note: {tmp_path}/one/mcse is {found}." in shown(table)
     write(tmp_path / "two")  # the first folder with the row's training counts
-    assert compared(tmp_path / "one", tmp_path / "two").rows[0].run.folder == f"{tmp_path}/two/mcse"
+    assert compared(tmp_path / "one", tmp_path / "two")[0].folder == f"{tmp_path}/two/mcse"
+
+
+def test_a_data_set_may_have_a_dot_in_its_name(tmp_path):
+    write(tmp_path, training={"data": {"pairs": "data/datasets/coco.v2"}})
+    (row,) = compare_entry(
+        ENTRY.model_copy(update={"rows": ENTRY.rows[:1]}),
+        [tmp_path],
+        lambda *_: ExpectedRun(SETTINGS, {"pairs": "coco.v2"}),
+    )
+    assert row.measured is not None
 
 
 def test_a_model_that_is_not_trained_is_found_by_its_name(tmp_path):
@@ -188,16 +191,21 @@ def test_a_model_that_is_not_trained_is_found_by_its_name(tmp_path):
     entry = Entry.model_validate({**ENTRY.model_dump(), "rows": [row]})
     scores = dict.fromkeys(EXPECTED_PAIRS, 2.0)
     write(tmp_path, run="bert")
-    assert compared(tmp_path, entry=entry).rows[0].run.others == (f"{tmp_path}/bert is a training",)
-    write(tmp_path / "x", 1, "bert", objective=NOT_TRAINED, parameters={}, scores=scores)
-    assert compared(tmp_path / "x", entry=entry).rows[0].run.row is not None
+    assert compared(tmp_path, entry=entry)[0].notes == (f"{tmp_path}/bert is a training",)
+    result = untrained_result("bert", scores=scores, evaluated_on=TESTS)
+    save_result(result, tmp_path / "x/bert/seed-0.json")
+    assert compared(tmp_path / "x", entry=entry)[0].measured is not None
+    trained = {**ENTRY.rows[0].model_dump(), "run": "bert"}
+    entry = Entry.model_validate({**ENTRY.model_dump(), "rows": [trained]})
+    notes = compared(tmp_path / "x", entry=entry)[0].notes
+    assert notes == (f"{tmp_path}/x/bert is not a training",)
 
 
 def test_a_score_that_is_not_defined_has_no_difference(tmp_path):
     scores = {**dict.fromkeys(EXPECTED_PAIRS, 70.0), "STS12": None}
     write(tmp_path, scores=scores, reasons={"STS12": "constant embeddings"})
     table = compared(tmp_path)
-    assert table.rows[0].difference(ENTRY.columns[0]) is None
+    assert "STS12" not in table[0].differences
     assert "not defined" in shown(table)
 
 
@@ -207,21 +215,24 @@ def test_the_paper_s_settings_are_beside_the_configuration_s(tmp_path):
     row = {**ENTRY.rows[0].model_dump(), "scores": {"batch": 64, "rate": 1e-5}}
     row |= {"std": {}, "significant": []}
     body = {**ENTRY.model_dump(), "kind": "settings", "columns": columns, "rows": [row]}
-    said = " ".join(shown(compared(tmp_path, entry=Entry.model_validate(body))).split())
+    entry = Entry.model_validate(body)
+    said = " ".join(shown(compared(tmp_path, entry=entry), entry).split())
     assert said.endswith("configured – 64 3e-05 difference – equal differs")
 
 
 def test_the_formats_have_the_same_figures(tmp_path):
     write(tmp_path)
     table = compared(tmp_path)
-    assert "| 70.50 ± 0.00 | 78.50 ± 0.71 |" in to_markdown(table.grids, table.legend)
-    body = json.loads(json.dumps(table.to_json()))
-    assert body["schema"] == "sightline.paper/1"
+    document = document_of(ENTRY, table)
+    assert "| 70.50 ± 0.00 | 78.50 ± 0.71 |" in to_text(document, "markdown")
+    assert re.search(r">70\.50 <span[^>]*>± 0\.00</span>", to_text(document, "html"))
+    body = json.loads(to_text(document, "json"))
+    assert body["schema"] == "sightline.paper/2"
     row, other = body["rows"]
-    assert row["measured"]["scores"]["STS13"]["mean"] == 78.5
+    assert row["measured"]["cells"]["STS13"]["mean"] == 78.5
     assert row["published"]["scores"]["STS13"] == 80.0
-    assert row["differences"]["STS13"] == {"value": -1.5, "within": False}
-    assert other["reason"] == "a reason"
+    assert row["differences"]["STS13"] == [-1.5, False]
+    assert other["why_not"] == "a reason"
 
 
 def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, capsys):
@@ -230,7 +241,7 @@ def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, 
     expected = Plans().expected("studies/terms-flickr30k", "dalr-no-cml")
     scores = {**dict.fromkeys(EXPECTED_PAIRS, 78.0), "Avg": 78.0, "transfer Avg": 85.0}
     sources = {s: SOURCES[s].format(name) for s, name in expected.data.items()}
-    more = {"parameters": expected.parameters, "scores": scores, "trained_on": sources}
+    more = {"parameters": expected.parameters, "scores": scores, "training": {"data": sources}}
     write(tmp_path / "results", 5, "dalr-no-cml", **more)
     assert sightline("paper", entry.id) == 0
     said = capsys.readouterr().out
@@ -241,7 +252,7 @@ def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, 
     assert "missing here: data/raw/flickr30k" in said
     assert sightline("paper", entry.id, "--json", "--results", "elsewhere") == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["reason"] for row in rows} == {"not run"}
+    assert {row["why_not"] for row in rows} == {"not run"}
 
 
 def test_a_damaged_result_is_the_error_of_every_report(tmp_path, monkeypatch, capsys):

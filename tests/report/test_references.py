@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from invented_runs import invented
+from made_results import with_task
 
-from train.report.compare import compare_runs
-from train.report.find_runs import FoundRun
-from train.report.gains import Comparison, compute_gains
-from train.report.plots import PUBLISHED, score_chart
-from train.report.published import PublishedRow
-from train.report.side_by_side import to_text
-from train.report.table import make_table
+from train.report.charts import PUBLISHED, score_chart
+from train.report.comparison import FoundRun, compare_runs
+from train.report.differences import Comparison, compute_gains
+from train.report.render import to_text
+from train.report.sections import document_of
+from train.report.table import Cell, Row, make_table
 from train.report.write import means_of
 
 CEILING = {"clip (frozen)": {"STS12": 99.0}, "chance": {"STS12": 1.0, "unknown": 2.0}}
-PAPER = PublishedRow(model="MCSE", source="MCSE table 1", scores={"STS12": 98.0})
+PAPER = Row("MCSE", "", (), {"STS12": Cell(98.0, None)}, kind="published")
 
 
 def runs(**changes: object) -> list:
@@ -48,9 +48,9 @@ def test_a_comparison_shows_them_and_tests_nothing_against_them():
     ]
     comparison = compare_runs(found, "simcse", [PAPER])
     assert {each.run for each in comparison.differences} == {"mcse"}
-    markdown = to_text(comparison, "markdown")
+    markdown = to_text(document_of(comparison), "markdown")
     assert "| *clip (frozen)* | – | 99.00 |" in markdown
-    latex = to_text(comparison, "latex")
+    latex = to_text(document_of(comparison), "latex")
     (row,) = (line for line in latex.splitlines() if line.startswith(r"\textit{clip (frozen)} &"))
     assert row.split(" & ")[2] == "99.00"
     scores = latex.split(r"\end{tabular}")[0]
@@ -60,7 +60,9 @@ def test_a_comparison_shows_them_and_tests_nothing_against_them():
 
 def test_references_are_grey_in_the_chart():
     table = make_table(runs())
-    (axis, *_) = score_chart(table).axes
+    figure = score_chart(table)
+    assert figure is not None
+    (axis, *_) = figure.axes
     colours = [patch.get_facecolor()[:3] for patch in axis.patches]
     grey = tuple(int(PUBLISHED[i : i + 2], 16) / 255 for i in (1, 3, 5))
     assert [colour == grey for colour in colours] == [False, False, True, True]
@@ -68,7 +70,7 @@ def test_references_are_grey_in_the_chart():
 
 def test_results_that_disagree_on_a_reference_are_noted_once():
     changed = {"clip (frozen)": {"STS12": 90.0}}
-    results = [*runs()[:2], *(r.model_copy(update={"references": changed}) for r in runs()[2:])]
+    results = [*runs()[:2], *(with_task(each, references=changed) for each in runs()[2:])]
     table = make_table(results)
     (note,) = table.notes
     assert "disagree on clip (frozen), STS12 (99.00 and 90.00)" in note
@@ -76,5 +78,5 @@ def test_results_that_disagree_on_a_reference_are_noted_once():
 
 
 def test_notes_of_a_result_follow_the_name_of_its_run():
-    table = make_table(runs(notes={"retrieval": ("3 images left out",)}))
+    table = make_table(runs(notes=("3 images left out",)))
     assert table.notes == ("simcse: 3 images left out", "mcse: 3 images left out")

@@ -6,35 +6,35 @@ import json
 import re
 import statistics
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_results import made_result
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from pydantic import ValidationError
 from scipy.stats import ttest_ind
 
 from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
-from train.records import FeatureUse
-from train.report.compare import compare_results
-from train.report.comparison_page import feature_uses, parameter_rows
-from train.report.drawing import to_png, to_svg
-from train.report.gains import Comparison, compute_gains, headline
-from train.report.grids import grid_of_scores, grids_of, grids_of_gains, legend
-from train.report.markdown import to_markdown
-from train.report.plots import dev_chart, score_chart
-from train.report.published import PublishedRow, load_published
-from train.report.results import (
+from train.evaluate.results import (
     RunResult,
-    TaskRecord,
-    TrainingSummary,
+    TaskResult,
     load_result,
     load_results,
     save_result,
 )
-from train.report.table import make_table
-from train.report.terminal import terminal_text
+from train.records import FeatureUse
+from train.report.charts import dev_chart, score_chart, to_png, to_svg
+from train.report.comparison import FoundRun, compare_results
+from train.report.curve import RUN, curve_of
+from train.report.differences import Comparison, compute_gains, headline
+from train.report.grid import grid_of_table
+from train.report.render import terminal_text, to_markdown, to_text
+from train.report.sections import document_of, feature_uses, parameter_rows
+from train.report.table import Cell, Row, make_table
 from train.report.write import write_report
 
 
@@ -57,25 +57,20 @@ def lower(task):
 
 
 def result(run, seed, score, *features, task="scenes", reasons=None, **parameters):
-    return RunResult(
-        run=run,
-        objective=run.split("-")[0],
-        seed=seed,
-        parameters={"train": {"batch_size": 64, "seed": seed}, **parameters},
-        scores={task: score},
-        tasks={task: TaskRecord(task=task, metrics=(task,), lower_is_better=lower(task))},
-        reasons=reasons or {},
+    scores, reasons = {task: score}, reasons or {}
+    own = TaskResult(task=task, scores=scores, reasons=reasons, lower_is_better=lower(task))
+    log = [
+        {"loss": 2.0, "loss_text": 1.5, "step": 10},
+        {"dev": 1.0, "step": 10},
+        {"dev": score or 0.0, "step": 20},
+    ]
+    return made_result(
+        run,
+        seed,
+        parameters={"train": {"batch_size": 64}, "student": {"pooling": "cls"}, **parameters},
+        tasks={task: own},
         features=features,
-        training=TrainingSummary(
-            steps=20,
-            best_step=20,
-            best_dev=score,
-            log=(
-                {"loss": 2.0, "loss_text": 1.5, "step": 10},
-                {"dev": 1.0, "step": 10},
-                {"dev": score or 0.0, "step": 20},
-            ),
-        ),
+        training={"steps": 20, "best_step": 20, "dev": "STS-B dev", "log": log},
     )
 
 
@@ -120,10 +115,14 @@ def test_features_are_taken_from_a_feature_sets_own_record():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": "sightline.run_result/2"', "truncated or not JSON"),
-        ('{"schema": "sightline.run_result/9"}', "schema 'sightline.run_result/9', expected"),
+        ('{"schema": "sightline.result/1"', "truncated or not JSON"),
+        ('{"schema": "sightline.result/9"}', "schema 'sightline.result/9', expected"),
         ("[]", "schema 'list', expected"),
-        ('{"schema": "sightline.run_result/2", "run": "a"}', "objective: Field required"),
+        ('{"schema": "sightline.result/1"}', "run: Field required"),
+        (
+            '{"schema": "sightline.result/1", "run": "a", "tasks": {"t": {"scores": {"a": null}}}}',
+            "tasks.t: scores.a is null but reasons does not say why",
+        ),
     ],
 )
 def test_a_bad_result_file_is_one_error(tmp_path, text, message):
@@ -152,8 +151,10 @@ def test_cells_are_mean_and_sample_standard_deviation(results):
     assert table.rows[0].seeds == (0, 1, 2)
     assert cell.mean == pytest.approx(7.0)
     assert cell.sd == pytest.approx(statistics.stdev([5, 6, 10]))
-    assert cell.text == "7.00 ± 2.65"
-    assert make_table(results[:1]).rows[0].cells["scenes"].text == "5.00"
+    (shown,) = grid_of_table("", make_table(results[:3])).rows
+    assert shown.cells[1].parts == ("7.00", "± 2.65")
+    (shown,) = grid_of_table("", make_table(results[:1])).rows
+    assert shown.cells[1].parts == ("5.00",)
 
 
 def test_one_undefined_seed_makes_the_mean_undefined():
@@ -165,7 +166,7 @@ def test_one_undefined_seed_makes_the_mean_undefined():
 
 
 def test_best_is_among_the_measured_rows_only(results):
-    better = PublishedRow(model="X", source="a paper", scores={"scenes": 99.0})
+    better = Row("X", "", (), {"scenes": Cell(99.0, None)}, kind="published")
     table = make_table(results, [better])
     assert table.best("scenes") == pytest.approx(85.0)
     low = [result("a", 0, -1.0, task="uniformity"), result("b", 0, -2.0, task="uniformity")]
@@ -174,11 +175,11 @@ def test_best_is_among_the_measured_rows_only(results):
 
 def test_every_row_of_untrained_encoders_is_marked_everywhere(results, tmp_path):
     table = make_table(results)
-    assert [row.untrained for row in table.rows] == [(), (), ("scenes/image/resnet",), ()]
-    grids = [grid_of_scores("", table)]
+    assert [row.marks for row in table.rows] == [(), (), ("untrained weights",), ()]
+    assert [row.doubtful for row in table.rows] == [False, False, True, False]
+    grids = [grid_of_table("", table)]
     assert terminal_text(grids, []).count("untrained weights") == 1
     assert "| mcse-resnet (untrained weights) |" in to_markdown(grids, [])
-    assert table.to_json()["rows"][2]["untrained_weights"] == ["scenes/image/resnet"]
     write_report(results, tmp_path, "t")
     page = (tmp_path / "report.html").read_text()
     assert re.search(r'mcse-resnet<span class="mark warn">untrained weights</span>', page)
@@ -187,25 +188,12 @@ def test_every_row_of_untrained_encoders_is_marked_everywhere(results, tmp_path)
 
 
 def test_published_rows_are_always_marked(results):
-    row = PublishedRow(
-        model="MCSE-BERT", data="wiki", source="MCSE table 1", scores={"scenes": 77.3}, std={}
-    )
+    marks = ("published: MCSE table 1",)
+    row = Row("MCSE-BERT, wiki", "", (), {"scenes": Cell(77.3, None)}, marks, kind="published")
     table = make_table(results, [row])
     assert "| *MCSE-BERT, wiki (published: MCSE table 1)* | – | 77.30 |" in to_markdown(
-        [grid_of_scores("", table)], []
+        [grid_of_table("", table)], []
     )
-    assert table.to_json()["rows"][-1]["published"] == "MCSE table 1"
-
-
-def test_published_rows_from_a_file(tmp_path):
-    file = tmp_path / "published.json"
-    file.write_text('[{"model": "M", "source": "S", "scores": {"Avg": 77.3}}]')
-    assert load_published(file)[0].scores == {"Avg": 77.3}
-    file.write_text('[{"model": "M", "scores": {"Avg": 77.3}}]')
-    with pytest.raises(SightlineError, match=r"published\.json: 0\.source: Field required"):
-        load_published(file)
-    with pytest.raises(SightlineError, match="cannot be read"):
-        load_published(tmp_path / "none.json")
 
 
 def test_one_seed_twice_and_no_results_are_errors(results):
@@ -270,7 +258,8 @@ def test_a_share_is_stated_only_where_it_says_something(treatment, control, shar
     assert gain.sentence.endswith(
         f"{own}, {100 * share:.0f} % of it." if share else f"{own}: {reason}."
     )
-    (grid,) = grids_of_gains([gain])
+    comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y", "z")])
+    (grid,) = (each for each in document_of(comparison).grids if each.title == "Gain over x")
     shown = grid.rows[0].cells[-1]
     assert shown.parts == (f"{100 * share:.0f} %" if share else reason,)
 
@@ -278,14 +267,14 @@ def test_a_share_is_stated_only_where_it_says_something(treatment, control, shar
 def test_a_task_that_the_baseline_has_no_score_on_has_no_gain_and_no_difference():
     no_heads = {"R@1": "its objective projects no image features"}
     runs = [
-        RunResult(run=run, objective="o", seed=0, scores={"sts": 1.0, "R@1": score}, reasons=why)
+        made_result(run, scores={"sts": 1.0, "R@1": score}, reasons=why)
         for run, score, why in (("x", None, no_heads), ("y", 2.0, {}))
     ]
     comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
-    scores, *rest = grids_of(comparison)
+    scores, *rest = document_of(comparison).grids
     assert scores.header == ("run", "seeds", "sts", "R@1")
-    assert [[row.label for row in grid.rows] for grid in rest] == [["sts"], ["sts"]]
-    said = [line for line in legend(comparison) if "R@1" in line]
+    assert [[row.label for row in grid.rows] for grid in rest] == [["sts"], ["sts"], ["x", "y"]]
+    said = [line for line in document_of(comparison).lines if "R@1" in line]
     assert said == ["Note: x, R@1: not defined: seed 0: its objective projects no image features."]
 
 
@@ -296,30 +285,29 @@ def test_lower_uniformity_is_a_gain():
 
 def test_the_average_is_stated_first():
     runs = [
-        RunResult(run=name, objective="o", seed=0, scores={"STS12": v, "Avg": v + 1})
-        for name, v in (("x", 1.0), ("y", 2.0))
+        made_result(name, scores={"STS12": v, "Avg": v + 1}) for name, v in (("x", 1.0), ("y", 2.0))
     ]
     gains = compute_gains(make_table(runs), [Comparison("x", "y")])
     assert [gain.task for gain in headline(gains)] == ["Avg"]
-    assert headline(gains[:1]) == gains[:1]
+    assert headline(gains[:1]) == [gains[0]]
 
 
 def test_alignment_and_uniformity_are_not_stated_as_gains_beside_a_score():
     scores = [("x", 1.0, -2.0), ("y", 3.0, -2.1)]
     runs = [
-        RunResult(
-            run=name,
-            objective="o",
-            seed=0,
-            scores={"scenes": score, "uniformity": spread},
-            tasks={t: result(name, 0, 1.0, task=t).tasks[t] for t in ("scenes", "uniformity")},
+        made_result(
+            name,
+            tasks={
+                task: TaskResult(task=task, scores={task: value}, lower_is_better=lower(task))
+                for task, value in (("scenes", score), ("uniformity", spread))
+            },
         )
         for name, score, spread in scores
     ]
     gains = compute_gains(make_table(runs), [Comparison("x", "y")])
     assert [gain.task for gain in gains] == ["scenes", "uniformity"]
     assert [gain.task for gain in headline(gains)] == ["scenes"]
-    assert headline(gains[1:]) == gains[1:]
+    assert headline(gains[1:]) == [gains[1]]
 
 
 class Page(HTMLParser):
@@ -367,7 +355,7 @@ def test_the_report_is_one_file_with_everything_escaped(tmp_path, results):
     assert len(re.findall(r"(?<!\\)\|", row)) == 4
     body = json.loads((tmp_path / "report.json").read_text())
     assert [gain["share"] for gain in body["gains"]] == [pytest.approx(9 / 78)]
-    training = [result.training.model_copy(update={"log": ()}) for result in results]
+    training = [result.training.model_copy(update={"log": []}) for result in results]
     without_logs = [
         result.model_copy(update={"training": each})
         for result, each in zip(results, training, strict=True)
@@ -382,9 +370,7 @@ def test_equal_results_give_equal_bytes(tmp_path, results):
 
 
 def test_a_report_of_one_undefined_score_can_be_written(tmp_path):
-    run = RunResult(
-        run="$x_{1}$", objective="o", seed=0, scores={"STS-B": None}, reasons={"STS-B": "constant"}
-    )
+    run = made_result("$x_{1}$", scores={"STS-B": None}, reasons={"STS-B": "constant"})
     write_report([run], tmp_path, "t")
     assert not (tmp_path / "dev.png").exists()
     page = (tmp_path / "report.html").read_text()
@@ -395,12 +381,13 @@ def test_a_report_of_one_undefined_score_can_be_written(tmp_path):
 def test_charts_have_a_panel_per_task_and_a_line_per_seed(results):
     table = make_table(results)
     figure = score_chart(table)
+    assert figure is not None
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["scenes"]
     assert len(figure.axes[0].patches) == len(table.rows)
     curves = dev_chart(results)
     assert curves is not None
     assert len([line for line in curves.axes[0].lines if len(line.get_xydata()) == 2]) == 12
-    assert dev_chart([RunResult(run="a", objective="o", seed=0, scores={})]) is None
+    assert dev_chart([made_result("a")]) is None
     assert to_png(figure).startswith(b"\x89PNG")
     assert to_svg(figure).startswith("<svg")
 
@@ -415,3 +402,68 @@ def test_parameters_that_differ_come_first_and_features_once(results):
         ("scenes/image/clip", ["mcse-clip", "shuffled"]),
         ("scenes/image/resnet", ["mcse-resnet"]),
     ]
+
+
+def test_what_rounds_to_zero_has_no_minus():
+    runs = [result(name, 0, score) for name, score in (("x", 0.001), ("y", -0.001))]
+    comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
+    for format_ in ("terminal", "markdown", "latex", "html"):
+        text = to_text(document_of(comparison, page=format_ == "html"), format_)
+        assert not re.search(r"(?<!\")[-−]0\.00", text)
+    assert "+0.00 over x" in comparison.gains[0].sentence
+
+
+def test_scores_that_print_alike_are_bold_alike():
+    def bold(*scores: float) -> list[bool]:
+        table = make_table([result(f"r{n}", 0, score) for n, score in enumerate(scores)])
+        return [row.cells[1].bold for row in grid_of_table("", table).rows]
+
+    assert bold(0.001, 0.004) == [False, False]  # both print 0.00
+    assert bold(1.001, 1.004, 0.5) == [True, True, False]
+
+
+def test_bars_with_one_label_have_one_length():
+    table = make_table([result("a", 0, 0.001), result("b", 0, 0.004), result("c", 0, 5.0)])
+    figure = score_chart(table)
+    assert figure is not None
+    (axis,) = figure.axes
+    widths = [bar.get_width() for bar in axis.patches]  # pyright: ignore[reportAttributeAccessIssue]
+    assert widths == [0.0, 0.0, 5.0]
+
+
+def test_whiskers_are_explained_only_where_there_are_some(results):
+    def page(*members: RunResult) -> str:
+        return to_text(document_of(compare_results(members), page=True), "html")
+
+    assert "Whisker: ± one sample standard deviation. Dots: the seeds." in page(*results)
+    assert "Whisker" not in page(results[0], results[3])
+    assert "Dots: the seeds" not in page(results[0], results[3])
+
+
+def test_titles_of_panels_do_not_overprint_each_other():
+    names = tuple(f"MTEB average over all of the {n} reranking tasks" for n in range(3))
+    scores = dict.fromkeys(names, 50.0)
+    figure = score_chart(make_table([made_result("a", scores=scores)]))
+    assert figure is not None
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    titles = [axis._left_title for axis in figure.axes if axis.get_visible()]  # pyright: ignore
+    boxes = [title.get_window_extent(canvas.get_renderer()) for title in titles]
+    assert len(boxes) == 3
+    assert not any(one.overlaps(two) for one, two in pairwise(boxes))
+
+
+def test_lower_is_better_is_said_of_scores_that_are_shown():
+    scores = {"far": 1.0, "near": 2.0}
+    run = made_result("a", scores=scores, hidden=("near",), lower_is_better=tuple(scores))
+    assert "lower is better: far" in compare_results([run]).notes
+
+
+def test_a_task_whose_scores_are_all_hidden_has_no_table_and_no_chart(tmp_path):
+    runs = [made_result(name, scores={"count": 1.0}, hidden=("count",)) for name in ("a", "b")]
+    files = write_report(runs, tmp_path, "t")
+    assert "scores.png" not in {file.name for file in files}
+    assert '<section id="scores">' not in (tmp_path / "report.html").read_text()
+    found = [FoundRun(run.run, run.run, (tmp_path / run.run,), (run,)) for run in runs]
+    with pytest.raises(SightlineError, match="no score that reports show"):
+        curve_of(found, RUN)

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from conftest import World, silent
 from huggingface_hub import ModelCard
+from made_results import with_task
 
 from sightline.hub_datasets import hub_datasets
 from train.card import model_card
-from train.evaluate.evaluation import Evaluation
+from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
-from train.evaluate.score_run import evaluate_model
+from train.evaluate.results import save_result
 from train.evaluate.sts import load_dev_set
 from train.objectives.mcse import MCSE
 from train.records import RunSummary
-from train.report.results import save_result
 from train.train_run import train_run
 
 TAGS = {"sentence-transformers", "feature-extraction", "sentence-similarity", "sightline", "mcse"}
@@ -98,9 +98,7 @@ def test_every_score_of_a_result_is_there_with_the_digest_of_its_data(trained, w
     out, summary = trained
     tasks = Evaluation.load({"similarity": {"data": world.spec(out).dev}})
     result = evaluate_model(EvaluatedModel.load(str(out)), tasks)
-    undefined = result.model_copy(
-        update={"scores": {**result.scores, "similarity": None}, "reasons": {"similarity": "none"}}
-    )
+    undefined = with_task(result, scores={"similarity": None}, reasons={"similarity": "none"})
     card = read(model_card(summary, MCSE.source, "cls", result))
     by_name = {each.metric_name: each for each in card.data.eval_results}
     assert set(by_name) == {"Spearman × 100", *result.scores}

@@ -11,8 +11,7 @@ from kills import KillAfter, Killed
 from sightline.errors import SightlineError
 from train import run_inputs as module
 from train.code_digest import code_of
-from train.evaluate.evaluation import Evaluation
-from train.evaluate.score_run import evaluate_run
+from train.evaluate.evaluation import Evaluation, evaluate_run
 from train.loop import Callback
 from train.records import RunState, RunSummary
 from train.report.table import make_table

@@ -9,7 +9,7 @@ from feature_sets import Features
 
 from train.data import TrainingData, first_paired
 from train.diagnose.diagnosis import Settings, diagnose
-from train.diagnose.filter_checks import Terms
+from train.diagnose.thresholds import Terms
 from train.objectives.kdmcse import KDMCSE, KDMCSEParams
 
 

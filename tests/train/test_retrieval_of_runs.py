@@ -24,8 +24,8 @@ from pipeline.params import EvaluationTask, Params, validate_params
 from sightline.errors import SightlineError
 from train.evaluate.evaluation import Evaluation
 from train.evaluate.models import EvaluatedModel
+from train.evaluate.results import load_result
 from train.evaluate.retrieval import CHANCE, METRICS, evaluate_retrieval
-from train.report.results import load_result
 from train.train_run import train_run
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def test_every_objective_retrieves_in_its_own_space(world, features, objects, tm
     case = Case(world, features, objective, {"caption": "all", **parameters}, sets, pairs)
     train_run(case.spec(tmp_path / "run", max_steps=3), say=silent)
     task = Evaluation.load({"retrieval": settings(world, features)})
-    found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))
+    found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))["retrieval"]
     assert [found.scores[each] for each in METRICS] == pytest.approx(
         by_hand(tmp_path / "run", features, run)
     )
@@ -130,7 +130,7 @@ def test_an_objective_whose_images_are_off_has_no_scores(world, features, object
     case = Case(world, features, "mcseo", parameters, sets, pairs)
     train_run(case.spec(tmp_path / "run", max_steps=1), say=silent)
     task = Evaluation.load({"retrieval": settings(world, features)})
-    found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))
+    found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))["retrieval"]
     assert found.scores == dict.fromkeys(METRICS)
     assert found.reasons["I2T R@1"] == (
         "its objective, mcseo, projects no image features; runs that learned from images, such as "
@@ -189,11 +189,11 @@ def test_a_result_keeps_its_neighbours_and_the_report_shows_them(project, monkey
     file = Path("data/evaluation/neighbours.json")
     before = file.read_bytes()
     list(stages.evaluate(with_tasks(neighbours=both["neighbours"])))
-    first = load_result("results/mcse-clip/seed-0.json").neighbours["neighbours"]
+    first = load_result("results/mcse-clip/seed-0.json").tasks["neighbours"].neighbours
     assert first.captions.neighbours
     lines = list(stages.evaluate(with_tasks(**both)))  # only similarity is new
     assert not any("already scored" in line for line in lines)
-    assert load_result("results/mcse-clip/seed-0.json").neighbours["neighbours"] == first
+    assert load_result("results/mcse-clip/seed-0.json").tasks["neighbours"].neighbours == first
     assert all("already scored" in line for line in stages.evaluate(with_tasks(**both)))
     page = stages.report(with_tasks(**both), Path("neighbours-report")).read_text()
     assert page.count('<section id="neighbours">') == 1
@@ -204,7 +204,7 @@ def test_a_result_keeps_its_neighbours_and_the_report_shows_them(project, monkey
     stages.evaluation_data(changed, "neighbours")
     assert file.read_bytes() != before  # so DVC runs `evaluate` again
     list(stages.evaluate(changed))
-    second = load_result("results/mcse-clip/seed-0.json").neighbours["neighbours"]
+    second = load_result("results/mcse-clip/seed-0.json").tasks["neighbours"].neighbours
     assert second.queries[0] == "a red circle"
 
 
@@ -240,14 +240,14 @@ def test_the_stages_put_retrieval_and_its_references_into_the_report(project, mo
     assert "I2T R@1 not defined" in lines[0]
     page = stages.report(params, Path("report"))
     body = json.loads(Path("report/report.json").read_text())
-    rows = {row["run"]: row for row in body["rows"]}
+    rows = {row["name"]: row for row in body["table"]["rows"]}
     assert list(rows)[-2:] == ["clip (frozen)", CHANCE]
-    assert [rows[name]["reference"] for name in rows] == [False, False, False, True, True]
-    assert set(rows[CHANCE]["scores"]) == set(METRICS)
-    assert rows[CHANCE]["scores"]["T2I R@1"]["mean"] == pytest.approx(100 / IMAGES)
-    frozen = rows["clip (frozen)"]["scores"]["T2I R@1"]["mean"]
+    assert [row["kind"] for row in rows.values()] == ["run"] * 3 + ["reference"] * 2
+    assert set(rows[CHANCE]["cells"]) == set(METRICS)
+    assert rows[CHANCE]["cells"]["T2I R@1"]["mean"] == pytest.approx(100 / IMAGES)
+    frozen = rows["clip (frozen)"]["cells"]["T2I R@1"]["mean"]
     assert frozen > max(
-        rows[run]["scores"]["T2I R@1"]["mean"]
+        rows[run]["cells"]["T2I R@1"]["mean"]
         for run in ("MCSE (CLIP)", "MCSE with shuffled images")
     )
     metrics = json.loads(Path("report/metrics.json").read_text())
@@ -269,12 +269,14 @@ def test_references_of_scores_that_are_kept_are_kept(project, monkeypatch):
     without = params_of()
     del without.evaluation.tasks["similarity"]
     assert list(stages.evaluate(without))[1].endswith("(already scored)")
-    assert load_result(result).references == before.references
-    assert set(before.references) == {"clip (frozen)", CHANCE}
+    assert load_result(result).tasks["retrieval"] == before.tasks["retrieval"]
+    assert set(before.tasks["retrieval"].references) == {"clip (frozen)", CHANCE}
     assert not list(stages.evaluate(params_of(frozen=None)))[1].endswith("(already scored)")
-    assert set(load_result(result).references) == {CHANCE}
+    assert set(load_result(result).tasks["retrieval"].references) == {CHANCE}
     list(stages.evaluate(params_of(folds=2)))
-    assert load_result(result).references[CHANCE]["T2I R@1"] == pytest.approx(200 / IMAGES)
+    assert load_result(result).tasks["retrieval"].references[CHANCE]["T2I R@1"] == pytest.approx(
+        200 / IMAGES
+    )
 
 
 def test_the_command_scores_runs_and_models_in_one_table(project, monkeypatch, capsys):

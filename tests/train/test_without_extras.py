@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import World
+from made_results import made_result
 from PIL import Image
 
 from sightline.cache import FeatureSet
-from train.report.results import RunResult, save_result
+from train.evaluate.results import save_result
 
 ABSENT = ("dvc", "dvclive", "sentence_transformers", "matplotlib")
 
@@ -80,10 +81,9 @@ def extract_words(folder: Path) -> list[object]:
 def write_runs(folder: Path) -> list[str]:
     """The results of two runs; the words for their names."""
     for score, run in ((60.0, "simcse"), (70.0, "mcse")):
-        result = RunResult(
-            run=run,
-            objective=run,
-            seed=0,
+        result = made_result(
+            run,
+            0,
             scores={"STS12": score, "Avg": score},
             subsets={"STS12": {"MSRpar": score - 1, "MSRvid": score + 1}},
         )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,22 +13,22 @@ from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import places_of
 from sightline.errors import SightlineError
-from train.diagnose.diagnosed_pairs import DiagnosedPairs, OpenSet, find_pairs
-from train.diagnose.filter_checks import THRESHOLDS, Draws, Filter, Terms, check_filter
-from train.diagnose.pair_checks import (
+from train.diagnose.checks import Named, Scan, SetChecks, Tell, check_set, scan
+from train.diagnose.pairs import (
     Cosines,
     CrossChecks,
+    DiagnosedPairs,
     Scores,
     cosines_of,
+    find_pairs,
     image_text_scores,
     rank_captions,
     rank_images,
     text_text_scores,
 )
-from train.diagnose.set_checks import Named, SetChecks, check_set
-from train.diagnose.unit_rows import Tell, scan
+from train.diagnose.thresholds import THRESHOLDS, Filter, Terms, check_filter
 
-SCHEMA = "sightline.diagnosis/1"
+SCHEMA = "sightline.diagnosis/2"
 NEAR = 0.98
 """Cosine from which two rows count as near-duplicates."""
 
@@ -114,10 +113,6 @@ class Diagnosis:
     captions: Cosines | None = None
     filters: tuple[Filter, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, unrounded."""
-        return {"schema": SCHEMA, **asdict(self)}
-
 
 def diagnose(
     paths: Sequence[Path],
@@ -141,18 +136,17 @@ def diagnose(
     opened = sorted((FeatureSet.open(path) for path in paths), key=lambda each: _is_text(each))
     _check_kinds(opened, captions, images)
     names = {each.path: _named(each, captions, images) for each in opened}
-    sets = [OpenSet(each, scan(each, tell)) for each in opened]
+    sets = [scan(each, tell) for each in opened]
     text = next((each for each in sets if _is_text(each.features)), None)
     image = next((each for each in sets if len(sets) == 2 and each is not text), None)
-    pairs = drawn = None
+    pairs = trained = None
     if text is not None and captions is not None and images is not None:
         # before the slow checks, so that manifests of other data fail fast
         pairs = find_pairs(captions, images, image, text, "all", 0)
-        drawn = find_pairs(captions, images, image, text, settings.caption, settings.data_seed)
+        trained = find_pairs(captions, images, image, text, settings.caption, settings.data_seed)
     checks = tuple(
         check_set(
-            each.features,
-            each.found,
+            each,
             names[each.features.path],
             sample=settings.sample,
             bound=settings.near,
@@ -163,19 +157,19 @@ def diagnose(
     )
     manifests = {"captions": captions, "images": images}
     said = {name: path.as_posix() for name, path in manifests.items() if path is not None}
-    if pairs is None or drawn is None or text is None:
+    if pairs is None or trained is None or text is None:
         return Diagnosis(settings, checks, said)
     assert images is not None
-    return _with_pairs(Diagnosis(settings, checks, said), images, image, text, pairs, drawn, tell)
+    return _with_pairs(Diagnosis(settings, checks, said), images, image, text, pairs, trained, tell)
 
 
 def _with_pairs(
     of_sets: Diagnosis,
     images: Path,
-    image: OpenSet | None,
-    text: OpenSet,
+    image: Scan | None,
+    text: Scan,
     pairs: DiagnosedPairs,
-    drawn: DiagnosedPairs,
+    trained: DiagnosedPairs,
     tell: Tell,
 ) -> Diagnosis:
     settings, texts = of_sets.settings, text.features
@@ -192,15 +186,17 @@ def _with_pairs(
             worst,
             rank_images(pairs, image.features, texts, sample, seed, tell),
         )
-    draws = Draws(drawn, settings.batch_size, settings.batches, seed)
     filters = check_filter(
-        draws,
+        trained,
         image.features if image else None,
         texts,
         matched,
         settings.thresholds or THRESHOLDS,
         settings.configured,
-        tell,
+        batch_size=settings.batch_size,
+        batches=settings.batches,
+        seed=seed,
+        tell=tell,
     )
     counts = PairCounts(
         len(pairs),
@@ -240,9 +236,9 @@ def _check_kinds(opened: Sequence[FeatureSet], captions: Path | None, images: Pa
         raise SightlineError(f"found {len(opened)} feature sets, {expected}")
     kinds = [each.record.spec.kind for each in opened]
     if kinds != ["image", "text"]:
-        found = ", ".join(f"{each.path} ({kind})" for each, kind in zip(opened, kinds, strict=True))
+        sets = ", ".join(f"{each.path} ({kind})" for each, kind in zip(opened, kinds, strict=True))
         raise SightlineError(
-            f"found {found}, {expected}; `sightline cache list` shows the kind of every set"
+            f"found {sets}, {expected}; `sightline cache list` shows the kind of every set"
         )
     one, other = opened
     if one.dim != other.dim:
@@ -262,13 +258,13 @@ def _named(features: FeatureSet, captions: Path | None, images: Path | None) -> 
     """Names rows by the manifest of their kind; by their key without one."""
     if _is_text(features) and captions is not None:
         texts = read_manifest(captions, CAPTIONS)["text"].to_pylist()
-        found = features.find(keys_of_texts(texts))
-        names = dict(zip(found.tolist(), texts, strict=True))
+        rows = features.find(keys_of_texts(texts))
+        names = dict(zip(rows.tolist(), texts, strict=True))
     elif features.record.spec.kind == "image" and images is not None:
         table = read_manifest(images, IMAGES)
         places = places_of(images, table)
-        found = features.find(key_column(table["key"]))
-        names = {row: str(place) for row, place in zip(found.tolist(), places, strict=True)}
+        rows = features.find(key_column(table["key"]))
+        names = {row: str(place) for row, place in zip(rows.tolist(), places, strict=True)}
     else:
         names = {}
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from train.diagnose.checks import OUTLYING, Rows, SetChecks
 from train.diagnose.diagnosis import Diagnosis
-from train.diagnose.filter_checks import Filter, Removal
-from train.diagnose.pair_checks import Cosines, CrossChecks
-from train.diagnose.set_checks import OUTLYING, Rows, SetChecks
+from train.diagnose.pairs import Cosines, CrossChecks
+from train.diagnose.thresholds import Filter, Removal
+from train.report.grid import number
 
 Level = Literal["problem", "notice", "fine"]
 """`problem`: a training on it would be wrong or worth little; `notice`: read it before training."""
+Said = tuple[Level, str]
 
 ONE_DIRECTION = 0.9
 """Mean cosine of random rows above which a set is reported as nearly one direction."""
@@ -22,6 +24,8 @@ MUCH_REMOVED = 0.1
 """Share of the negatives above which a threshold is reported as removing many."""
 LITTLE_APART = 0.75
 """Separation below which matched and mismatched pairs are reported as hard to tell apart."""
+CHANCE_LIKE = 0.6
+"""Separation below which they are reported as unrelated, and no threshold means anything."""
 
 _NAMED = 4  # rows that a sentence names; the JSON has more
 _TERM = {"image": "image term", "teacher_text": "teacher-text term", "released": "both terms"}
@@ -42,19 +46,15 @@ class Finding:
 
 def findings(diagnosis: Diagnosis) -> list[Finding]:
     """What to know before training, problems first."""
-    found = [finding for each in diagnosis.sets for finding in _of_set(each)]
-    found += _of_pairs(diagnosis)
-    if diagnosis.cross is not None:
-        found += _of_ranks(diagnosis.cross)
-    if diagnosis.captions is not None:
-        found += _of_captions(diagnosis.captions)
-    for each in diagnosis.filters:
-        found += _of_filter(each, diagnosis)
+    said = [(checks.path, _of_set(checks)) for checks in diagnosis.sets]
+    said.append(("pairs", _of_pairs(diagnosis)))
+    said += [("threshold", _of_filter(filter_, diagnosis)) for filter_ in diagnosis.filters]
+    every = [Finding(level, about, text) for about, own in said for level, text in own]
     order = ("problem", "notice", "fine")
-    found.sort(key=lambda each: order.index(each.level))
-    if not any(each.level == "problem" for each in found):
-        found.insert(0, Finding("fine", "all", "No problem found."))
-    return found
+    every.sort(key=lambda finding: order.index(finding.level))
+    if not any(finding.level == "problem" for finding in every):
+        every.insert(0, Finding("fine", "all", "No problem found."))
+    return every
 
 
 def percent(share: float) -> str:
@@ -69,221 +69,195 @@ def percent(share: float) -> str:
     return f"{round(value, 1):g} %" if value < 99.95 else f"{value:.4g} %"
 
 
-def _of_set(checks: SetChecks) -> Iterator[Finding]:
-    about = checks.path
-    if checks.untrained:
-        yield Finding(
+def _of_set(checks: SetChecks) -> Iterator[Said]:
+    encoder, doubt = checks.spec.encoder, checks.provenance.doubt
+    if encoder.untrained:
+        yield (
             "problem",
-            about,
-            f"The weights are untrained ({checks.weights}): cosines, ranks and thresholds on this "
+            f"The weights are untrained ({encoder.source}): cosines, ranks and thresholds on this "
             "page say nothing about a trained encoder. Extract again with trained weights.",
         )
-    if checks.doubt == "imported, differs when recomputed":
-        yield Finding(
+    if doubt == "imported, differs when recomputed":
+        yield (
             "problem",
-            about,
             f"The rows were {checks.provenance}: they are not what this encoder makes of these "
             "inputs. Extract them again, or check with the encoder that made them.",
         )
-    elif checks.doubt:
-        yield Finding(
+    elif doubt:
+        yield (
             "notice",
-            about,
             "The rows were imported and never recomputed. `sightline cache verify --recompute 20` "
             "encodes some again and compares.",
         )
-    if checks.normalised:
-        yield Finding(
+    if checks.spec.normalised:
+        yield (
             "notice",
-            about,
             "Every row has length 1, as its record says. Sightline stores rows as the encoder "
             "returned them, so a run on these is not comparable with one on extracted features.",
         )
     if checks.failed:
         codes = ", ".join(f"{code} {count:,}" for code, count in checks.failed.items())
-        yield Finding(
+        yield (
             "notice",
-            about,
             f"Inputs without a row: {sum(checks.failed.values()):,} ({codes}). A training leaves "
             "out pairs with such an image; failures.jsonl beside the set names them.",
         )
     if checks.not_finite.count:
-        yield Finding(
+        yield (
             "problem",
-            about,
             f"{_rows(checks.not_finite, checks.rows)} contain NaN or infinity, and one such row "
             "makes the loss of its batch NaN. Extract or import them again, or remove them.",
         )
     if checks.zero.count:
-        yield Finding(
+        yield (
             "problem",
-            about,
             f"{_rows(checks.zero, checks.rows)} are all zeros and have no direction. Check what "
             "the encoder made of these inputs.",
         )
     if checks.outlying.count and checks.norms is not None:
-        yield Finding(
+        yield (
             "notice",
-            about,
             f"{_rows(checks.outlying, checks.rows)} are longer than {OUTLYING} times the median "
             f"norm ({checks.norms.median:.3g}). Cosines do not change, but heads see the raw rows.",
         )
     if checks.constant.count:
         columns = ", ".join(checks.constant.examples)
         more = ", …" if checks.constant.count > len(checks.constant.examples) else ""
-        yield Finding(
-            "problem" if checks.constant.count == checks.dim else "notice",
-            about,
-            f"{checks.constant.count:,} of {checks.dim:,} columns are constant ({columns}{more}) "
-            "and hold nothing. A few are harmless; many point to the encoder's last layer, or to "
-            "the file that the rows were imported from.",
+        yield (
+            "problem" if checks.constant.count == checks.spec.dim else "notice",
+            f"{checks.constant.count:,} of {checks.spec.dim:,} columns are constant "
+            f"({columns}{more}) and hold nothing. A few are harmless; many point to the encoder's "
+            "last layer, or to the file that the rows were imported from.",
         )
     yield from _of_directions(checks)
 
 
-def _of_directions(checks: SetChecks) -> Iterator[Finding]:
-    about, spectrum, neighbours = checks.path, checks.spectrum, checks.neighbours
+def _of_directions(checks: SetChecks) -> Iterator[Said]:
+    spectrum, neighbours = checks.spectrum, checks.neighbours
     if checks.mean_cosine is not None and checks.mean_cosine > ONE_DIRECTION:
-        yield Finding(
+        yield (
             "problem",
-            about,
             f"All rows point almost one way: the mean cosine of two rows is "
             f"{checks.mean_cosine:.3f}. Cosine thresholds cannot tell them apart.",
         )
     if spectrum is not None and spectrum.centred < FEW_DIRECTIONS * spectrum.most:
-        yield Finding(
+        yield (
             "notice",
-            about,
             f"The rows use few directions: effective rank {spectrum.centred:.1f} of "
             f"{spectrum.most:,} once the mean is subtracted.",
         )
     if checks.copies.count:
-        yield Finding(
+        yield (
             "notice",
-            about,
             f"{_rows(checks.copies, checks.rows)} equal another row exactly, although their inputs "
             "differ: as negatives of each other they cannot be told apart.",
         )
     if neighbours is not None and neighbours.above > checks.copies.count:
         share = percent(neighbours.above / neighbours.compared)
-        yield Finding(
+        yield (
             "notice",
-            about,
             f"{neighbours.above:,} of {neighbours.compared:,} rows ({share}) have a "
             f"near-duplicate: another row with a cosine of {neighbours.bound:g} or more.",
         )
 
 
-def _of_pairs(diagnosis: Diagnosis) -> Iterator[Finding]:
+def _of_pairs(diagnosis: Diagnosis) -> Iterator[Said]:
     counts = diagnosis.pairs
     if counts is None:
         return
     lost = {"image": counts.without_image, "text": counts.without_text}
+    every = counts.compared + sum(lost.values())
     for kind, count in lost.items():
         if count:
-            every = counts.compared + sum(lost.values())
-            yield Finding(
+            yield (
                 "problem",
-                "pairs",
                 f"{count:,} of {every:,} training pairs ({percent(count / every)}) are left out "
                 f"here: the {kind} set lacks their row, or it is not finite or zero. A training "
                 "stops at a missing row; rerun the stage of the set over this data set.",
             )
-
-    for count, what in (
-        (counts.repeated_images, "Images of the manifest with the bytes of another"),
-        (counts.shared_captions, "Captions that belong to more than one image"),
-    ):
+    copies = {
+        "Images of the manifest with the bytes of another": counts.repeated_images,
+        "Captions that belong to more than one image": counts.shared_captions,
+    }
+    for what, count in copies.items():
         if count:
-            text = f"{what}: {count:,}. In one batch they are negatives of their own copies."
-            yield Finding("notice", "pairs", text)
+            yield (
+                "notice",
+                f"{what}: {count:,}. In one batch they are negatives of their own copies.",
+            )
+    if diagnosis.cross is not None:
+        yield from _of_ranks(diagnosis.cross)
+    if diagnosis.captions is not None:
+        yield _of_captions(diagnosis.captions)
 
 
-def _of_ranks(cross: CrossChecks) -> Iterator[Finding]:
+def _of_ranks(cross: CrossChecks) -> Iterator[Said]:
     best, worst, cosines = cross.best_caption, cross.worst_caption, cross.cosines
-    first = best.within["1"]
     said = (
-        f"A true caption ranks first for {percent(first)} of the images (chance: "
-        f"{percent(best.chance)}); its median rank is {best.median:,.0f} of {best.pool:,}."
-    )
-    apart = (
+        f"A true caption ranks first for {percent(best.within['1'])} of the images (chance: "
+        f"{percent(best.chance)}); its median rank is {best.median:,.0f} of {best.pool:,}. "
         f"A matched image–text cosine exceeds a mismatched one with probability "
         f"{cosines.separation:.2f} (chance: 0.50)"
     )
-    chance_like = cosines.separation < 0.6
-    if chance_like:
-        yield Finding(
+    if cosines.separation < CHANCE_LIKE:
+        yield (
             "problem",
-            "pairs",
-            f"{said} {apart}: the two sets may not be from the same model, the captions not of "
+            f"{said}: the two sets may not be from the same model, the captions not of "
             "these images, or the weights untrained. Compare `sightline cache info` of both.",
         )
-    else:
-        level: Level = "notice" if cosines.separation < LITTLE_APART else "fine"
-        yield Finding(level, "pairs", f"{said} {apart}.")
-    if not chance_like:
-        yield Finding(
-            "fine",
-            "pairs",
-            f"Even the worst-placed caption of an image is within the first 100 of {worst.pool:,} "
-            f"for {percent(worst.within['100'])} of the images, and beyond 200 for "
-            f"{percent(1 - worst.within['200'])} (KDMCSE, figure 5).",
-        )
+        return
+    yield "notice" if cosines.separation < LITTLE_APART else "fine", f"{said}."
+    yield (
+        "fine",
+        f"Even the worst-placed caption of an image is within the first 100 of {worst.pool:,} "
+        f"for {percent(worst.within['100'])} of the images, and beyond 200 for "
+        f"{percent(1 - worst.within['200'])} (KDMCSE, figure 5).",
+    )
 
 
-def _of_captions(cosines: Cosines) -> Iterator[Finding]:
-    level: Level = "notice" if cosines.separation < LITTLE_APART else "fine"
-    yield Finding(
-        level,
-        "pairs",
-        f"Two captions of one image have a median cosine of {cosines.matched.median:.2f}, those "
-        f"of different images {cosines.mismatched.median:.2f}; the former is higher with "
+def _of_captions(cosines: Cosines) -> Said:
+    return (
+        "notice" if cosines.separation < LITTLE_APART else "fine",
+        f"Two captions of one image have a median cosine of {number(cosines.matched.median)}, "
+        f"those of different images {number(cosines.mismatched.median)}; the former is higher with "
         f"probability {cosines.separation:.2f} (chance: 0.50).",
     )
 
 
-def _of_filter(found: Filter, diagnosis: Diagnosis) -> Iterator[Finding]:
-    term = _TERM[found.term]
-    for removal in found.removals:
+def _of_filter(filter_: Filter, diagnosis: Diagnosis) -> Iterator[Said]:
+    term = _TERM[filter_.term].capitalize()
+    for removal in filter_.removals:
         if removal.configured:
-            yield _of_threshold(found, removal, term, diagnosis.settings.whose)
-    if found.term == "released":
+            yield _of_threshold(filter_, removal, f"{term}: the {diagnosis.settings.whose}")
+    cross = diagnosis.cross
+    cosines = cross.cosines if filter_.term == "image" and cross else diagnosis.captions
+    if filter_.term == "released" or cosines is None or cosines.separation < CHANCE_LIKE:
         return
-    matched = (
-        diagnosis.cross.cosines if found.term == "image" and diagnosis.cross else diagnosis.captions
-    )
-    if matched is None or matched.separation < 0.6:
-        return  # no threshold means anything
-    what = "image and its caption" if found.term == "image" else "two captions of one image"
-    yield Finding(
+    what = "an image and its caption" if filter_.term == "image" else "two captions of one image"
+    at = {share: number(threshold) for share, threshold in filter_.at_share.items()}
+    yield (
         "fine",
-        "threshold",
-        f"{term.capitalize()}: the median cosine of {what} is {matched.matched.median:.2f}. A "
-        f"threshold of {found.at_share['0.001']:.2f} removes 0.1 % of the negatives, "
-        f"{found.at_share['0.01']:.2f} removes 1 %, {found.at_share['0.05']:.2f} removes 5 %.",
+        f"{term}: the median cosine of {what} is {number(cosines.matched.median)}. A threshold of "
+        f"{at['0.001']} removes 0.1 % of the negatives, {at['0.01']} removes 1 %, {at['0.05']} "
+        "removes 5 %.",
     )
 
 
-def _of_threshold(found: Filter, removal: Removal, term: str, whose: str) -> Finding:
-    said = f"{term.capitalize()}: the {whose} threshold {removal.threshold:g}"
+def _of_threshold(filter_: Filter, removal: Removal, whose: str) -> Said:
+    said = f"{whose} threshold {removal.threshold:g}"
     if removal.share == 0:
-        return Finding(
+        return (
             "notice",
-            "threshold",
-            f"{said} removes no negative in {found.batches:,} batches; the highest score is "
-            f"{found.highest:.3f}. Lower it to filter, or set it to null.",
+            f"{said} removes no negative in {filter_.batches:,} batches; the highest score is "
+            f"{number(filter_.highest, '.3f')}. Lower it to filter, or set it to null.",
         )
     text = (
         f"{said} removes {percent(removal.share)} of the negatives in batches of "
-        f"{found.batch_size} ({percent(removal.least)} to {percent(removal.greatest)} in a batch)"
+        f"{filter_.batch_size} ({percent(removal.least)} to {percent(removal.greatest)} in a batch)"
     )
     if removal.share > MUCH_REMOVED:
-        return Finding(
-            "notice",
-            "threshold",
-            f"{text}: many of them are likely to be true negatives. Raise it.",
-        )
-    return Finding("fine", "threshold", f"{text}.")
+        return "notice", f"{text}: many of them are likely to be true negatives. Raise it."
+    return "fine", f"{text}."
 
 
 def _rows(rows: Rows, of: int) -> str:

@@ -1,36 +1,19 @@
-"""Every score of one model on a list of tasks."""
+"""Score models on a list of tasks, and the model of a run only on what has no current score."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
-from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.found_neighbours import ModelNeighbours
-from train.evaluate.task import Metric, Task, TaskScores, make_task
-from train.report.results import TaskRecord
+from train.evaluate.results import EvaluationSet, RunResult, TaskResult, load_result, save_result
+from train.evaluate.task import Task, make_task
+from train.records import FILE_NAME, RunSummary
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
-
-
-@dataclass(frozen=True)
-class Scores:
-    """A model's scores, with the names of metrics that a result has (see `TaskScores`).
-
-    Attributes:
-        notes: name of a task → its notes.
-        neighbours: name of a task → what it found nearest.
-    """
-
-    scores: dict[str, float | None] = field(default_factory=dict)
-    subsets: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    references: dict[str, dict[str, float]] = field(default_factory=dict)
-    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    neighbours: dict[str, ModelNeighbours] = field(default_factory=dict)
 
 
 class Evaluation:
@@ -38,6 +21,7 @@ class Evaluation:
 
     Attributes:
         tasks: name → task.
+        measured: name → the result of the task without scores: what will be measured.
     """
 
     def __init__(self, tasks: Mapping[str, Task[Any]]) -> None:
@@ -50,11 +34,11 @@ class Evaluation:
             SightlineError: two tasks have a metric of the same name.
         """
         self.tasks = dict(tasks)
-        self._metrics: dict[str, dict[str, Metric]] = {}
+        self.measured: dict[str, TaskResult] = {}
         owners: dict[str, str] = {}
         for name, task in self.tasks.items():
-            self._metrics[name] = {_titled(name, task, each.name): each for each in task.metrics}
-            for metric in self._metrics[name]:
+            self.measured[name] = _measured(name, task)
+            for metric in self.measured[name].evaluated_on:
                 if metric in owners:
                     raise SightlineError(
                         f"the evaluation tasks {owners[metric]!r} and {name!r} both have a metric "
@@ -79,36 +63,24 @@ class Evaluation:
             tasks[name] = make_task(settings.get("task", name), rest, f"{where}{name}")
         return cls(tasks)
 
-    def without(self, names: Collection[str]) -> Evaluation:
-        """The other tasks."""
-        return Evaluation({name: task for name, task in self.tasks.items() if name not in names})
-
-    @property
-    def evaluated_on(self) -> dict[str, EvaluationSet]:
-        """Metric → what it is measured on."""
-        return {
-            name: metric.data
-            for metrics in self._metrics.values()
-            for name, metric in metrics.items()
-        }
-
-    @property
-    def records(self) -> dict[str, TaskRecord]:
-        """Task → what a result says about it."""
-        return {name: self._record(name) for name in self.tasks}
-
     @property
     def warnings(self) -> list[str]:
         """About the data of all tasks."""
         return list(dict.fromkeys(each for task in self.tasks.values() for each in task.warnings))
+
+    @property
+    def evaluated_on(self) -> dict[str, EvaluationSet]:
+        """Metric → what it is measured on."""
+        measured = self.measured.values()
+        return {metric: data for task in measured for metric, data in task.evaluated_on.items()}
 
     def score(
         self,
         model: EvaluatedModel,
         names: Sequence[str] | None = None,
         failed: dict[str, SightlineError] | None = None,
-    ) -> Scores:
-        """Score a model on some tasks (None: all); each distinct sentence is encoded once.
+    ) -> dict[str, TaskResult]:
+        """The results of a model on some tasks (None: all); encodes each distinct sentence once.
 
         Args:
             failed: gets the error of each task that fails, whose scores are then not defined; None:
@@ -116,58 +88,164 @@ class Evaluation:
         """
         chosen = {name: self.tasks[name] for name in (self.tasks if names is None else names)}
         model.encode_once(_sentences(chosen.values()))
-        found = Scores()
+        results = {}
         for name, task in chosen.items():
+            measured = self.measured[name]
             try:
-                each = task.score(model)
+                scored = task.score(model)
             except SightlineError as error:
                 if failed is None:
                     raise
                 failed[name] = error
-                lost = self._metrics[name]
-                found.scores.update(dict.fromkeys(lost))
-                found.reasons.update(dict.fromkeys(lost, f"the task failed: {error}"))
-                continue
-            _check(name, task, [each.name for each in self._metrics[name].values()], each)
-            titles = {metric.name: title for title, metric in self._metrics[name].items()}
-            found.scores.update((titles[metric], value) for metric, value in each.scores.items())
-            found.subsets.update((titles[metric], part) for metric, part in each.subsets.items())
-            for where, why in each.reasons.items():
-                metric, slash, part = where.partition("/")
-                found.reasons[f"{titles[metric]}{slash}{part}"] = why
-            for reference, values in each.references.items():
-                own = found.references.setdefault(reference, {})
-                own.update((titles[metric], value) for metric, value in values.items())
-            if each.notes:
-                found.notes[name] = each.notes
-            if each.neighbours is not None:
-                found.neighbours[name] = each.neighbours
-        return found
+                lost = dict.fromkeys(measured.evaluated_on, f"the task failed: {error}")
+                scores = {"scores": dict.fromkeys(lost), "reasons": lost}
+            else:
+                scores = _titled(name, task, scored)
+            results[name] = measured.model_copy(update=scores)
+        return results
 
-    def _record(self, name: str) -> TaskRecord:
-        task, metrics = self.tasks[name], self._metrics[name]
-        return TaskRecord(
-            task=task.name,
-            title=task.title if name == task.name else f"{name}: {task.title or task.name}",
-            settings=task.settings_of_result(),
-            metrics=tuple(metrics),
-            lower_is_better=tuple(m for m, each in metrics.items() if not each.higher_is_better),
-            hidden=tuple(m for m, each in metrics.items() if not each.shown),
+
+def evaluate_model(
+    model: EvaluatedModel,
+    evaluation: Evaluation,
+    run: str | None = None,
+    failed: dict[str, SightlineError] | None = None,
+) -> RunResult:
+    """The result of any model.
+
+    Args:
+        run: name of the result's row; None for the model's own.
+        failed: see `Evaluation.score`.
+    """
+    of_run = {}
+    if model.folder is not None and model.summary is not None:
+        of_run = {"training": model.summary, "run_sha256": _sha256(model.folder)}
+    tasks = evaluation.score(model, failed=failed)
+    return RunResult(run=run or model.name, tasks=tasks, pooling=model.pooling or "", **of_run)
+
+
+def evaluate_run(
+    folder: Path, evaluation: Evaluation, out: Path, device: str = "auto"
+) -> tuple[RunResult, list[str]]:
+    """Score the model that a run exported and write its result.
+
+    Tasks that the result in ``out`` already has, of the same run, data and settings, are kept. If a
+    task fails, the result is written without it, so the next call scores only that.
+
+    Args:
+        folder: the run, as `train.train_run.train_run` left it.
+        out: file of the result (JSON).
+
+    Returns:
+        The result, and the names of the tasks that were scored now.
+
+    Raises:
+        SightlineError: the run is not finished, or tasks failed (names them).
+    """
+    from train.evaluate.models import EvaluatedModel
+
+    if (current := current_result(folder, evaluation, out)) is not None:
+        return current, []
+    summary, failed = RunSummary.read(folder), dict[str, SightlineError]()
+    kept = _kept(folder, evaluation, out)
+    missing = [name for name in evaluation.tasks if name not in kept]
+    scored = {}
+    if missing:
+        scored = evaluation.score(EvaluatedModel.load(str(folder), device=device), missing, failed)
+    both = {**kept, **scored}
+    tasks = {name: both[name] for name in evaluation.tasks if name not in failed}
+    result = RunResult(run=summary.run, tasks=tasks, training=summary, run_sha256=_sha256(folder))
+    if tasks or not evaluation.tasks:
+        save_result(result, out)
+    if failed:
+        raise SightlineError("\n".join(f"{task} failed: {why}" for task, why in failed.items()))
+    return result, missing
+
+
+def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult | None:
+    """The result in ``out`` if `evaluate_run` has nothing to do.
+
+    Raises:
+        SightlineError: the run is not finished.
+    """
+    RunSummary.read(folder)
+    kept = _kept(folder, evaluation, out)
+    if list(kept) != list(evaluation.tasks):
+        return None
+    result = _previous(folder, out)
+    return None if result is None or list(result.tasks) != list(kept) else result
+
+
+def _kept(folder: Path, evaluation: Evaluation, out: Path) -> dict[str, TaskResult]:
+    """The results in ``out`` that are of this run, and of the tasks as they are now."""
+    result = _previous(folder, out)
+    if result is None:
+        return {}
+    return {
+        name: result.tasks[name]
+        for name, measured in evaluation.measured.items()
+        if name in result.tasks and result.tasks[name].measures_as(measured)
+    }
+
+
+def _previous(folder: Path, out: Path) -> RunResult | None:
+    """The result in ``out`` if it is of the run in ``folder``; a damaged one is replaced."""
+    if not out.is_file():
+        return None
+    try:
+        result = load_result(out)
+    except SightlineError:
+        return None
+    return result if result.run_sha256 == _sha256(folder) else None
+
+
+def _sha256(folder: Path) -> str:
+    """SHA-256 (hex) of run.json, which every training rewrites."""
+    return key_of_file(folder / FILE_NAME).hex()
+
+
+def _measured(name: str, task: Task[Any]) -> TaskResult:
+    """What a task measures, under the names that its metrics have in a result."""
+    named = {_title(name, task, metric.name): metric for metric in task.metrics}
+    return TaskResult(
+        task=task.name,
+        title=task.title if name == task.name else f"{name}: {task.title or task.name}",
+        settings=task.settings_of_result(),
+        evaluated_on={title: metric.data for title, metric in named.items()},
+        lower_is_better=tuple(t for t, metric in named.items() if not metric.higher_is_better),
+        hidden=tuple(title for title, metric in named.items() if not metric.shown),
+    )
+
+
+def _titled(name: str, task: Task[Any], scored: TaskResult) -> dict[str, Any]:
+    """What a task filled in, under the names that its metrics have in a result.
+
+    Raises:
+        SightlineError: it has other metrics than it says, as a task of another package might.
+    """
+    expected = [metric.name for metric in task.metrics]
+    if list(scored.scores) != expected:
+        raise SightlineError(
+            f"the evaluation task {name!r} returned {', '.join(scored.scores) or 'nothing'}, but "
+            f"its metrics are {', '.join(expected)}; fix {type(task).__module__}"
         )
 
+    def titled(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {_title(name, task, metric): value for metric, value in values.items()}
 
-def _titled(name: str, task: Task[Any], metric: str) -> str:
+    return {
+        "scores": titled(scored.scores),
+        "subsets": titled(scored.subsets),
+        "reasons": titled(scored.reasons),
+        "references": {what: titled(values) for what, values in scored.references.items()},
+        "notes": scored.notes,
+        "neighbours": scored.neighbours,
+    }
+
+
+def _title(name: str, task: Task[Any], metric: str) -> str:
     return metric if name == task.name else f"{name}: {metric}"
 
 
 def _sentences(tasks: Iterable[Task[Any]]) -> Iterable[str]:
     return (sentence for task in tasks for sentence in task.sentences())
-
-
-def _check(name: str, task: Task[Any], expected: list[str], found: TaskScores) -> None:
-    """A task of another package may forget a metric; that is its error, not the reader's."""
-    if list(found.scores) != expected:
-        raise SightlineError(
-            f"the evaluation task {name!r} returned {', '.join(found.scores) or 'nothing'}, but "
-            f"its metrics are {', '.join(expected)}; fix {type(task).__module__}"
-        )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.similarity import Encode, GradedPairs, sentences_of
+from train.evaluate.results import TaskResult
+from train.evaluate.similarity import Encode, GradedPairs, sentences_of, set_of_pairs
 from train.evaluate.sts import load_dev_set
-from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.task import Metric, Task, TaskSettings
 from train.evaluate.vectors import NoDirectionError, norms_of, unit_rows
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class GeometryTask(Task[TaskSettings]):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        data = EvaluationSet.of_pairs([self.pairs])
+        data = set_of_pairs([self.pairs])
         return tuple(
             Metric(name, data, higher_is_better=False, shown="released" not in name)
             for name in GEOMETRY
@@ -152,8 +152,9 @@ class GeometryTask(Task[TaskSettings]):
     def sentences(self) -> Iterable[str]:
         return sentences_of([self.pairs])
 
-    def score(self, model: EvaluatedModel) -> TaskScores:
+    def score(self, model: EvaluatedModel) -> TaskResult:
         found = evaluate_geometry(model.encode, self.pairs)
         scores = {name: getattr(found, name) for name in GEOMETRY}
         why = "; ".join(found.reasons)
-        return TaskScores(scores, reasons={name: why for name in GEOMETRY if scores[name] is None})
+        reasons = {name: why for name in GEOMETRY if scores[name] is None}
+        return TaskResult(scores=scores, reasons=reasons)

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sightline.errors import SightlineError
 from sightline.progress import progress
-from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.task import Metric, Task, TaskScores, TaskSettings, mean
+from train.evaluate.results import EvaluationSet, TaskResult
+from train.evaluate.task import Metric, Task, TaskSettings, mean
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -163,7 +163,7 @@ class Mteb(Task[MtebSettings]):
         """None in advance: MTEB prepares the texts of each task when it evaluates it."""
         return ()
 
-    def score(self, model: EvaluatedModel) -> TaskScores:
+    def score(self, model: EvaluatedModel) -> TaskResult:
         from train.evaluate.mteb_run import evaluate
 
         scores: dict[str, float | None] = {}
@@ -185,7 +185,7 @@ class Mteb(Task[MtebSettings]):
             if scores[average] is None:
                 without = next(task for task in tasks if scores[metric_of(task)] is None)
                 reasons[average] = f"{metric_of(without)} is not defined"
-        return TaskScores(scores, subsets, reasons)
+        return TaskResult(scores=scores, subsets=subsets, reasons=reasons)
 
     def settings_of_result(self) -> dict[str, object]:
         """MTEB's version, and what was evaluated of each task; it pins the data's revision."""

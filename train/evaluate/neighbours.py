@@ -18,10 +18,9 @@ from pydantic import BeforeValidator, Field
 from sightline.cache import IMAGES, read_manifest
 from sightline.errors import SightlineError
 from train.evaluate.caption_pool import CaptionPool, read_pool, read_queries
-from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
+from train.evaluate.results import EvaluationSet, Found, ModelNeighbours, Neighbour, TaskResult
 from train.evaluate.retrieval import note_of_failed, open_below, require_images
-from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.task import Metric, Task, TaskSettings
 from train.evaluate.vectors import Neighbours, NoDirectionError, cosines, nearest
 
 if TYPE_CHECKING:
@@ -272,7 +271,7 @@ class NeighboursTask(Task[NeighboursSettings]):
     def sentences(self) -> Iterable[str]:
         return (*self.pool.texts, *self.queries)
 
-    def score(self, model: EvaluatedModel) -> TaskScores:
+    def score(self, model: EvaluatedModel) -> TaskResult:
         given, recall = self.settings, None
         own = tuple(self.pool.images_of(each) for each in self.queries)
         why = "no image has two different captions in this split"
@@ -289,7 +288,8 @@ class NeighboursTask(Task[NeighboursSettings]):
         found = ModelNeighbours(self.queries, own, within, given.k, captions, pictures)
         reasons = {} if recall is not None else {METRIC: why}
         named = replace(found, keys=self._keys(found))
-        return TaskScores({METRIC: recall}, reasons=reasons, notes=notes, neighbours=named)
+        scores = {METRIC: recall}
+        return TaskResult(scores=scores, reasons=reasons, notes=notes, neighbours=named)
 
     def _pictures(
         self, model: EvaluatedModel, own: Sequence[tuple[str, ...]]

@@ -29,8 +29,8 @@ from sightline.cache import (
 )
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.results import EvaluationSet, TaskResult
+from train.evaluate.task import Metric, Task, TaskSettings
 from train.evaluate.vectors import NoDirectionError, ranks_of_matches, unit_rows
 from train.records import FeatureUse
 
@@ -289,11 +289,12 @@ class RetrievalTask(Task[RetrievalSettings]):
     def sentences(self) -> Iterable[str]:
         return self.data.captions
 
-    def score(self, model: EvaluatedModel) -> TaskScores:
+    def score(self, model: EvaluatedModel) -> TaskResult:
         # checking the data needs no torch
         from train.evaluate.models import NoHeadsError, image_space, project
 
-        references, notes = self._references
+        frozen, notes = self._frozen
+        everything = np.ones(len(self.data.image_keys), dtype=bool)
         try:
             space = image_space(model, self.settings.encoder)
             features = self._open("image", space.encoder, model.name, space.fingerprint)
@@ -304,23 +305,23 @@ class RetrievalTask(Task[RetrievalSettings]):
                 project(space.sentences, model.encode(self.data.captions)),
             )
         except (NoHeadsError, NoDirectionError) as error:
-            reasons = dict.fromkeys(METRICS, str(error))
-            return TaskScores(dict.fromkeys(METRICS), {}, reasons, references, notes)
-        notes = tuple(dict.fromkeys((*self._left_out(features, present), *notes)))
-        return TaskScores(dict(found), references=references, notes=notes)
+            found, reasons = dict.fromkeys(METRICS), dict.fromkeys(METRICS, str(error))
+            present = everything
+        else:
+            reasons = {}
+            notes = tuple(dict.fromkeys((*self._left_out(features, present), *notes)))
+        references = {**frozen, CHANCE: self._chance(present)}
+        return TaskResult(scores=found, reasons=reasons, references=references, notes=notes)
 
     def settings_of_result(self) -> dict[str, object]:
         return self.settings.model_dump(mode="json", exclude={"data", "features"})
 
     @cached_property
-    def _references(self) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
-        """Chance, and retrieval by the frozen encoder itself, with notes about it."""
-        folds = self.data.folds(self.settings.folds)
-        parts = [chance(self.data.image_of[captions] - images[0]) for images, captions in folds]
-        of_chance = {CHANCE: _means(parts)}
+    def _frozen(self) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
+        """Retrieval by the frozen encoder itself, if one is named, with notes about it."""
         name = self.settings.frozen
         if name is None:
-            return of_chance, ()
+            return {}, ()
         images, texts = (self._open(kind, name, f"frozen {name}") for kind in ("image", "text"))
         _require_one_space(images, texts)
         rows, present = self._image_rows(images)
@@ -329,7 +330,7 @@ class RetrievalTask(Task[RetrievalSettings]):
         doubts = dict.fromkeys(FeatureUse.of_set(each).doubt for each in (images, texts))
         mark += "".join(f", {doubt}" for doubt in doubts if doubt)
         row = f"{name} (frozen{mark})"
-        return {row: found, **of_chance}, tuple(self._left_out(images, present))
+        return {row: found}, tuple(self._left_out(images, present))
 
     def _open(
         self, kind: Kind, encoder: str, of_whom: str, fingerprint: str | None = None
@@ -363,18 +364,36 @@ class RetrievalTask(Task[RetrievalSettings]):
         Raises:
             NoDirectionError: an embedding is zero or not finite, or no image of a fold is present.
         """
-        new_row = np.cumsum(present) - 1
-        image_of = self.data.image_of
-        parts = []
-        for of_fold, texts in self.data.folds(self.settings.folds):
-            kept, own = of_fold[present[of_fold]], texts[present[image_of[texts]]]
-            if not len(kept):
+        return _means(
+            [
+                evaluate_retrieval(images[rows], captions[own], image_of)
+                for rows, own, image_of in self._folds(present)
+            ]
+        )
+
+    def _chance(self, present: NDArray[np.bool_]) -> dict[str, float]:
+        """Metric → mean of `chance` over the folds, of the images that are ``present``."""
+        return _means([chance(image_of) for *_, image_of in self._folds(present)])
+
+    def _folds(
+        self, present: NDArray[np.bool_]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Of each fold, as far as its images are ``present``.
+
+        Returns:
+            Rows of its images among those present, rows of their captions among all, and the
+            number within the fold of each caption's image.
+
+        Raises:
+            NoDirectionError: no image of a fold is present.
+        """
+        row_of, image_of = np.cumsum(present) - 1, self.data.image_of
+        for images, captions in self.data.folds(self.settings.folds):
+            rows = row_of[images[present[images]]]
+            own = captions[present[image_of[captions]]]
+            if not len(rows):
                 raise NoDirectionError("no image of a fold has features")
-            rows = new_row[kept]
-            parts.append(
-                evaluate_retrieval(images[rows], captions[own], new_row[image_of[own]] - rows[0])
-            )
-        return _means(parts)
+            yield rows, own, row_of[image_of[own]] - rows[0]
 
 
 def _means(parts: list[Retrieval]) -> dict[str, float]:

@@ -16,8 +16,8 @@ import numpy as np
 
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
-from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.task import Metric, Task, TaskScores, TaskSettings
+from train.evaluate.results import EvaluationSet, TaskResult
+from train.evaluate.task import Metric, Task, TaskSettings
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -119,6 +119,11 @@ def pair_cosines(encode: Encode, sets: Sequence[GradedPairs]) -> list[np.ndarray
     return [cosine(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
 
 
+def set_of_pairs(parts: Sequence[GradedPairs]) -> EvaluationSet:
+    """What a score over these ``parts`` was measured on."""
+    return EvaluationSet.of(sum(map(len, parts)), *(pairs.sha256 for pairs in parts))
+
+
 def sentences_of(sets: Sequence[GradedPairs]) -> Iterator[str]:
     """Both sides of every pair of every set."""
     return (text for pairs in sets for side in (pairs.first, pairs.second) for text in side)
@@ -183,12 +188,12 @@ class Similarity(Task[TaskSettings]):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        return (Metric("similarity", EvaluationSet.of_pairs([self.pairs])),)
+        return (Metric("similarity", set_of_pairs([self.pairs])),)
 
     def sentences(self) -> Iterable[str]:
         return sentences_of([self.pairs])
 
-    def score(self, model: EvaluatedModel) -> TaskScores:
+    def score(self, model: EvaluatedModel) -> TaskResult:
         score = evaluate_pairs(model.encode, self.pairs)
         reasons = {"similarity": score.reason} if score.reason else {}
-        return TaskScores({"similarity": score.spearman}, reasons=reasons)
+        return TaskResult(scores={"similarity": score.spearman}, reasons=reasons)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import Field
 
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
-from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.results import TaskResult
 from train.evaluate.similarity import (
     Encode,
     GradedPairs,
@@ -26,9 +27,10 @@ from train.evaluate.similarity import (
     pair_cosines,
     parse_score,
     sentences_of,
+    set_of_pairs,
     squeeze,
 )
-from train.evaluate.task import Metric, Task, TaskScores, TaskSettings, mean
+from train.evaluate.task import Metric, Names, Task, TaskSettings, mean
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -80,6 +82,11 @@ class StsData:
     def every(self) -> list[GradedPairs]:
         """The subsets of all tasks."""
         return [pairs for subsets in self.tasks.values() for pairs in subsets]
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all seven tasks, whose mean is published."""
+        return self.tasks.keys() == set(TASKS)
 
 
 def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> StsData:
@@ -172,8 +179,8 @@ def load_sick(folder: str | Path, split: str) -> GradedPairs:
     return _graded(f"SICK-R {split}", rows)
 
 
-def evaluate_sts(encode: Encode, data: StsData) -> TaskScores:
-    """Spearman ×100 of every task and subset, and the mean over the tasks.
+def evaluate_sts(encode: Encode, data: StsData) -> TaskResult:
+    """Spearman ×100 of every task and subset, and the mean over the tasks if all seven are there.
 
     All sentences of all tasks are encoded in one call of ``encode``.
 
@@ -181,23 +188,30 @@ def evaluate_sts(encode: Encode, data: StsData) -> TaskScores:
         encode: sentences → float [n, d], e.g. `Embedder.encode`.
     """
     cosines = iter(pair_cosines(encode, data.every))
-    found = TaskScores({})
-    for task, subsets in data.tasks.items():
-        parts = [next(cosines) for _ in subsets]
-        gold = np.concatenate([pairs.gold for pairs in subsets])
-        overall = correlate(np.concatenate(parts), gold)
-        found.scores[task] = overall.spearman
+    scores: dict[str, float | None] = {}
+    subsets: dict[str, dict[str, float | None]] = {}
+    reasons: dict[str, str] = {}
+    for task, parts in data.tasks.items():
+        of_parts = [next(cosines) for _ in parts]
+        gold = np.concatenate([pairs.gold for pairs in parts])
+        overall = correlate(np.concatenate(of_parts), gold)
+        scores[task] = overall.spearman
         if overall.reason:
-            found.reasons[task] = found.reasons[AVERAGE] = overall.reason
-        if len(subsets) == 1:
+            reasons[task] = overall.reason
+        if len(parts) == 1:
             continue
-        for pairs, part in zip(subsets, parts, strict=True):
-            score = correlate(part, pairs.gold)
-            found.subsets.setdefault(task, {})[pairs.name] = score.spearman
+        subsets[task] = {}
+        for pairs, cosine in zip(parts, of_parts, strict=True):
+            score = correlate(cosine, pairs.gold)
+            subsets[task][pairs.name] = score.spearman
             if score.reason:
-                found.reasons[f"{task}/{pairs.name}"] = score.reason
-    found.scores[AVERAGE] = mean(list(found.scores.values()))
-    return found
+                reasons[f"{task}/{pairs.name}"] = score.reason
+    if data.whole:
+        undefined = [task for task, score in scores.items() if score is None]
+        if undefined:
+            reasons[AVERAGE] = reasons[undefined[-1]]
+        scores[AVERAGE] = mean(list(scores.values()))
+    return TaskResult(scores=scores, subsets=subsets, reasons=reasons)
 
 
 def _load_subset(root: Path, task: str, name: str) -> GradedPairs:
@@ -244,27 +258,36 @@ def _graded(name: str, rows: Sequence[tuple[float, str, str]]) -> GradedPairs:
     )
 
 
-class Sts(Task[TaskSettings]):
+class StsSettings(TaskSettings):
+    """
+    Attributes:
+        subsets: see `load_sts`.
+    """
+
+    subsets: Names = Field(
+        default=(), description="score only these test sets, such as STS-B,SICK-R, and no mean"
+    )
+
+
+class Sts(Task[StsSettings]):
     """Spearman × 100 in the "all" setting (SimCSE, appendix B)."""
 
     about = "STS12-16, STS-B, SICK-R: Spearman ×100 of cosines with gold scores"
     needs = "SentEval's `downstream` folder (its data/downstream/get_transfer_data.bash)"
-    Settings = TaskSettings
+    Settings = StsSettings
 
-    def __init__(self, settings: TaskSettings) -> None:
-        self.data = load_sts(settings.data)
+    def __init__(self, settings: StsSettings) -> None:
+        self.data = load_sts(settings.data, settings.subsets or TASKS)
         self.warnings = self.data.warnings
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        of_tasks = {name: EvaluationSet.of_pairs(parts) for name, parts in self.data.tasks.items()}
-        return (
-            *(Metric(name, data) for name, data in of_tasks.items()),
-            Metric(AVERAGE, EvaluationSet.of_pairs(self.data.every)),
-        )
+        of_tasks = [Metric(name, set_of_pairs(parts)) for name, parts in self.data.tasks.items()]
+        average = [Metric(AVERAGE, set_of_pairs(self.data.every))] if self.data.whole else []
+        return (*of_tasks, *average)
 
     def sentences(self) -> Iterable[str]:
         return sentences_of(self.data.every)
 
-    def score(self, model: EvaluatedModel) -> TaskScores:
+    def score(self, model: EvaluatedModel) -> TaskResult:
         return evaluate_sts(model.encode, self.data)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from sightline.errors import SightlineError
 from sightline.settings import Registry, Settings, explain
-from train.evaluate.evaluation_set import EvaluationSet
-from train.evaluate.found_neighbours import ModelNeighbours
+from train.evaluate.results import EvaluationSet, TaskResult
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -34,6 +33,14 @@ TASKS = Registry(
     },
 )
 """Name → `Task`."""
+
+
+def _split(value: object) -> object:
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""Names, in YAML a list, on a command line separated by commas."""
 
 
 class TaskSettings(Settings):
@@ -61,28 +68,6 @@ class Metric:
     data: EvaluationSet
     higher_is_better: bool = True
     shown: bool = True
-
-
-@dataclass(frozen=True)
-class TaskScores:
-    """A model's scores on one task.
-
-    Attributes:
-        scores: metric → value; None = not defined, and `reasons` says why.
-        subsets: metric → part of its data → value.
-        reasons: metric, or "metric/part" → why its value is None.
-        references: name → metric → value, of what needs no model: chance, or a frozen model's own
-            score. Reports show them below the measured rows, and compare nothing with them.
-        notes: what a reader must know about these values, such as rows that were left out.
-        neighbours: what it found nearest to some sentences, which pages show.
-    """
-
-    scores: dict[str, float | None]
-    subsets: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    references: dict[str, dict[str, float]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    neighbours: ModelNeighbours | None = None
 
 
 S = TypeVar("S", bound=TaskSettings)
@@ -125,7 +110,7 @@ class Task(ABC, Generic[S]):
         """Every sentence that `score` will encode; repeats are allowed."""
 
     @abstractmethod
-    def score(self, model: EvaluatedModel) -> TaskScores:
+    def score(self, model: EvaluatedModel) -> TaskResult:
         """Scores of every metric of one model; its `encode` has all `sentences` at hand."""
 
     def settings_of_result(self) -> dict[str, object]:

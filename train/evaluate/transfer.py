@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import Field
 
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
 from sightline.outside import read_data, read_lines
-from train.evaluate.evaluation_set import EvaluationSet
+from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.similarity import Encode, squeeze
-from train.evaluate.task import Metric, Task, TaskScores, TaskSettings, mean
+from train.evaluate.task import Metric, Names, Task, TaskSettings, mean
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -137,6 +138,11 @@ class TransferData:
 
     tasks: dict[str, TransferTask]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all seven tasks, whose mean is published."""
+        return self.tasks.keys() == set(TASKS)
 
 
 def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> TransferData:
@@ -251,8 +257,8 @@ def evaluate_transfer(
     device: str = "cpu",
     folds: int = 10,
     recipe: Recipe | None = None,
-) -> TaskScores:
-    """Accuracy ×100 of every task, rounded as SentEval rounds it, and their mean.
+) -> TaskResult:
+    """Accuracy ×100 of every task, rounded as SentEval rounds it, and the mean of all seven.
 
     All sentences are encoded in one call of ``encode``. On a CPU the tasks are side by side, with
     one thread each: their steps are too small for more.
@@ -285,10 +291,11 @@ def evaluate_transfer(
         outcomes = dict(zip(data.tasks, together.map(accuracy, tasks, of_tasks), strict=True))
     scores = {name: score for name, (score, _) in outcomes.items()}
     reasons = {name: reason for name, (_, reason) in outcomes.items() if reason}
-    average = mean(list(scores.values()))
-    if average is None:
-        reasons[AVERAGE] = next(iter(reasons.values()))
-    return TaskScores({**scores, AVERAGE: average}, reasons=reasons)
+    if data.whole:
+        if reasons:
+            reasons[AVERAGE] = next(iter(reasons.values()))
+        scores[AVERAGE] = mean(list(scores.values()))
+    return TaskResult(scores=scores, reasons=reasons)
 
 
 def features_of(task: TransferTask, embeddings: np.ndarray) -> np.ndarray:
@@ -344,16 +351,27 @@ def _side_by_side(device: str) -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(threads)
 
 
-class Transfer(Task[TaskSettings]):
+class TransferSettings(TaskSettings):
+    """
+    Attributes:
+        subsets: see `load_transfer`.
+    """
+
+    subsets: Names = Field(
+        default=(), description="score only these data sets, such as TREC,MRPC, and no mean"
+    )
+
+
+class Transfer(Task[TransferSettings]):
     """Accuracy × 100 of logistic regression on frozen embeddings."""
 
     about = "MR, CR, SUBJ, MPQA, SST-2, TREC, MRPC: accuracy ×100 of a linear classifier"
     needs = "SentEval's `downstream` folder (its data/downstream/get_transfer_data.bash)"
     title = "Transfer: accuracy ×100"
-    Settings = TaskSettings
+    Settings = TransferSettings
 
-    def __init__(self, settings: TaskSettings) -> None:
-        self.data = load_transfer(settings.data)
+    def __init__(self, settings: TransferSettings) -> None:
+        self.data = load_transfer(settings.data, settings.subsets or TASKS)
         self.warnings = self.data.warnings
 
     @property
@@ -362,12 +380,13 @@ class Transfer(Task[TaskSettings]):
         every = EvaluationSet.of(
             sum(map(len, self.data.tasks.values())), *(each.sha256 for each in data.values())
         )
-        return (*(Metric(name, each) for name, each in data.items()), Metric(AVERAGE, every))
+        average = [Metric(AVERAGE, every)] if self.data.whole else []
+        return (*(Metric(name, each) for name, each in data.items()), *average)
 
     def sentences(self) -> Iterable[str]:
         return (text for task in self.data.tasks.values() for text in task.sentences)
 
-    def score(self, model: EvaluatedModel) -> TaskScores:
+    def score(self, model: EvaluatedModel) -> TaskResult:
         return evaluate_transfer(model.encode, self.data, device=str(model.embedder.model.device))
 
 

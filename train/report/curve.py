@@ -12,12 +12,9 @@ import yaml
 
 from sightline.errors import SightlineError
 from sightline.settings import unknown
-from train.report.find_runs import FoundRun, check_comparable
-from train.report.gains import AVERAGE
-from train.report.results import RunResult
-from train.report.table import Cell, Row, Table, flatten, make_table
-
-SCHEMA = "sightline.curve/1"
+from train.evaluate.results import RunResult
+from train.report.comparison import FoundRun, check_comparable
+from train.report.table import AVERAGE, Row, Table, flatten, make_table
 
 RUN = "run"
 """In place of a parameter: every run is a value of its own, such as a term that was left out."""
@@ -29,17 +26,10 @@ class Point:
 
     Attributes:
         value: of the parameter, as in the results; None where it is null.
-        cell: the score over the run's seeds.
     """
 
-    run: str
     value: Any
-    seeds: tuple[int, ...]
-    cell: Cell
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, unrounded."""
-        return {"run": self.run, "value": self.value, **_score(self.seeds, self.cell)}
+    row: Row
 
 
 @dataclass(frozen=True)
@@ -79,24 +69,6 @@ class Curve:
         values = [point.value for point in self.points if point.value is not None]
         return self.parameter != RUN and all(map(_is_number, values))
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, unrounded."""
-        reference = None
-        if self.baseline is not None:
-            row = self.baseline
-            reference = {"run": row.name, **_score(row.seeds, row.cells[self.metric])}
-        return {
-            "schema": SCHEMA,
-            "parameter": self.parameter,
-            "metric": self.metric,
-            "baseline": reference,
-            "lines": [
-                {"label": line.label, "points": [point.to_json() for point in line.points]}
-                for line in self.lines
-            ],
-            "notes": list(self.notes),
-        }
-
 
 def curve_of(
     runs: Sequence[FoundRun], parameter: str, metric: str | None = None, baseline: str | None = None
@@ -117,7 +89,7 @@ def curve_of(
     """
     check_comparable(runs)
     table = make_table([result for run in runs for result in run.results])
-    rows = {row.name: row for row in table.rows}
+    rows = table.measured
     chosen = _metric(metric, table)
     drawn = [run for run in runs if run.name != baseline]
     if not drawn:
@@ -126,15 +98,15 @@ def curve_of(
     notes = tuple(_notes(table, chosen))
     if parameter == RUN:
         names = dict.fromkeys(run.name for run in drawn)
-        points = tuple(_point(rows[name], name, chosen) for name in names)
+        points = tuple(Point(name, rows[name]) for name in names)
         return Curve(RUN, chosen, (Line("", points),), reference, notes)
     settings = {run.name: _settings(run.results[0]) for run in drawn}
     name = _full_name(parameter, settings)
     _check_values(name, drawn, settings)
     lines = []
     for label, members in _groups(name, settings):
-        found = [_point(rows[run], settings[run][name], chosen) for run in members]
-        lines.append(Line(label, _sorted(name, found)))
+        points = [Point(settings[run][name], rows[run]) for run in members]
+        lines.append(Line(label, _sorted(name, points)))
     return Curve(name, chosen, tuple(lines), reference, notes)
 
 
@@ -149,6 +121,8 @@ def value_text(value: Any) -> str:
 
 
 def _metric(wanted: str | None, table: Table) -> str:
+    if not table.tasks:
+        raise SightlineError("these runs have no score that reports show; there is none to draw")
     if wanted is None:
         return AVERAGE if AVERAGE in table.tasks else table.tasks[0]
     if wanted not in table.tasks:
@@ -247,18 +221,18 @@ def _differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _what_differs(settings: Iterable[Mapping[str, Any]]) -> str:
-    found = _differing(settings)
-    return f"The runs differ in {', '.join(found)}" if found else "The runs have equal parameters"
+    names = _differing(settings)
+    return f"The runs differ in {', '.join(names)}" if names else "The runs have equal parameters"
 
 
 def _sorted(name: str, points: list[Point]) -> tuple[Point, ...]:
     seen: dict[str, str] = {}
     for point in points:
-        other = seen.setdefault(json.dumps(point.value, sort_keys=True), point.run)
-        if other != point.run:
+        other = seen.setdefault(json.dumps(point.value, sort_keys=True), point.row.name)
+        if other != point.row.name:
             raise SightlineError(
-                f"runs {other!r} and {point.run!r} both have {name} {value_text(point.value)} and "
-                "differ in nothing else; leave one out"
+                f"runs {other!r} and {point.row.name!r} both have {name} "
+                f"{value_text(point.value)} and differ in nothing else; leave one out"
             )
     numbers = [point for point in points if _is_number(point.value)]
     unset = [point for point in points if point.value is None]
@@ -267,14 +241,10 @@ def _sorted(name: str, points: list[Point]) -> tuple[Point, ...]:
     return (*sorted(numbers, key=lambda point: point.value), *unset)
 
 
-def _point(row: Row, value: Any, metric: str) -> Point:
-    return Point(row.name, value, row.seeds, row.cells[metric])
-
-
 def _notes(table: Table, metric: str) -> Iterable[str]:
     if metric in table.lower_is_better:
         yield f"{metric}: lower is better"
-    for row in table.rows:
+    for row in table.measured.values():
         cell = row.cells[metric]
         if cell.mean is None:
             yield f"{row.name}: {metric} is not defined: {cell.reason}"
@@ -282,16 +252,6 @@ def _notes(table: Table, metric: str) -> Iterable[str]:
             yield f"{row.name} has one seed ({row.seeds[0]}), so no deviation"
         yield from (f"{row.name}: {mark}" for mark in row.marks)
     yield from table.notes
-
-
-def _score(seeds: tuple[int, ...], cell: Cell) -> dict[str, Any]:
-    return {
-        "seeds": list(seeds),
-        "mean": cell.mean,
-        "sd": cell.sd,
-        "scores": list(cell.seeds),
-        **({"reason": cell.reason} if cell.reason else {}),
-    }
 
 
 def _is_number(value: Any) -> bool:

@@ -1,18 +1,21 @@
-"""Results that MTEB itself wrote: results/<model>/<revision>/<task>.json. Needs no mteb."""
+"""Results that MTEB itself wrote, <model>/<revision>/<task>.json, beside ours; needs no mteb."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
 from sightline.errors import SightlineError
-from train.evaluate.evaluation_set import EvaluationSet
 from train.evaluate.mteb import TITLE, MtebTask, averages, mean, metric_of
-from train.report.results import NOT_TRAINED, RunResult, TaskRecord
+from train.evaluate.results import EvaluationSet, RunResult, TaskResult
+
+if TYPE_CHECKING:
+    from train.report.comparison import FoundRun
 
 META = "model_meta.json"
 NAME = "mteb"
@@ -88,13 +91,13 @@ class MtebFolder:
         return {each.mteb_version or "unknown" for each in self.files.values()}
 
     def result(
-        self, tasks: Mapping[str, MtebTask] | None = None, record: TaskRecord | None = None
+        self, tasks: Mapping[str, MtebTask] | None = None, beside: TaskResult | None = None
     ) -> RunResult:
         """As a result of ours.
 
         Args:
             tasks: what is scored; None: everything here. What is missing has no score.
-            record: of a run beside which the result is shown, whose metrics it gets.
+            beside: of a run beside which the result is shown, whose metrics it gets.
 
         Raises:
             SightlineError: a task was evaluated on another revision of its data set.
@@ -114,19 +117,23 @@ class MtebFolder:
             if scores[average] is None:
                 reasons[average] = next(reasons[task] for task in of if task in reasons)
             sets[average] = EvaluationSet.of(None, *(sets[task].sha256 for task in of))
-        if record is None:
-            metrics = tuple(metric_of(name) if name in tasks else name for name in scores)
-            record = TaskRecord(task=NAME, title=TITLE, metrics=metrics)
-        named = dict(zip(scores, record.metrics, strict=True))
-        return RunResult(
-            run=self.model,
-            objective=NOT_TRAINED,
-            seed=0,
+        if beside is None:
+            metrics = [metric_of(name) if name in tasks else name for name in scores]
+            beside = TaskResult(task=NAME, title=TITLE)
+        else:
+            metrics = list(beside.scores)
+        named = dict(zip(scores, metrics, strict=True))
+        task = TaskResult(
             scores={named[name]: value for name, value in scores.items()},
             reasons={named[name]: why for name, why in reasons.items()},
-            evaluated_on={named[name]: found for name, found in sets.items()},
-            tasks={NAME: record.model_copy(update={"settings": {"mteb": sorted(self.versions)}})},
+            task=NAME,
+            title=beside.title,
+            settings={"mteb": sorted(self.versions)},
+            evaluated_on={named[name]: data for name, data in sets.items()},
+            lower_is_better=beside.lower_is_better,
+            hidden=beside.hidden,
         )
+        return RunResult(run=self.model, tasks={NAME: task})
 
     def _score(self, name: str, about: MtebTask) -> tuple[float | None, str]:
         """The score of a task, or why there is none."""
@@ -146,6 +153,60 @@ class MtebFolder:
         )
 
 
+def beside_mteb(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
+    """Reduce runs to what MTEB's results among them can have.
+
+    MTEB's results get the tasks, splits, subsets and means of the first other run. Without another
+    run, they are reduced to the tasks that all of them have.
+
+    Returns:
+        The runs in their order, and notes on what was left out. Runs without any result of MTEB
+        are returned as they are.
+
+    Raises:
+        SightlineError: a run was not scored on MTEB's tasks, results have no task in common, or a
+            task was evaluated on different revisions.
+    """
+    folders = [run.mteb for run in runs if run.mteb is not None]
+    if not folders:
+        return list(runs), []
+    beside, notes = None, []
+    others = [run for run in runs if run.mteb is None]
+    if others:
+        name, beside = _task(others[0], 0, folders[0])
+        tasks = {
+            key: MtebTask.model_validate(each) for key, each in beside.settings["tasks"].items()
+        }
+        versions = {str(beside.settings["mteb"])}
+        if any(len(result.tasks) > 1 for run in others for result in run.results):
+            notes.append(f"only the scores of {name} are compared: MTEB's results have no others")
+    else:
+        shared = [key for key in folders[0].files if all(key in each.files for each in folders)]
+        if not shared:
+            raise SightlineError(
+                f"{' and '.join(str(each.path) for each in folders)} have no task in common"
+            )
+        tasks = {key: folders[0].files[key].about for key in shared}
+        versions = set()
+        if any(len(each.files) > len(shared) for each in folders):
+            notes.append("only the tasks that all of MTEB's results have are compared")
+    for folder in folders:
+        versions |= folder.versions
+    if len(versions) > 1:
+        notes.append(f"MTEB's tasks were evaluated by its versions {', '.join(sorted(versions))}")
+    reduced = []
+    for run in runs:
+        if run.mteb is None:
+            results = [
+                each.model_copy(update={"tasks": dict([_task(run, index, folders[0])])})
+                for index, each in enumerate(run.results)
+            ]
+        else:
+            results = [run.mteb.result(tasks, beside).model_copy(update={"run": run.name})]
+        reduced.append(replace(run, results=tuple(results)))
+    return reduced, notes
+
+
 def _json_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("*.json") if file.name != META)
 
@@ -163,11 +224,11 @@ def _read(file: Path) -> TaskFile:
         return TaskFile.model_validate(json.loads(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         first = error.errors()[0]
-        found = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (OSError, ValueError) as error:
-        found = str(error)
+        what = str(error)
     raise SightlineError(
-        f"{file}: not a result of MTEB 1.11 or later ({found}); remove it, or evaluate it again"
+        f"{file}: not a result of MTEB 1.11 or later ({what}); remove it, or evaluate it again"
     )
 
 
@@ -178,3 +239,14 @@ def _model_name(folder: Path) -> str:
     except (OSError, ValueError, AttributeError):
         name = None
     return name or folder.absolute().parent.name.replace("__", "/")
+
+
+def _task(run: FoundRun, index: int, folder: MtebFolder) -> tuple[str, TaskResult]:
+    """The scores of MTEB's tasks in a result, with their name there."""
+    for name, task in run.results[index].tasks.items():
+        if task.task == NAME:
+            return name, task
+    raise SightlineError(
+        f"{run.files[index]}: not scored on MTEB's tasks, but {folder.path} holds only those; run "
+        f"sightline evaluate {NAME} with --tasks {','.join(folder.files)}"
+    )

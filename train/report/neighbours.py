@@ -1,201 +1,212 @@
-"""Neighbours of sentences under several models side by side, as JSON and in a terminal."""
+"""Neighbours of sentences under several models side by side, as a document or a part of a page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from sightline.html_pages import Thumbnail, html_templates
+from train.evaluate.results import Found, ModelNeighbours, Neighbour, RunResult
+from train.report.grid import Document, Grid, GridCell, GridRow, Section, number, printable
 
-from train.evaluate.found_neighbours import Found, ModelNeighbours, Neighbour
-from train.report.grid import printable
-
-_NARROWEST = 30  # characters of a column before the models are put below each other
+SCHEMA = "sightline.neighbours/2"
 OWN = "•"
 """Marks a caption of the query's own image, or that image."""
 
+Models = Mapping[str, ModelNeighbours]
+"""Name → what the model finds; all were asked the same."""
+Thumbnails = Mapping[str, Thumbnail]
+Photographer = Callable[[str, Sequence[str], Mapping[str, bytes]], Thumbnails | str]
+"""(evaluation task, ids of images, id → SHA-256) → their pictures, or why there are none."""
 
-@dataclass(frozen=True)
-class Sides:
-    """Several models side by side.
 
-    Attributes:
-        queries: q sentences.
-        images: of each query, the images that it is a caption of; often empty.
-        models: names in the order of the columns.
-        captions: model → nearest captions.
-        pictures: model → nearest images; empty if none were asked for.
-        pool: what the captions were found among, in words.
-        k: neighbours asked for.
+def document_of(models: Models, title: str, thumbnails: Thumbnails | None = None) -> Document:
+    """Them for any format; see `section_of`."""
+    notes = notes_of(models)
+    body = {"models": models, "notes": notes}
+    return Document(title, SCHEMA, (section_of(models, title, thumbnails, notes),), body)
+
+
+def section_of(
+    models: Models, title: str, thumbnails: Thumbnails | None, notes: Sequence[str]
+) -> Section:
+    """A column for each model.
+
+    Args:
+        thumbnails: image id → its picture, for every one of `shown_images`; None for a page
+            without pictures. Each is in the page once, as the background of a class of the style
+            sheet.
+        notes: how to read it.
     """
-
-    queries: tuple[str, ...]
-    images: tuple[tuple[str, ...], ...]
-    models: tuple[str, ...]
-    captions: Mapping[str, Found]
-    pictures: Mapping[str, Found]
-    pool: str
-    k: int
-
-    @classmethod
-    def of(cls, models: Mapping[str, ModelNeighbours]) -> Sides:
-        """Models, by name, that were asked the same."""
-        first = next(iter(models.values()))
-        return cls(
-            first.queries,
-            first.images,
-            tuple(models),
-            {name: each.captions for name, each in models.items()},
-            {name: each.pictures for name, each in models.items() if each.pictures},
-            first.pool,
-            first.k,
-        )
-
-    @property
-    def notes(self) -> list[str]:
-        """How to read the neighbours."""
-        notes = [f"Among {self.pool}, by cosine; equal cosines in the order of the file."]
-        if any(self.images):
-            notes.append(
-                "A caption equal to the query is left out. "
-                f"{OWN} marks a caption of the query's own image"
-                f"{', or that image' if self.pictures else ''}."
-            )
-        for what, found in (("captions", self.captions), ("images", self.pictures)):
-            for model in found:
-                said = (found[model].reason, found[model].warning)
-                notes += [f"{model}, {what}: {each}." for each in said if each]
-        return notes
-
-    def own_first(self, found: Mapping[str, Found]) -> dict[str, tuple[int, int]]:
-        """Model → (queries whose nearest neighbour shares their image, queries with an image)."""
-        counts = {}
-        for model in self.models:
-            if model in found and not found[model].reason:
-                pairs = zip(self.images, found[model].neighbours, strict=True)
-                firsts = [bool(row and row[0].own) for images, row in pairs if images]
-                counts[model] = (sum(firsts), len(firsts))
-        return counts
-
-    def to_json(self) -> dict[str, object]:
-        """Everything, as JSON."""
-        return {
-            "schema": "sightline.neighbours/1",
-            "pool": self.pool,
-            "k": self.k,
-            "models": list(self.models),
-            "queries": [
-                {
-                    "text": query,
-                    "images": list(images),
-                    "captions": self._json_of(self.captions, number),
-                    **(
-                        {"nearest_images": self._json_of(self.pictures, number)}
-                        if self.pictures
-                        else {}
-                    ),
-                }
-                for number, (query, images) in enumerate(
-                    zip(self.queries, self.images, strict=True)
-                )
-            ],
-            "notes": self.notes,
-            "reasons": {
-                model: found.reason for model, found in self.pictures.items() if found.reason
-            },
-        }
-
-    def _json_of(self, found: Mapping[str, Found], number: int) -> dict[str, object]:
-        return {
-            model: None
-            if found[model].reason
-            else [
-                {
-                    **({"text": each.text, "captions": list(each.captions)} if each.text else {}),
-                    "images": list(each.images),
-                    "cosine": each.cosine,
-                    "own_image": each.own,
-                }
-                for each in found[model].neighbours[number]
-            ]
-            for model in self.models
-        }
-
-
-def print_neighbours(sides: Sides, console: Console) -> None:
-    """A table for each query: a column per model, or a table per model on a narrow terminal."""
-    columns = len(sides.models)
-    groups = [sides.models]
-    if columns > 1 and console.width // columns < _NARROWEST:
-        groups = [(model,) for model in sides.models]
-    for number, query in enumerate(sides.queries):
-        images = ", ".join(sides.images[number])
-        title = Text(printable(query), style="bold")
-        title.append(f"  ({printable(images)})" if images else "", style="dim")
-        console.print(title)
-        for what, found in (("captions", sides.captions), ("images", sides.pictures)):
-            for group in groups:
-                models = [model for model in group if model in found and not found[model].reason]
-                if models:
-                    console.print()
-                    console.print(_table(f"nearest {what}", found, models, number))
-        console.print()
-    for what, found in (("caption", sides.captions), ("image", sides.pictures)):
-        for model, (hits, of) in sides.own_first(found).items():
-            if of:
-                of_image = "is" if what == "image" else "is of"
-                console.print(
-                    Text(
-                        f"{printable(model)}: the nearest {what} {of_image} the query's own image "
-                        f"for {hits} of {of} queries."
-                    )
-                )
-    for note in sides.notes:
-        console.print(Text(printable(note), style="dim"))
-
-
-def _table(title: str, found: Mapping[str, Found], models: Sequence[str], number: int) -> Table:
-    if len(models) == 1:
-        title = f"{printable(models[0])}: {title}"
-    table = Table(
-        title=Text(title, style="dim"),
-        title_justify="left",
-        show_header=len(models) > 1,
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        expand=len(models) > 1,
+    classes: dict[str, str] = {}
+    style: list[str] = []
+    for image in shown_images(models) if thumbnails is not None else ():
+        assert thumbnails is not None
+        uri = thumbnails[image].uri
+        # the same in every section of a page
+        classes[image] = hashlib.sha256(uri.encode()).hexdigest()[:16]
+        if uri:
+            assert re.fullmatch(r"data:image/\w+;base64,[\w+/=]*", uri), image
+            style.append(f'.picture.of-{classes[image]} {{ background-image: url("{uri}") }}\n')
+    template = html_templates(Path(__file__).parent).get_template("neighbours.html.j2")
+    first = next(iter(models.values()))
+    body = template.render(
+        models=models, first=first, own=OWN, classes=classes, thumbnails=thumbnails or {}
     )
-    table.add_column("", justify="right", no_wrap=True)
-    for model in models:
-        table.add_column(Text(printable(model)), ratio=1, overflow="fold")
-    rows = [found[model].neighbours[number] for model in models]
-    for rank in range(max(map(len, rows))):
-        cells = [_cell(row[rank]) if rank < len(row) else Text("") for row in rows]
-        table.add_row(Text(str(rank + 1), style="dim"), *cells)
-    return table
+    grids = tuple(
+        grid
+        for place in range(len(first.queries))
+        for what in ("captions", "pictures")
+        for grid in _answers(models, place, what)
+    )
+    return Section(
+        title, _counts(models), notes=tuple(notes), body=body, printed=grids, style="".join(style)
+    )
 
 
-def _cell(each: Neighbour) -> Text:
-    cell = Text()
-    cell.append(f"{each.cosine:.3f} ", style="cyan")
-    cell.append(f"{OWN} " if each.own else "", style="bold green")
-    cell.append(printable(each.text or each.images[0]), style="bold" if each.own else "")
-    return cell
+def neighbours_in(
+    results: Sequence[RunResult], photographer: Photographer | None = None
+) -> tuple[Section, ...]:
+    """What evaluation tasks found nearest under each run, a section for each task.
+
+    A run stands there with its lowest seed. Runs that were asked something else than the first one
+    are left out, and a note names them.
+
+    Args:
+        photographer: makes the pictures; None for a page without them.
+    """
+    sections = []
+    for task in dict.fromkeys(task for result in results for task in result.tasks):
+        lowest: dict[str, RunResult] = {}
+        neighbours: dict[str, ModelNeighbours] = {}
+        for result in sorted(results, key=lambda each: each.seed):
+            found = result.tasks[task].neighbours if task in result.tasks else None
+            if found is not None and result.run not in lowest:
+                lowest[result.run], neighbours[result.run] = result, found
+        runs = [run for run in dict.fromkeys(each.run for each in results) if run in lowest]
+        if not runs:
+            continue
+        question = neighbours[runs[0]].question
+        models = {run: neighbours[run] for run in runs if neighbours[run].question == question}
+        thumbnails, notes = None, notes_of(models)
+        if photographer is not None:
+            keys = {
+                image: bytes.fromhex(key)
+                for each in reversed(models.values())
+                for image, key in each.keys.items()
+            }
+            pictures = photographer(task, shown_images(models), keys)
+            if isinstance(pictures, str):
+                notes.append(f"Photographs are not shown: {pictures}.")
+            else:
+                thumbnails = pictures
+        notes += [f"{run}: {mark}." for run in models for mark in lowest[run].marks]
+        if others := [run for run in runs if run not in models]:
+            notes.append(f"Left out, as they were asked something else: {', '.join(others)}.")
+        used = sorted({lowest[run].seed for run in models})
+        notes.append(f"Each run with seed {' or '.join(map(str, used))}, its lowest.")
+        title = "Neighbours" if task == "neighbours" else f"Neighbours: {task}"
+        sections.append(section_of(models, title, thumbnails, notes))
+    return tuple(sections)
 
 
-def shown_images(sides: Sides) -> list[str]:
+def shown_images(models: Models) -> list[str]:
     """Ids of the images that a page shows, each once, in the order of their appearance.
 
     Of a caption that several images share, it is the first.
     """
     shown: dict[str, None] = {}
-    for number, images in enumerate(sides.images):
+    for place, images in enumerate(next(iter(models.values())).images):
         shown.update(dict.fromkeys(images[:1]))
-        for found in (*sides.captions.values(), *sides.pictures.values()):
-            for each in found.neighbours[number] if found.neighbours else ():
-                shown.update(dict.fromkeys(each.images[:1]))
+        for what in ("captions", "pictures"):
+            for answers in _found(models, what).values():
+                for neighbour in answers.neighbours[place] if answers.neighbours else ():
+                    shown.update(dict.fromkeys(neighbour.images[:1]))
     return list(shown)
+
+
+def notes_of(models: Models) -> list[str]:
+    """How to read the neighbours."""
+    first = next(iter(models.values()))
+    notes = [f"Among {first.pool}, by cosine; equal cosines in the order of the file."]
+    if any(first.images):
+        notes.append(
+            "A caption equal to the query is left out. "
+            f"{OWN} marks a caption of the query's own image"
+            f"{', or that image' if _found(models, 'pictures') else ''}."
+        )
+    for name, what in (("captions", "captions"), ("images", "pictures")):
+        for model, answers in _found(models, what).items():
+            said = (answers.reason, answers.warning)
+            notes += [f"{model}, {name}: {each}." for each in said if each]
+    return notes
+
+
+def _found(models: Models, what: str) -> dict[str, Found]:
+    """Model → its captions or pictures, if it was asked for them."""
+    answers = {name: getattr(model, what) for name, model in models.items()}
+    return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _answers(models: Models, place: int, what: str) -> tuple[Grid, ...]:
+    """The nearest captions or images of one query, a column for each model that finds any."""
+    first = next(iter(models.values()))
+    rows_of = {
+        name: answers.neighbours[place]
+        for name, answers in _found(models, what).items()
+        if not answers.reason
+    }
+    if not rows_of:
+        return ()
+    images = f" ({', '.join(first.images[place])})" if first.images[place] else ""
+    name = "captions" if what == "captions" else "images"
+    title = f"{first.queries[place]}{images}: nearest {name}"
+    rows = []
+    for rank in range(max(map(len, rows_of.values()))):
+        answers = (own[rank] if rank < len(own) else None for own in rows_of.values())
+        rows.append(GridRow(str(rank + 1), tuple(map(_cell, answers))))
+    header = ("", *map(printable, rows_of))
+    runs = ("", *rows_of)
+    return (Grid(printable(title), header, tuple(rows), left=len(header), runs=runs),)
+
+
+def _cell(neighbour: Neighbour | None) -> GridCell:
+    if neighbour is None:
+        return GridCell(("",))
+    own = f" {OWN}" if neighbour.own else ""
+    text = printable(neighbour.text or neighbour.images[0])
+    return GridCell((f"{number(neighbour.cosine, '.3f')}{own} {text}",), bold=neighbour.own)
+
+
+def _counts(models: Models) -> tuple[Grid, ...]:
+    """How often the nearest shares the query's image; nothing where queries have none."""
+    images = next(iter(models.values())).images
+    if not any(images):
+        return ()
+    columns = {}
+    for name, what in (("caption", "captions"), ("image", "pictures")):
+        counts = {}
+        for model, answers in _found(models, what).items():
+            if not answers.reason:
+                pairs = zip(images, answers.neighbours, strict=True)
+                firsts = [bool(row and row[0].own) for own, row in pairs if own]
+                counts[model] = (sum(firsts), len(firsts))
+        if counts:
+            columns[name] = counts
+    rows = [
+        GridRow(
+            printable(model),
+            tuple(
+                GridCell((f"{counts[model][0]} of {counts[model][1]}",), value=counts[model][0])
+                if model in counts
+                else GridCell(("–",))
+                for counts in columns.values()
+            ),
+            runs=(model,),
+        )
+        for model in models
+    ]
+    header = ("the nearest is of the query's own image", *columns)
+    return (Grid("Nearest of the query's own image", header, tuple(rows)),)

@@ -1,233 +1,335 @@
-"""A table or figure of a paper with what was measured: grids of text, and JSON."""
+"""A table or figure of a paper with what was measured beside it, as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from train.report.grid import SIGN, Grid, GridCell, GridRow, printable
-from train.report.grids import mean_cell
-from train.report.paper_results import ExpectedRun, MeasuredRun, ResultFolders
-from train.report.papers import MINUTES, Column, Entry, PaperRow
-from train.report.table import Cell, numbers_of
+from pydantic_core import to_jsonable_python
 
-SCHEMA = "sightline.paper/1"
-_ABSENT = GridCell(("–",))
+from train.evaluate.geometry import GEOMETRY
+from train.evaluate.results import RunResult, TaskResult
+from train.evaluate.retrieval import METRICS as RETRIEVAL
+from train.evaluate.sts import EXPECTED_PAIRS
+from train.evaluate.transfer import EXPECTED_EXAMPLES
+from train.records import RunSummary
+from train.report.comparison import check_comparable, find_run, results_in
+from train.report.grid import (
+    SIGN,
+    Document,
+    Grid,
+    GridCell,
+    GridRow,
+    Section,
+    mean_cell,
+    number,
+    printable,
+    text_cell,
+)
+from train.report.papers import BEST_DEV, MINUTES, Column, Entry, PaperRow
+from train.report.table import TRAINING, Cell, Row, flatten, make_table, numbers_of
+from train.run_spec import OF_THE_MACHINE
+
+SCHEMA = "sightline.paper/2"
+_NOT_COMPARED = {
+    *(f"train.{name}" for name in OF_THE_MACHINE),
+    *("train.compile", "train.chunk"),  # draw other dropout masks, as another seed does
+    "student.model",  # may be a folder; the student's name is compared
+}
+"""Parameters that a configuration may set otherwise than the run that is compared."""
+_EXAMPLES: Mapping[str, int] = {
+    **EXPECTED_PAIRS,
+    **dict.fromkeys(GEOMETRY[:2], 1500),  # pairs of STS-B dev
+    **{task: sum(splits.values()) for task, splits in EXPECTED_EXAMPLES.items()},
+    **dict.fromkeys(RETRIEVAL, 5_000),  # captions of Flickr30k's 1,000 test images
+    **{f"coco-5k: {metric}": 25_000 for metric in RETRIEVAL},
+}
+"""Metric → examples of the published test set."""
+_DEV_SET = "STS-B dev"
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Measured minus published.
+class ExpectedRun:
+    """What a configuration trains under the name of a run.
 
     Attributes:
-        within: whether it is within one published deviation; None where no deviation is printed
-            or the two are not comparable.
+        parameters: ``objective``, ``student`` and ``train``, as results have them.
+        data: stream → name of its data set.
     """
 
-    value: float
-    within: bool | None
+    parameters: Mapping[str, Any]
+    data: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """A published row with its measured run, or with what its configuration sets."""
+    """A published row with what was measured of it, or what its configuration sets.
 
-    row: PaperRow
-    run: MeasuredRun
+    Attributes:
+        published: the paper's.
+        seeds: that the published score is a mean over; None if the paper does not say.
+        measured: the run over its seeds, or the configuration's numbers; None: `why_not`.
+        marks: what a reader must know before comparing the two.
+        differences: column → measured minus published, and whether that is within one published
+            deviation; None where no deviation is printed or the two are not comparable.
+        folder: of the result files; empty if there are none.
+        why_not: why nothing is beside it.
+        notes: of the table of its seeds; results of the run's name, of another training.
+    """
+
+    published: PaperRow
     seeds: int | None
-    configured: dict[str, Cell]
+    measured: Row | None = None
+    marks: tuple[str, ...] = ()
+    differences: Mapping[str, tuple[float, bool | None]] = field(default_factory=dict)
+    folder: str = ""
+    why_not: str = ""
+    notes: tuple[str, ...] = ()
 
     def cell(self, column: Column) -> Cell | None:
         """What is shown below the published value of a column."""
-        metric = self.row.prefix + column.metric
-        if self.configured:
-            return self.configured.get(metric)
-        return None if self.run.row is None else self.run.row.cells.get(metric)
-
-    def difference(self, column: Column) -> Difference | None:
-        """None if one of the two is missing."""
-        cell, printed = self.cell(column), self.row.scores.get(column.name)
-        if cell is None or cell.mean is None or printed is None:
-            return None
-        value, deviation = cell.mean - printed, self.row.std.get(column.name)
-        if deviation is None or not self.run.comparable:
-            return Difference(value, None)
-        return Difference(value, abs(value) <= deviation + 1e-9)  # an exact deviation is within
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """What a reader must know before comparing the two."""
-        if self.run.row is None:
-            return ()
-        count = len(self.run.row.seeds)
-        marks = [*self.run.row.marks, *self.run.differs]
-        if self.seeds is not None and count != self.seeds:
-            marks.append(f"{_seeds(count)}, published {self.seeds}")
-        return tuple(marks)
-
-
-@dataclass(frozen=True)
-class PaperTable:
-    """An entry with its rows compared, in any format."""
-
-    entry: Entry
-    rows: tuple[ComparedRow, ...]
-
-    @property
-    def grids(self) -> list[Grid]:
-        """One grid: for each row what is published, what was measured, and the difference."""
-        if not self.rows:
-            return []
-        header = (
-            "configuration" if self.entry.kind == "settings" else "run",
-            "seeds",
-            *(printable(column.name) for column in self.entry.columns),
-        )
-        rows = [line for each in self.rows for line in self._lines(each)]
-        return [Grid(f"{self.entry.id}: {self.entry.shows}", header, tuple(rows), left=2)]
-
-    @property
-    def legend(self) -> list[str]:
-        """What the paper says in words, the meaning of marks, and notes."""
-        lines = [f"In the paper: {each}." for each in self.entry.printed]
-        if any(row.row.scores and row.run.row is not None for row in self.rows):
-            lines.append("Mean ± sample standard deviation over seeds.")
-            lines.append("Difference: measured − published.")
-        if any(row.row.std and row.run.row is not None for row in self.rows):
-            lines.append("Within, beyond: one published deviation, where the two are comparable.")
-        if any(row.row.significant for row in self.rows):
-            lines.append(f"{SIGN} significant in the paper.")
-        lines += [f"Note: {each}." for each in self.entry.notes]
-        notes = dict.fromkeys(
-            note for row in self.rows for note in (*row.run.others, *row.run.notes)
-        )
-        return [*lines, *(f"Note: {printable(note)}." for note in notes)]
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, unrounded."""
-        return {
-            "schema": SCHEMA,
-            "id": self.entry.id,
-            "kind": self.entry.kind,
-            "shows": self.entry.shows,
-            "reason": self.entry.reason or None,
-            "columns": [column.name for column in self.entry.columns],
-            "rows": [self._json(row) for row in self.rows],
-            "printed": list(self.entry.printed),
-            "notes": list(self.entry.notes),
-        }
-
-    def _lines(self, row: ComparedRow) -> list[GridRow]:
-        name, printed = printable(row.row.title), bool(row.row.scores)
-        lines = [GridRow(name, self._published(row), measured=False)] if printed else []
-        settings = bool(row.configured)
-        if not settings and row.run.row is None:
-            why = printable(row.row.reason or row.run.why_not)
-            label = f"  {why}" if printed else f"{name} ({why})"
-            return [*lines, GridRow(label, self._blank, measured=False)]
-        label = "  configured" if settings else "  measured"
-        marks = "; ".join(map(printable, self._marks(row)))
-        label = (label if printed else name) + (f" ({marks})" if marks else "")
-        seeds = "–" if row.run.row is None else ", ".join(map(str, row.run.row.seeds))
-        cells = [_cell(column, row.cell(column)) for column in self.entry.columns]
-        lines.append(GridRow(label, (GridCell((seeds,)), *cells)))
-        found = [row.difference(column) for column in self.entry.columns]
-        if any(found):
-            differences = map(_difference, self.entry.columns, found)
-            lines.append(GridRow("  difference", (_ABSENT, *differences), measured=False))
-        return lines
-
-    def _marks(self, row: ComparedRow) -> list[str]:
-        marks = [*row.marks]
-        if any(column.metric == MINUTES for column in self.entry.columns):
-            marks += [f"on {device}" for device in row.run.devices]
-        if row.run.unscored and not row.row.note:
-            marks.append(f"no score of {', '.join(row.run.unscored)}")
-        return [*marks, row.row.note] if row.run.unscored and row.row.note else marks
-
-    @property
-    def _blank(self) -> tuple[GridCell, ...]:
-        return (_ABSENT,) * (len(self.entry.columns) + 1)
-
-    def _published(self, row: ComparedRow) -> tuple[GridCell, ...]:
-        cells = []
-        for column in self.entry.columns:
-            score, std = row.row.scores.get(column.name), row.row.std.get(column.name)
-            cell = _cell(column, None if score is None else Cell(score, std))
-            marked = column.name in row.row.significant
-            cells.append(GridCell(cell.parts, significant=marked))
-        seeds = "–" if row.seeds is None else _seeds(row.seeds)
-        return (GridCell((seeds,)), *cells)
-
-    def _json(self, row: ComparedRow) -> dict[str, Any]:
-        given, measured = row.row, row.run.row
-        found = {column.name: row.difference(column) for column in self.entry.columns}
-        shown = {column.name: row.cell(column) for column in self.entry.columns}
-        return {
-            "model": given.model,
-            "label": given.label or given.model,
-            "data": given.data,
-            "configuration": given.configuration or None,
-            "run": given.run or None,
-            "reason": given.reason or row.run.why_not or None,
-            "other_trainings": list(row.run.others),
-            "published": {
-                "scores": given.scores,
-                "std": given.std,
-                "seeds": row.seeds,
-                "significant": list(given.significant),
-            },
-            "configured" if row.configured else "measured": {
-                "folder": row.run.folder or None,
-                "seeds": list(measured.seeds) if measured else [],
-                "scores": {name: asdict(cell) for name, cell in shown.items() if cell},
-            },
-            "marks": list(row.marks),
-            "differences": {name: asdict(each) for name, each in found.items() if each},
-        }
+        metric = self.published.prefix + column.metric
+        return None if self.measured is None else self.measured.cells.get(metric)
 
 
 def compare_entry(
-    entry: Entry, folders: ResultFolders, expected: Callable[[str, str], ExpectedRun]
-) -> PaperTable:
+    entry: Entry, roots: Sequence[Path], expected: Callable[[str, str], ExpectedRun]
+) -> list[ComparedRow]:
     """Put what was measured beside every row of an entry.
 
     Args:
+        roots: folders of results, each with one folder per run. A row takes its run from the one
+            where it is its training or comes nearest.
         expected: (configuration, run) → what it trains.
 
     Raises:
-        SightlineError: a result file is damaged.
+        SightlineError: a result file is damaged, or its seeds were scored on different tests.
     """
     rows = []
     for row in entry.rows:
         wanted = expected(row.configuration, row.run) if row.configuration else None
-        configured: dict[str, Cell] = {}
-        run = MeasuredRun(why_not=row.reason)
+        compared = ComparedRow(row, entry.seeds_of(row), why_not=row.reason)
         if entry.kind == "settings" and wanted is not None:
-            configured = {
-                name: Cell(value, None) for name, value in numbers_of(wanted.parameters).items()
-            }
+            numbers = numbers_of(wanted.parameters)
+            cells = {name: Cell(value, None) for name, value in numbers.items()}
+            settings = Row(row.title, "", (), cells)
+            compared = _judged(replace(compared, measured=settings), entry, comparable=False)
         elif not row.reason:
-            run = folders.measured(row, entry.columns, wanted)
-        rows.append(ComparedRow(row, run, entry.seeds_of(row), configured))
-    return PaperTable(entry, tuple(rows))
+            compared = _measured(compared, entry, roots, wanted)
+        rows.append(compared)
+    return rows
+
+
+def document_of(entry: Entry, rows: Sequence[ComparedRow], **more: object) -> Document:
+    """For each row what is published, what was measured, and the difference.
+
+    Args:
+        more: for the JSON.
+    """
+    what = "configuration" if entry.kind == "settings" else "run"
+    header = (what, "seeds", *(printable(column.name) for column in entry.columns))
+    title = f"{entry.id}: {entry.shows}"
+    lines = tuple(line for row in rows for line in _lines(entry, row))
+    grids = (Grid(title, header, lines, left=2),) if rows else ()
+    about = {"id", "kind", "shows", "printed", "notes"}
+    body = {
+        **entry.model_dump(mode="json", include=about),
+        "columns": [column.name for column in entry.columns],
+        "rows": to_jsonable_python(rows),
+        **more,
+    }
+    return Document(title, SCHEMA, (Section(title, grids, notes=_legend(entry, rows)),), body)
+
+
+def _legend(entry: Entry, rows: Sequence[ComparedRow]) -> tuple[str, ...]:
+    """What the paper says in words, the meaning of marks, and notes."""
+    runs = [row for row in rows if row.measured is not None and row.measured.seeds]
+    cells = [row.cell(column) for row in runs for column in entry.columns]
+    lines = [f"In the paper: {said}." for said in entry.printed]
+    if any(cell is not None and cell.sd is not None for cell in cells):
+        lines.append("Mean ± sample standard deviation over seeds.")
+    if any(row.published.scores for row in runs):
+        lines.append("Difference: measured − published.")
+    if any(row.published.std for row in runs):
+        lines.append("Within, beyond: one published deviation, where the two are comparable.")
+    if any(row.published.significant for row in rows):
+        lines.append(f"{SIGN} significant in the paper.")
+    notes = dict.fromkeys(note for row in rows for note in row.notes)
+    return (*lines, *(f"Note: {note}." for note in (*entry.notes, *notes)))
+
+
+def _lines(entry: Entry, row: ComparedRow) -> list[GridRow]:
+    """A row for what is published, for what was measured, and for the difference."""
+    paper, columns = row.published, entry.columns
+    name, lines = printable(paper.title), []
+    if paper.scores:
+        printed = {c.name: Cell(paper.scores[c.name], paper.std.get(c.name)) for c in columns
+                   if c.name in paper.scores}  # fmt: skip
+        cells = [
+            replace(_cell(each, printed.get(each.name)), significant=each.name in paper.significant)
+            for each in columns
+        ]
+        seeds = "" if row.seeds is None else _seeds(row.seeds)
+        cells = (text_cell(seeds), *cells)
+        lines.append(GridRow(name, cells, measured=False, runs=(paper.run,)))
+    if row.measured is None:
+        blank = (text_cell(""),) * (len(columns) + 1)
+        why = printable(row.why_not)
+        label, marks = (f"  {why}", ()) if paper.scores else (name, (why,))
+        return [*lines, GridRow(label, blank, measured=False, marks=marks, runs=(paper.run,))]
+    what = "configured" if entry.kind == "settings" else "measured"
+    seeds = text_cell(", ".join(map(str, row.measured.seeds)))
+    cells = (seeds, *(_cell(column, row.cell(column)) for column in columns))
+    label = f"  {what}" if paper.scores else name
+    marks = tuple(map(printable, row.marks))
+    doubtful = row.measured.doubtful
+    lines.append(GridRow(label, cells, marks=marks, warn=doubtful, runs=(paper.run,)))
+    if row.differences:
+        cells = (text_cell(""), *(_difference(each, row) for each in columns))
+        lines.append(GridRow("  difference", cells, measured=False, runs=(paper.run,)))
+    return lines
 
 
 def _cell(column: Column, cell: Cell | None) -> GridCell:
     if cell is not None and column.is_setting:
-        return mean_cell(replace(cell, sd=None), "g")
-    return mean_cell(cell, f".{column.decimals}f")
+        return mean_cell(replace(cell, sd=None), lambda value: number(value, "g"))
+    return mean_cell(cell, lambda value: number(value, f".{column.decimals}f"))
 
 
-def _difference(column: Column, found: Difference | None) -> GridCell:
-    if found is None:
-        return _ABSENT
+def _difference(column: Column, row: ComparedRow) -> GridCell:
+    if column.name not in row.differences:
+        return text_cell("")
+    value, within = row.differences[column.name]
     if column.is_setting:
-        return GridCell(("equal" if abs(found.value) < 1e-12 else "differs",))
-    judged = {None: (), True: ("within",), False: ("beyond",)}[found.within]
-    return GridCell((f"{found.value:+.{column.decimals}f}", *judged), bold=found.within is False)
+        return GridCell(("equal" if abs(value) < 1e-12 else "differs",))
+    judged = {None: (), True: ("within",), False: ("beyond",)}[within]
+    text = number(value, f"+.{column.decimals}f")
+    return GridCell((text, *judged), bold=within is False, value=value)
 
 
 def _seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _measured(
+    compared: ComparedRow, entry: Entry, roots: Sequence[Path], expected: ExpectedRun | None
+) -> ComparedRow:
+    """With its run, in the folder where it is its training or comes nearest.
+
+    Args:
+        expected: what its configuration trains; None for a model that is not trained.
+    """
+    candidates: list[tuple[list[str], Path, list[RunResult]]] = []
+    others = []
+    for folder in (root / compared.published.run for root in roots):
+        if not results_in(folder):
+            continue
+        run = find_run(folder.name, folder.parent)
+        check_comparable([run])
+        if why := _another_training(run.results, expected):
+            others.append(f"{folder} {why}")
+        else:
+            settings = _other_settings(run.results, expected)
+            candidates.append((settings, folder, list(run.results)))
+    if not candidates:
+        why = "not run; other training found" if others else "not run"
+        return replace(compared, why_not=why, notes=tuple(others))
+    settings, folder, results = min(candidates, key=lambda each: len(each[0]))
+    table = make_table([_with_more_metrics(each) for each in results])
+    (row,) = table.measured.values()
+    metrics = [compared.published.prefix + column.metric for column in entry.columns]
+    differs = [*settings]
+    differs += _other_tests(metrics, results)
+    marks = [*row.marks, *differs]
+    if compared.seeds not in (None, len(row.seeds)):
+        marks.append(f"{_seeds(len(row.seeds))}, published {compared.seeds}")
+    if MINUTES in metrics:
+        devices = (each.training.device for each in results if each.training is not None)
+        marks += [f"on {device}" for device in dict.fromkeys(devices) if device]
+    if unscored := [metric for metric in metrics if metric not in row.cells]:
+        marks.append(compared.published.note or f"no score of {', '.join(unscored)}")
+    compared = replace(
+        compared, measured=row, marks=tuple(marks), folder=str(folder), notes=table.notes
+    )
+    return _judged(compared, entry, comparable=not (differs or row.doubtful))
+
+
+def _judged(compared: ComparedRow, entry: Entry, *, comparable: bool) -> ComparedRow:
+    """With its differences, which are judged if they are comparable."""
+    differences: dict[str, tuple[float, bool | None]] = {}
+    for column in entry.columns:
+        cell, printed = compared.cell(column), compared.published.scores.get(column.name)
+        if cell is None or cell.mean is None or printed is None:
+            continue
+        value, deviation = cell.mean - printed, compared.published.std.get(column.name)
+        judged = comparable and deviation is not None
+        # an exact deviation is within
+        within = abs(value) <= (deviation or 0.0) + 1e-9 if judged else None
+        differences[column.name] = value, within
+    return replace(compared, differences=differences)
+
+
+def _another_training(results: Sequence[RunResult], expected: ExpectedRun | None) -> str:
+    """What results of the same name are of, if not of the expected training; else empty."""
+    for result in results:
+        if expected is None or result.training is None:
+            if (result.training is None) != (expected is None):
+                return "is not a training" if result.training is None else "is a training"
+            continue
+        student, data = result.training.student["name"], _data_of(result.training)
+        if student != expected.parameters["student"]["name"] or data != dict(expected.data):
+            named = " and ".join(f"{name} ({stream})" for stream, name in data.items())
+            return f"is {student} trained on {named}"
+    return ""
+
+
+def _data_of(training: RunSummary) -> dict[str, str]:
+    """Stream → name of its data set, the folder of its manifests."""
+    places = {stream: Path(source) for stream, source in training.data.items()}
+    return {
+        stream: path.parent.name if path.suffix == ".parquet" else path.name
+        for stream, path in places.items()
+    }
+
+
+def _with_more_metrics(result: RunResult) -> RunResult:
+    """The result with its settings, and what its training took and found, among its scores."""
+    more: dict[str, float | None] = {**numbers_of(result.parameters)}
+    for metric in (BEST_DEV, MINUTES):
+        value = None if result.training is None else TRAINING[metric](result.training)
+        more |= {} if value is None else {metric: value}
+    return result.model_copy(update={"tasks": {**result.tasks, "": TaskResult(scores=more)}})
+
+
+def _other_settings(results: Sequence[RunResult], expected: ExpectedRun | None) -> list[str]:
+    """Parameters that the configuration sets otherwise."""
+    if expected is None:
+        return []
+    wanted = flatten(expected.parameters)
+    others: dict[str, None] = {}
+    for result in results:
+        own = flatten(result.parameters)
+        for key in wanted.keys() & own.keys() - _NOT_COMPARED:
+            if own[key] != wanted[key]:
+                others[f"{key} {own[key]}, not {wanted[key]}"] = None
+    return sorted(others)
+
+
+def _other_tests(metrics: Sequence[str], results: Sequence[RunResult]) -> list[str]:
+    """Test sets of another size than those of the papers, and means over other tasks."""
+    others: list[str] = []
+    for metric in (each for each in metrics if each in _EXAMPLES):
+        sizes = {e.evaluated_on[metric].examples for e in results if metric in e.evaluated_on}
+        others += [
+            f"{metric} on {size} examples, not {_EXAMPLES[metric]}"
+            for size in sizes - {None, _EXAMPLES[metric]}
+        ]
+    if BEST_DEV in metrics:
+        names = {each.training.dev for each in results if each.training is not None}
+        others += [f"dev set {name}, not {_DEV_SET}" for name in names - {None, _DEV_SET}]
+    lacking = [task for task in EXPECTED_PAIRS if task not in results[0].scores]
+    if "Avg" in metrics and "Avg" in results[0].scores and lacking:
+        others.append(f"Avg without {', '.join(lacking)}")
+    return sorted(others)

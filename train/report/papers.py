@@ -1,13 +1,12 @@
 """Every table and figure of the papers: what it prints, and what Sightline runs for it.
 
-The numbers of a row are where `load_papers` finds them: rows marked ``shared`` are in
-published_results.json, which `sightline compare --published` reads too; all others are in
-printed/. No number is in both.
+All numbers are in papers.json, each once: a row that another table printed first names that table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,9 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from sightline.errors import SightlineError
 from sightline.outside import read_json
 from sightline.settings import unknown
-from train.report.published import published_rows
-
-PAPERS = ("mcse", "kdmcse", "dalr", "mcseo")
+from train.report.table import Cell, Row
 
 BEST_DEV = "best dev"
 """The dev score of the weights that a run exported, as a metric of a column."""
@@ -47,8 +44,8 @@ class Column(_Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_name_alone(cls, given: Any) -> Any:
-        return {"name": given, "metric": given} if isinstance(given, str) else given
+    def _a_name_alone(cls, value: Any) -> Any:
+        return {"name": value, "metric": value} if isinstance(value, str) else value
 
     @property
     def is_setting(self) -> bool:
@@ -61,19 +58,21 @@ class PaperRow(_Strict):
 
     Attributes:
         model, data: named alike in all papers; `label`: as this table prints it, if different.
+        source: what printed it, if not this table.
         configuration, run: what trains it; `command`: what scores it, if nothing is trained.
         reason: why Sightline does not produce it.
         note: what its score needs besides the configuration.
         prefix: before the names of its metrics, as those of a renamed evaluation task have it.
         scores, std: column → printed value; empty if the text has none.
+        scores_of: the table that printed them first, and has them.
         significant: columns that the paper marks.
         seeds: if different from the entry's.
-        shared: its numbers are in published_results.json.
     """
 
     model: _Text
     data: _Text
     label: str = ""
+    source: str = ""
     configuration: str = ""
     run: str = ""
     command: str = ""
@@ -82,9 +81,9 @@ class PaperRow(_Strict):
     prefix: str = ""
     scores: dict[str, _Finite] = {}
     std: dict[str, _Finite] = {}
+    scores_of: str = ""
     significant: tuple[str, ...] = ()
     seeds: int | None = None
-    shared: bool = False
 
     @model_validator(mode="after")
     def _one_way(self) -> PaperRow:
@@ -100,6 +99,11 @@ class PaperRow(_Strict):
         """Such as "MCSE-BERT, wiki+flickr"."""
         name = self.label or self.model
         return name if self.data == "none" else f"{name}, {self.data}"
+
+    @property
+    def full_name(self) -> str:
+        """Such as "MCSE-BERT:wiki+flickr"."""
+        return self.model if self.data == "none" else f"{self.model}:{self.data}"
 
 
 class Entry(_Strict):
@@ -143,6 +147,12 @@ class Entry(_Strict):
         return self
 
     @property
+    def source(self) -> str:
+        """Such as "MCSE table 1"."""
+        paper, _, place = self.id.partition(":")
+        return f"{paper.upper()} {place.replace('-', ' ')}"
+
+    @property
     def trainings(self) -> list[tuple[str, str]]:
         """(configuration, run) of everything that is trained for it, each once."""
         of_rows = [(row.configuration, row.run) for row in self.rows if row.configuration]
@@ -161,30 +171,48 @@ class Paper(_Strict):
     source: _Text
     entries: tuple[Entry, ...]
 
+
+class _Papers(_Strict):
+    """The file. Others: rows that are in no paper."""
+
+    papers: dict[str, Paper]
+    others: tuple[PaperRow, ...]
+
     @model_validator(mode="after")
-    def _each_once(self) -> Paper:
-        ids = [entry.id for entry in self.entries]
-        if twice := next((each for each in ids if ids.count(each) > 1), None):
+    def _numbers_filled_in(self) -> _Papers:
+        """Rows with `scores_of` get the numbers of the row that has them."""
+        entries = [entry for paper in self.papers.values() for entry in paper.entries]
+        ids = [entry.id for entry in entries]
+        if twice := next((name for name in ids if ids.count(name) > 1), None):
             raise ValueError(f"{twice} is there twice")
-        return self
+        rows = {(entry.id, row.full_name): row for entry in entries for row in entry.rows}
+        papers = {}
+        for name, paper in self.papers.items():
+            whole = tuple(
+                entry.model_copy(update={"rows": tuple(_filled(row, rows) for row in entry.rows)})
+                for entry in paper.entries
+            )
+            papers[name] = paper.model_copy(update={"entries": whole})
+        return self.model_copy(update={"papers": papers})
+
+
+def _filled(row: PaperRow, rows: Mapping[tuple[str, str], PaperRow]) -> PaperRow:
+    if not row.scores_of:
+        return row
+    if not (first := rows.get((row.scores_of, row.full_name))) or not first.scores or row.scores:
+        raise ValueError(f"{row.scores_of} has no scores of {row.title}, or the row has its own")
+    return row.model_copy(update={"scores": first.scores, "std": first.std})
 
 
 @cache
-def load_papers() -> Mapping[str, Paper]:
-    """Name → paper; shared rows have their numbers.
+def _file() -> _Papers:
+    path = Path(__file__).with_name("papers.json")
+    return read_json(path, TypeAdapter(_Papers), "the papers' tables and figures")
 
-    Raises:
-        SightlineError: a file is missing or breaks the schema (names the place), or a shared row is
-            not in published_results.json.
-    """
-    folder = Path(__file__).with_name("printed")
-    schema = TypeAdapter(Paper)
-    found = {}
-    for name in PAPERS:
-        paper = read_json(folder / f"{name}.json", schema, "a paper's tables and figures")
-        entries = tuple(_with_shared(entry) for entry in paper.entries)
-        found[name] = paper.model_copy(update={"entries": entries})
-    return found
+
+def load_papers() -> Mapping[str, Paper]:
+    """Name → paper."""
+    return _file().papers
 
 
 def every_entry() -> Iterator[Entry]:
@@ -193,34 +221,80 @@ def every_entry() -> Iterator[Entry]:
         yield from paper.entries
 
 
-def find_entries(given: str) -> list[Entry]:
+def every_row() -> Iterator[PaperRow]:
+    """Every row of them, and those that are in no paper."""
+    yield from (row for entry in every_entry() for row in entry.rows)
+    yield from _file().others
+
+
+def find_entries(name: str) -> list[Entry]:
     """The entries that a user means: `mcse:table-1`, `mcse:1` for a table, `mcse` for a paper.
 
     Raises:
         SightlineError: there is none (names the nearest).
     """
-    wanted = given.strip().lower()
+    wanted = name.strip().lower()
     if wanted in load_papers():
         return list(load_papers()[wanted].entries)
     paper, _, number = wanted.partition(":")
     full = f"{paper}:table-{number}" if number.isdecimal() else wanted
-    found = [entry for entry in every_entry() if entry.id == full]
-    if not found:
-        known = [*PAPERS, *(entry.id for entry in every_entry())]
-        what = "table or figure"
-        message = unknown(full, known, what).partition(" (available")[0]
+    entries = [entry for entry in every_entry() if entry.id == full]
+    if not entries:
+        known = [*load_papers(), *(entry.id for entry in every_entry())]
+        message = unknown(full, known, "table or figure").partition(" (available")[0]
         raise SightlineError(f"{message}; `sightline paper list` shows all of them")
-    return found
+    return entries
 
 
-def _with_shared(entry: Entry) -> Entry:
-    rows = [row.model_copy(update=_numbers_of(row)) if row.shared else row for row in entry.rows]
-    return entry.model_copy(update={"rows": tuple(rows)})
+def published_rows() -> dict[str, Row]:
+    """`PaperRow.full_name` → row of a comparison: of each paper's first table, and of no paper.
+
+    They have STS12–16, STS-B and SICK-R: Spearman ×100 in the "all" setting.
+    """
+    first = [entry for entry in every_entry() if entry.id.endswith(":table-1")]
+    rows = {
+        row.full_name: _published(row, entry.source)
+        for entry in first
+        for row in entry.rows
+        if row.scores and not row.scores_of
+    }
+    return rows | {row.full_name: _published(row, row.source) for row in _file().others}
 
 
-def _numbers_of(row: PaperRow) -> dict[str, dict[str, float]]:
-    data = "" if row.data == "none" else row.data
-    for each in published_rows():
-        if (each.model, each.data) == (row.model, data):
-            return {"scores": each.scores, "std": each.std}
-    raise SightlineError(f"published_results.json has no row of {row.title}; add it")
+def _published(row: PaperRow, source: str) -> Row:
+    cells = {task: Cell(score, row.std.get(task)) for task, score in row.scores.items()}
+    return Row(row.title, "", (), cells, (f"published: {source}",), kind="published")
+
+
+def select_published(names: Sequence[str]) -> list[Row]:
+    """The published rows named `SYSTEM` (in every setting) or `SYSTEM:SETTING`, in that order.
+
+    Raises:
+        SightlineError: no row has the name; lists the available ones.
+    """
+    rows = published_rows()
+    chosen: dict[str, Row] = {}
+    for name in names:
+        wanted = name.casefold()
+        matching = {
+            full: row
+            for full, row in rows.items()
+            if wanted in (full.casefold(), full.partition(":")[0].casefold())
+        }
+        if not matching:
+            settings: dict[str, list[str]] = {}
+            for full in rows:
+                system, _, setting = full.partition(":")
+                settings.setdefault(system, []).extend([setting] if setting else [])
+            near = difflib.get_close_matches(name, [*settings, *rows], n=1)
+            raise SightlineError(
+                f"no published row {name!r}"
+                + (f" (did you mean {near[0]!r}?)" if near else "")
+                + "; expected SYSTEM or SYSTEM:SETTING, of:"
+                + "".join(
+                    f"\n  {system}" + (f": {', '.join(own)}" if own else "")
+                    for system, own in settings.items()
+                )
+            )
+        chosen |= matching
+    return list(chosen.values())

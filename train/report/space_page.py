@@ -2,46 +2,67 @@
 
 from __future__ import annotations
 
-import math
+import colorsys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from pydantic_core import to_jsonable_python
 
+from sightline.errors import SightlineError
 from sightline.output import Output, json_record
-from train.evaluate.space import GOLD, Agreement, ModelSpace, SpaceStudy, binned_means
-from train.report.drawing import to_png, to_svg
-from train.report.grid import Grid, GridCell, GridRow, number_cell, printable
-from train.report.html import Drawing, Section, to_page
-from train.report.space_plots import (
-    MANY_PAIRS,
-    gold_chart,
-    map_chart,
-    plane_chart,
-    spectrum_chart,
+from train.evaluate.space import GOLD, ModelSpace, SpaceStudy, binned_means
+from train.report.charts import (
+    COLOURS,
+    SOFT,
+    STYLE,
+    Dot,
+    clean,
+    colour_of,
+    draw_plane,
+    short,
+    to_png,
+    to_svg,
 )
+from train.report.grid import (
+    Document,
+    Drawing,
+    Grid,
+    GridCell,
+    GridRow,
+    Section,
+    number,
+    number_cell,
+    only,
+    printable,
+)
+from train.report.page import to_page
+from train.report.render import to_json
 
-RECORD, SCHEMA = "geometry.json", "sightline.geometry/1"
+RECORD, SCHEMA = "geometry.json", "sightline.geometry/2"
 PAGE = "geometry.html"
 
-_CHARTS: dict[str, Callable[[SpaceStudy], Figure | None]] = {
-    "plane": plane_chart,
-    "map": map_chart,
-    "gold": gold_chart,
-    "spectrum": spectrum_chart,
+MANY_PAIRS = 3000  # pairs from which a scatter plot is replaced by hexagonal bins
+_DPI = 180  # of what is drawn as pixels inside an SVG
+_BLUES = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.18, 1, 256)))
+
+
+_COLUMNS: Mapping[str, tuple[Callable[[ModelSpace], float | None], str, Callable | None]] = {
+    "Spearman × 100": (lambda space: space.similarity.spearman, ".2f", max),
+    "alignment": (lambda space: space.geometry.alignment, ".3f", min),
+    "uniformity": (lambda space: space.geometry.uniformity, ".3f", min),
+    "mean cosine": (lambda space: space.mean_cosine, ".3f", None),
+    "largest singular value": (lambda space: float(space.spectrum.singular_values[0]), ".3f", None),
+    "effective rank": (lambda space: space.spectrum.effective_rank, ".1f", None),
+    "silhouette": (lambda space: space.map.silhouette if space.map else None, ".3f", None),
 }
-_COLUMNS = (
-    "model",
-    "Spearman × 100",
-    "alignment",
-    "uniformity",
-    "mean cosine",
-    "largest singular value",
-    "effective rank",
-    "silhouette",
-)
+"""Column → its value, how that is printed, and which end is better, if one is."""
 _MEASURES = (
     "Alignment and uniformity as the papers define them, lower is better. Bold: the best. Mean "
     "cosine of all pairs of distinct sentences: near 1 if all embeddings point one way. Singular "
@@ -57,7 +78,14 @@ _SPECTRUM = (
     "Of the normalised embeddings of all distinct sentences, without centring. A flat curve "
     "spreads the sentences over many directions; a steep one leaves them in a few."
 )
-_FILES = (RECORD, PAGE, *(f"{name}.{kind}" for name in _CHARTS for kind in ("png", "svg")))
+_TITLES = {
+    "plane": "Alignment and uniformity",
+    "map": "Clusters",
+    "gold": "Gold score and cosine",
+    "spectrum": "Singular values",
+}
+"""Figure → its title; also the names of the files."""
+_FILES = (RECORD, PAGE, *(f"{name}.{kind}" for name in _TITLES for kind in ("png", "svg")))
 
 
 def check_output(out: Path, inputs: Sequence[Path] = ()) -> None:
@@ -84,17 +112,17 @@ def write_geometry(
     Raises:
         SightlineError: files in the folder that are not Sightline's (`sightline.output`).
     """
-    figures = {name: chart(study) for name, chart in _CHARTS.items()}
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    svg = {name: to_svg(figure) for name, figure in drawn.items()}
-    contents = {PAGE: page_of(study, title, svg).encode()}
-    for name, figure in drawn.items():
+    figures = charts_of(study)
+    svg = {name: to_svg(figure) for name, figure in figures.items()}
+    document = document_of(study, title, svg)
+    contents = {PAGE: to_page(document).encode()}
+    for name, figure in figures.items():
         contents[f"{name}.png"] = to_png(figure)
         contents[f"{name}.svg"] = (svg[name] + "\n").encode()
-    with _output(out, inputs) as output, output.scratch() as made:
+    with _output(out, inputs) as output, output.scratch() as scratch:
         for name, data in contents.items():
-            (made / name).write_bytes(data)
-        output.publish(made, {"schema": SCHEMA, "title": title, **to_json(study)})
+            (scratch / name).write_bytes(data)
+        output.publish(scratch, {"title": title, **to_json(document)})
     return [out / name for name in _FILES if name == RECORD or name in contents]
 
 
@@ -102,82 +130,94 @@ def _output(out: Path, inputs: Sequence[Path]) -> Output:
     return Output(out, RECORD, json_record(SCHEMA), inputs)
 
 
-def page_of(study: SpaceStudy, title: str, figures: Mapping[str, str]) -> str:
-    """One self-contained HTML document; all text is escaped.
+def geometry_section(folder: Path) -> Section:
+    """The figures in a folder that `write_geometry` wrote, for another page.
+
+    Raises:
+        SightlineError: there is none.
+    """
+    figures = {name: folder / f"{name}.svg" for name in _TITLES}
+    drawings = tuple(
+        Drawing(_TITLES[name], "", file.read_text(encoding="utf-8"), foreign=True)
+        for name, file in figures.items()
+        if file.is_file()
+    )
+    if not drawings:
+        raise SightlineError(
+            f"{folder}: no figure here, such as plane.svg; expected a folder that `sightline "
+            "geometry` wrote"
+        )
+    note = f"From {folder.name}, written by `sightline geometry`; its page has the numbers."
+    return Section("Embedding spaces", drawings=drawings, notes=(note,))
+
+
+def charts_of(study: SpaceStudy) -> dict[str, Figure]:
+    """Every figure that there is, by name."""
+    charts: dict[str, Callable[[SpaceStudy], Figure | None]] = {
+        "plane": plane_chart,
+        "map": map_chart,
+        "gold": gold_chart,
+        "spectrum": spectrum_chart,
+    }
+    figures = {name: chart(study) for name, chart in charts.items()}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def document_of(study: SpaceStudy, title: str, figures: Mapping[str, str]) -> Document:
+    """What there is to read of ``study``.
 
     Args:
-        figures: name → SVG, the only input that is not escaped.
+        figures: name → SVG, the only input that a page does not escape.
     """
-    note = (
+    lead = (
         f"{len(study.pairs):,} graded pairs ({study.pairs.name}). Figures are also PNG and SVG "
         f"files beside this page; every number is in {RECORD}."
     )
-    return to_page(title, sections_of(study, figures), "Sightline geometry", [note])
-
-
-def sections_of(study: SpaceStudy, figures: Mapping[str, str]) -> list[Section]:
-    """What a page shows of ``study``; ``figures`` as for `page_of`."""
     notes = [f"Not defined: {reason}." for reason in _reasons(study.models)]
-    sections = [Section("Embeddings", (grid_of_spaces(study),), notes=(_MEASURES, *notes))]
-    plane = _drawings(figures, {"plane": ("Alignment and uniformity", _PLANE)})
-    clusters = _drawings(figures, {"map": ("Clusters", _map_note(study))})
-    rest = {
-        "gold": ("Gold score and cosine", _gold_note(study)),
-        "spectrum": ("Singular values", _SPECTRUM),
+    how = {
+        "plane": _PLANE,
+        "map": _map_note(study),
+        "gold": _gold_note(study),
+        "spectrum": _SPECTRUM,
     }
+    # bins that get darker with more pairs need a light ground
+    drawn = {
+        name: Drawing(_TITLES[name], how[name], svg, themed=name != "gold")
+        for name, svg in figures.items()
+    }
+    space = tuple(drawn[name] for name in ("plane", "gold", "spectrum") if name in drawn)
+    clusters = (drawn["map"],) if "map" in drawn else ()
     agreement = _agreement(study)
-    notes = [_agreement_note(study)] if agreement else []
-    sections += [Section("Embedding space", drawings=(*plane, *_drawings(figures, rest)))]
-    sections += [Section("Clusters", agreement, clusters, tuple(notes))]
-    return [each for each in sections if each.grids or each.drawings]
-
-
-def drawn_sections(study: SpaceStudy) -> list[Section]:
-    """`sections_of`, with every figure that there is."""
-    figures = {name: chart(study) for name, chart in _CHARTS.items()}
-    drawn = {name: to_svg(figure) for name, figure in figures.items() if figure is not None}
-    return sections_of(study, drawn)
+    sections = (
+        Section("Embeddings", (grid_of_spaces(study),), notes=(_MEASURES, *notes)),
+        Section("Embedding space", drawings=space),
+        Section("Clusters", agreement, clusters, (_agreement_note(study),) if agreement else ()),
+    )
+    return Document(title, SCHEMA, only(sections), _body(study), (lead,))
 
 
 def grid_of_spaces(study: SpaceStudy) -> Grid:
     """A row for each model with its figures; the best of a column in which one end is better."""
-    best = _best(study.models)
-    rows = []
-    for each in study.models:
-        values = {
-            "spearman": each.similarity.spearman,
-            "alignment": each.geometry.alignment,
-            "uniformity": each.geometry.uniformity,
-        }
-        cells = [
-            number_cell(
-                value,
-                ".2f" if name == "spearman" else ".3f",
-                value is not None and value == best[name],
-            )
-            for name, value in values.items()
-        ]
-        rank = each.spectrum.effective_rank
-        cells += [
-            number_cell(each.mean_cosine, ".3f"),
-            number_cell(float(each.spectrum.singular_values[0]), ".3f"),
-            GridCell((f"{rank:.1f}", f"of {each.width}"), value=rank),
-            number_cell(each.map.silhouette if each.map else None, ".3f"),
-        ]
-        rows.append(GridRow(printable(each.name), tuple(cells), runs=(each.name,)))
+    columns = []
+    for name, (value, form, better) in _COLUMNS.items():
+        best = _best([value(space) for space in study.models], form, better)
+        cells = [number_cell(value(space), form) for space in study.models]
+        if name == "effective rank":
+            widths = [f"of {space.width}" for space in study.models]
+            cells = [replace(c, parts=(*c.parts, of)) for c, of in zip(cells, widths, strict=True)]
+        columns.append([replace(cell, bold=cell.parts[0] == best) for cell in cells])
+    rows = [
+        GridRow(printable(space.name), cells, runs=(space.name,))
+        for space, cells in zip(study.models, zip(*columns, strict=True), strict=True)
+    ]
     title = f"{len(study.pairs):,} pairs of {printable(study.pairs.name)}"
-    return Grid(title, _COLUMNS, tuple(rows))
+    return Grid(title, ("model", *_COLUMNS), tuple(rows))
 
 
-def _drawings(
-    figures: Mapping[str, str], captions: Mapping[str, tuple[str, str]]
-) -> tuple[Drawing, ...]:
-    return tuple(
-        # Bins that get darker with more pairs need a light ground.
-        Drawing(caption, note, figures[name], themed=name != "gold")
-        for name, (caption, note) in captions.items()
-        if name in figures
-    )
+def _best(values: Sequence[float | None], form: str, better: Callable | None) -> str:
+    """The best value as it is printed; empty if no end is better or all print alike."""
+    texts = {number(value, form): value for value in values if value is not None}
+    return better(texts, key=lambda text: texts[text]) if better and len(texts) > 1 else ""
 
 
 def _map_note(study: SpaceStudy) -> str:
@@ -209,7 +249,8 @@ def _agreement(study: SpaceStudy) -> tuple[Grid, ...]:
     names = list(study.groupings)
     if len(names) < 2:
         return ()
-    found = _symmetric(study.agreements())
+    agreements = study.agreements()
+    agreements |= {(two, one): both for (one, two), both in agreements.items()}
     rows = []
     for one in names:
         cells = []
@@ -217,8 +258,8 @@ def _agreement(study: SpaceStudy) -> tuple[Grid, ...]:
             if one == two:
                 cells.append(GridCell(("–",)))
                 continue
-            both = found[(one, two)]
-            text = f"{both.adjusted_rand:.2f} / {both.mutual_information:.2f}"
+            both = agreements[(one, two)]
+            text = f"{number(both.adjusted_rand)} / {number(both.mutual_information)}"
             cells.append(GridCell((text,), value=both.adjusted_rand))
         rows.append(GridRow(printable(one), tuple(cells), runs=(one,)))
     header = ("agreement of clusters", *map(printable, names))
@@ -238,70 +279,34 @@ def _agreement_note(study: SpaceStudy) -> str:
     )
 
 
-def to_json(study: SpaceStudy) -> dict[str, object]:
+def _body(study: SpaceStudy) -> dict[str, object]:
     """Every number of the page and of the figures; an undefined one is null."""
-    edges, _, counts = binned_means(study.pairs.gold, study.pairs.gold)
-    return {
+    gold = study.pairs.gold
+    edges, _, counts = binned_means(gold, gold)
+    body = {
         "pairs": {
             "name": study.pairs.name,
             "count": len(study.pairs),
             "sha256": study.pairs.sha256,
-            "gold": study.pairs.gold.tolist(),
-            "gold_ranges": [_rounded(edge) for edge in edges],
-            "pairs_in_range": counts.tolist(),
+            "gold": gold,
+            "gold_ranges": edges,
+            "pairs_in_range": counts,
         },
-        "map": {
-            "sentences": study.sentences.name,
-            "drawn_from": study.sentences.drawn_from,
-            **asdict(study.settings),
-            "texts": list(study.sentences.texts),
-            "groups": None if study.sentences.groups is None else list(study.sentences.groups),
-        },
-        "models": [_model_json(each, study.pairs.gold) for each in study.models],
+        "map": {**vars(study.sentences), **vars(study.settings)},
+        "models": [
+            {**vars(each), "mean_cosine_by_gold": binned_means(gold, each.cosines)[1]}
+            for each in study.models
+        ],
         "agreement": [
-            {"between": list(names), **asdict(found)} for names, found in study.agreements().items()
+            {"between": names, **vars(agreement)} for names, agreement in study.agreements().items()
         ],
     }
+    return to_jsonable_python(body, fallback=_plain)
 
 
-def _model_json(model: ModelSpace, gold: np.ndarray) -> dict[str, object]:
-    return {
-        "model": model.name,
-        "width": model.width,
-        "spearman": asdict(model.similarity),
-        "geometry": asdict(model.geometry),
-        "mean_cosine": model.mean_cosine,
-        "effective_rank": model.spectrum.effective_rank,
-        "singular_values": [_rounded(value) for value in model.spectrum.singular_values],
-        "mean_cosine_by_gold": [_rounded(v) for v in binned_means(gold, model.cosines)[1]],
-        "cosines": [_rounded(value) for value in model.cosines],
-        "map": None
-        if model.map is None
-        else {
-            "silhouette": model.map.silhouette,
-            "clusters": model.map.labels.tolist(),
-            "points": [[round(float(x), 3), round(float(y), 3)] for x, y in model.map.points],
-        },
-        "no_map": model.no_map,
-    }
-
-
-def _symmetric(found: Mapping[tuple[str, str], Agreement]) -> dict[tuple[str, str], Agreement]:
-    return {**found, **{(two, one): each for (one, two), each in found.items()}}
-
-
-def _best(models: Sequence[ModelSpace]) -> dict[str, float | None]:
-    """Column → its best value, of those in which one end is better; None for a single model."""
-    columns = {
-        "spearman": (max, [each.similarity.spearman for each in models]),
-        "alignment": (min, [each.geometry.alignment for each in models]),
-        "uniformity": (min, [each.geometry.uniformity for each in models]),
-    }
-    found: dict[str, float | None] = {}
-    for name, (best, values) in columns.items():
-        known = [value for value in values if value is not None]
-        found[name] = best(known) if known and len(models) > 1 else None
-    return found
+def _plain(values: np.ndarray) -> object:
+    """An array as lists of numbers with six decimals; what is not finite is None."""
+    return np.where(np.isfinite(values), np.round(values, 6), None).tolist()  # pyright: ignore
 
 
 def _reasons(models: Sequence[ModelSpace]) -> list[str]:
@@ -312,5 +317,172 @@ def _reasons(models: Sequence[ModelSpace]) -> list[str]:
     return reasons
 
 
-def _rounded(value: float) -> float | None:
-    return round(float(value), 6) if math.isfinite(value) else None
+def plane_chart(study: SpaceStudy) -> Figure | None:
+    """A dot per model, coloured by Spearman. None if no model has alignment and uniformity."""
+    dots = [
+        Dot(each.name, each.geometry.alignment, each.geometry.uniformity, each.similarity.spearman)
+        for each in study.models
+    ]
+    return draw_plane(dots, f"Spearman × 100, {short(study.pairs.name)}")
+
+
+def map_chart(study: SpaceStudy) -> Figure | None:
+    """A t-SNE map per model, coloured by its clusters of k-means (DALR, figure 3).
+
+    Colours are those of the first model's clusters. None if no model has a map.
+    """
+    drawn = [each for each in study.models if each.map is not None]
+    if not drawn:
+        return None
+    palette = cluster_colours(study.settings.clusters)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _panels(len(drawn), (2.9, 2.95))
+        for axis, each in zip(axes, drawn, strict=True):
+            assert each.map is not None
+            points = each.map.points
+            axis.scatter(
+                points[:, 0],
+                points[:, 1],
+                c=[palette[label] for label in each.map.labels],
+                s=float(np.clip(6000 / len(points), 1.5, 16)),
+                linewidths=0,
+                alpha=0.85,
+                rasterized=True,
+            )
+            axis.set_aspect("equal", "datalim")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            clean(axis, keep=())
+            _title(axis, each.name, f"silhouette {number(each.map.silhouette)}")
+    return figure
+
+
+def gold_chart(study: SpaceStudy) -> Figure | None:
+    """Cosine of each pair against its gold score, one panel per model (DALR, figure 4).
+
+    The line joins the mean cosines of five equal ranges of the gold score. None if no cosine is
+    defined.
+    """
+    drawn = [each for each in study.models if np.isfinite(each.cosines).all()]
+    gold = study.pairs.gold
+    if not drawn or not len(gold):
+        return None
+    low = min(0.9, *(float(each.cosines.min()) for each in drawn))
+    least, most = float(gold.min()), float(gold.max())
+    across = (least, most) if most > least else (least - 0.5, most + 0.5)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _panels(len(drawn), (2.9, 2.75), shared=True)
+        for place, (axis, each) in enumerate(zip(axes, drawn, strict=True)):
+            if len(gold) > MANY_PAIRS:
+                axis.hexbin(
+                    gold,
+                    each.cosines,
+                    gridsize=(12, 14),  # gold scores are often multiples of 0.2 or 0.25
+                    extent=(*across, low, 1.0),
+                    bins="log",
+                    mincnt=1,
+                    cmap=_BLUES,
+                    linewidths=0.1,
+                    rasterized=True,
+                )
+            else:
+                axis.scatter(
+                    gold,
+                    each.cosines,
+                    s=float(np.clip(4000 / len(gold), 3, 18)),
+                    color=COLOURS[0],
+                    alpha=0.35 if len(gold) > 100 else 0.7,
+                    linewidths=0,
+                    rasterized=True,
+                )
+            edges, means, _ = binned_means(gold, each.cosines)
+            there = np.isfinite(means)
+            centres = (edges[:-1] + edges[1:]) / 2
+            axis.plot(
+                centres[there], means[there], "o-", color=COLOURS[1], ms=4.5, mec="white", lw=1.6
+            )
+            clean(axis, lines="y")
+            score = each.similarity.spearman
+            said = "not defined" if score is None else number(score)
+            _title(axis, each.name, f"Spearman × 100: {said}")
+            if place % 3 == 0:
+                axis.set_ylabel("cosine")
+            axis.set_xlabel("gold score")
+    return figure
+
+
+def spectrum_chart(study: SpaceStudy) -> Figure | None:
+    """Singular values of each model's directions, on a logarithmic scale.
+
+    None without models.
+    """
+    if not study.models:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+        axis = figure.subplots()
+        for place, each in enumerate(study.models):
+            values = each.spectrum.singular_values
+            values = values[values > 1e-6]  # the rest is rounding of float32
+            axis.plot(
+                np.arange(1, len(values) + 1),
+                values,
+                color=colour_of(place),
+                linestyle=("-", "--", ":")[place // len(COLOURS) % 3],
+                linewidth=1.6,
+                marker="o" if len(values) == 1 else None,
+                label=f"{short(each.name)}: effective rank "
+                f"{each.spectrum.effective_rank:.1f} of {each.width}",
+            )
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        low, high = axis.get_ylim()  # matplotlib's own labels within a decade are TeX
+        axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if high < 10 * low else "")
+        axis.set_xlabel("number of the singular value")
+        axis.set_ylabel("singular value")
+        axis.margins(x=0.02)
+        clean(axis, lines="y")
+        columns = 2 if len(study.models) > 1 else 1
+        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handlelength=1.4)
+    return figure
+
+
+def cluster_colours(count: int) -> list[tuple[float, float, float]]:
+    """``count`` distinguishable colours: matplotlib's lists of 10 and 20, then hues far apart."""
+    for name, size in (("tab10", 10), ("tab20", 20)):
+        if count <= size:
+            return [matplotlib.colormaps[name](i)[:3] for i in range(count)]
+    golden = 0.618034  # of a turn: neighbouring numbers have hues far apart
+    return [
+        colorsys.hls_to_rgb(golden * i % 1, (0.42, 0.62, 0.3)[i % 3], 0.55) for i in range(count)
+    ]
+
+
+def _panels(
+    count: int, size: tuple[float, float], shared: bool = False
+) -> tuple[Figure, Sequence[Axes]]:
+    """``count`` panels of ``size`` inches in rows of at most three."""
+    columns = min(3, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained", dpi=_DPI)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
+    for axis in axes.flat[count:]:
+        axis.set_visible(False)
+    for axis in axes.flat[:count]:
+        axis.tick_params(labelbottom=True)
+    return figure, list(axes.flat[:count])
+
+
+def _title(axis: Axes, name: str, below: str) -> None:
+    axis.set_title(
+        "\n".join(textwrap.wrap(name, 30)[:2]), loc="left", fontsize=10, fontweight="bold", pad=18
+    )
+    axis.annotate(
+        below,
+        (0, 1),
+        xytext=(0, 5),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color=SOFT,
+        fontsize=8.5,
+    )

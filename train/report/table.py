@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from sightline.errors import SightlineError
-from train.report.published import PublishedRow
-from train.report.results import RunResult, marks_of
+from train.evaluate.results import RunResult
+from train.records import RunSummary
+
+T = TypeVar("T")
+
+AVERAGE = "Avg"
+"""Name of the task that is a mean over others; `StsScores.average` fills it."""
+DECIMALS = 2
+"""Of a score in a table."""
+TRAINING: Mapping[str, Callable[[RunSummary], float | None]] = {
+    "minutes": lambda training: training.seconds / 60,
+    "sentences/s": lambda training: training.sentences_per_second,
+    "GPU memory": lambda training: _memory(training, gpu=True),
+    "process memory": lambda training: _memory(training, gpu=False),
+    "parameters": lambda training: training.trained_parameters or None,
+    "steps": lambda training: training.steps,
+    "best step": lambda training: training.best_step,
+    "best dev": lambda training: training.best_dev,
+}
+"""What a training took and found, by the name of its column."""
 
 
 @dataclass(frozen=True)
@@ -17,27 +35,13 @@ class Cell:
     """A score over seeds. `sd` (n − 1 in the denominator) is None for one seed.
 
     `mean` is None if a seed's score is not defined: never a mean over the others. `seeds` are the
-    scores behind a mean, `by_seed` those of all seeds, defined or not.
+    scores of all seeds, defined or not; empty for a row that is not a run.
     """
 
     mean: float | None
     sd: float | None
-    seeds: tuple[float, ...] = ()
+    seeds: tuple[float | None, ...] = ()
     reason: str = ""
-    by_seed: tuple[float | None, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, unrounded."""
-        body = asdict(self)
-        del body["by_seed"]
-        return body
-
-    @property
-    def text(self) -> str:
-        """Such as "84.12 ± 0.31"."""
-        if self.mean is None:
-            return "not defined"
-        return f"{self.mean:.2f}" if self.sd is None else f"{self.mean:.2f} ± {self.sd:.2f}"
 
 
 @dataclass(frozen=True)
@@ -45,63 +49,39 @@ class Row:
     """One run over its seeds, a published row, or a reference.
 
     Attributes:
-        published: the paper that the row is copied from.
-        reference: whether it needs no run, such as chance or a frozen model.
-        doubts: about imported features that it learned from.
+        cells: column → score.
+        marks: what a reader must know before comparing this row with another.
+        doubtful: whether it learned from untrained weights or unchecked features.
+        kind: a reference needs no run, such as chance or a frozen model; a published row is copied
+            from a paper.
     """
 
     name: str
     objective: str
     seeds: tuple[int, ...]
     cells: Mapping[str, Cell]
-    untrained: tuple[str, ...] = ()
-    published: str = ""
-    code_accepted: bool = False
-    reference: bool = False
-    doubts: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    doubtful: bool = False
+    kind: Literal["run", "reference", "published"] = "run"
 
     @property
     def measured(self) -> bool:
         """Whether it is a run: the other rows are compared with nothing."""
-        return not self.published and not self.reference
-
-    @property
-    def seeds_text(self) -> str:
-        """Such as "0, 1, 2"; empty for a row without a run."""
-        return ", ".join(map(str, self.seeds))
-
-    @property
-    def undefined(self) -> dict[str, list[str]]:
-        """Why scores are missing → the columns of those scores."""
-        found: dict[str, list[str]] = {}
-        for task, cell in self.cells.items():
-            if cell.reason:
-                found.setdefault(cell.reason, []).append(task)
-        return found
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """What a reader must know before comparing this row with another."""
-        marks = marks_of(bool(self.untrained), self.doubts, self.code_accepted)
-        return (*marks, f"published: {self.published}") if self.published else marks
+        return self.kind == "run"
 
     @property
     def label(self) -> str:
         """The name with its marks in brackets."""
         return f"{self.name} ({'; '.join(self.marks)})" if self.marks else self.name
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, unrounded."""
-        return {
-            "run": self.name,
-            "objective": self.objective,
-            "seeds": list(self.seeds),
-            "untrained_weights": list(self.untrained),
-            "imported_features": list(self.doubts),
-            "published": self.published or None,
-            "reference": self.reference,
-            "scores": {task: cell.to_json() for task, cell in self.cells.items()},
-        }
+    @property
+    def undefined(self) -> dict[str, list[str]]:
+        """Why scores are missing → the columns of those scores."""
+        missing: dict[str, list[str]] = {}
+        for task, cell in self.cells.items():
+            if cell.reason:
+                missing.setdefault(cell.reason, []).append(task)
+        return missing
 
 
 @dataclass(frozen=True)
@@ -117,9 +97,14 @@ class Table:
 
     tasks: tuple[str, ...]
     rows: tuple[Row, ...]
-    notes: tuple[str, ...] = field(default=())
-    lower_is_better: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    lower_is_better: tuple[str, ...] = ()
     titles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> dict[str, Row]:
+        """The runs, by name."""
+        return {row.name: row for row in self.rows if row.measured}
 
     @property
     def parts(self) -> list[tuple[str, Table]]:
@@ -134,27 +119,23 @@ class Table:
         return parts
 
     def best(self, task: str) -> float | None:
-        """The best mean among the measured rows, or None if there is nothing to compare."""
-        means = [
-            cell.mean
-            for row in self.rows
-            if row.measured and (cell := row.cells.get(task)) and cell.mean is not None
-        ]
+        """The best mean among the runs, as a table prints it; None if they print only one."""
+        cells = [row.cells[task] for row in self.measured.values() if task in row.cells]
+        means = {round(cell.mean, DECIMALS) for cell in cells if cell.mean is not None}
         if len(means) < 2:
             return None
         return min(means) if task in self.lower_is_better else max(means)
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything, unrounded."""
-        return {
-            "tasks": list(self.tasks),
-            "rows": [row.to_json() for row in self.rows],
-            "notes": list(self.notes),
-        }
+    def is_best(self, row: Row, task: str) -> bool:
+        """Whether a run prints the best mean; several may."""
+        cell = row.cells.get(task)
+        if not row.measured or cell is None or cell.mean is None:
+            return False
+        return round(cell.mean, DECIMALS) == self.best(task)
 
 
-def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] = ()) -> Table:
-    """The table of `results`: measured rows, then references, then published rows.
+def make_table(results: Sequence[RunResult], published: Sequence[Row] = ()) -> Table:
+    """The table of `results`: runs, then references, then published rows.
 
     Raises:
         SightlineError: no result, or one seed of a run twice.
@@ -162,20 +143,77 @@ def make_table(results: Sequence[RunResult], published: Sequence[PublishedRow] =
     if not results:
         raise SightlineError("no results to report; run the train and evaluate stages first")
     every = dict.fromkeys(task for result in results for task in result.scores)
-    records = [record for result in results for record in result.tasks.values()]
-    hidden = {metric for record in records for metric in record.hidden}
+    of_tasks = [task for result in results for task in result.tasks.values()]
+    hidden = {metric for task in of_tasks for metric in task.hidden}
     tasks = tuple(task for task in every if task not in hidden)
-    lower = frozenset(metric for record in records for metric in record.lower_is_better)
-    titles = {metric: record.title for record in records for metric in record.metrics}
+    lower = tuple(dict.fromkeys(name for task in of_tasks for name in task.lower_is_better))
+    titles = {metric: task.title for task in of_tasks for metric in task.scores}
+    runs = by_run(results)
+    rows = [_row(name, members, tasks) for name, members in runs.items()]
+    references, notes = _references(results, tasks)
+    notes += [note for name, members in runs.items() for note in _doubts(name, members)]
+    notes += _mixed_precisions(results)
+    return Table(tasks, (*rows, *references, *published), tuple(notes), lower, titles)
+
+
+def training_table(results: Sequence[RunResult]) -> Table | None:
+    """What training took: a row for each run that Sightline trained; None if there is none.
+
+    A run has no cell for what was not measured in every seed. Peak memory is the largest over the
+    seeds. Its marks are where it was trained; if that is the same for all, it is the table's title.
+    """
+    rows = []
+    for name, members in by_run(each for each in results if each.training is not None).items():
+        cells = {}
+        for column, value in TRAINING.items():
+            values = each_seed(members, value)
+            if values and "memory" in column:
+                cells[column] = Cell(max(values), None, tuple(values))
+            elif values:
+                cell = cell_of(values)
+                cells[column] = replace(cell, sd=cell.sd or None)  # most are alike in all seeds
+        seeds = tuple(result.seed for result in members)
+        rows.append(Row(name, members[0].objective, seeds, cells, _place(members)))
+    if not rows:
+        return None
+    columns = tuple(column for column in TRAINING if any(column in row.cells for row in rows))
+    titles = dict.fromkeys(columns, "Training")
+    if len({row.marks for row in rows}) == 1:
+        places = rows[0].marks
+        titles = dict.fromkeys(columns, f"Training ({places[0]})" if places else "Training")
+        rows = [replace(row, marks=()) for row in rows]
+    return Table(columns, tuple(rows), titles=titles)
+
+
+def notes_on_training(results: Sequence[RunResult]) -> list[str]:
+    """Which figures of different runs do not measure the same thing."""
+    devices: dict[str, list[str]] = {}
+    for name, members in by_run(results).items():
+        for device in dict.fromkeys(each_seed(members, _device)):
+            devices.setdefault(device, []).append(name)
+    notes = []
+    if len(devices) > 1:
+        of_each = "; ".join(f"{device}: {', '.join(runs)}" for device, runs in devices.items())
+        notes.append(
+            f"the runs were trained on different devices ({of_each}): minutes, sentences per "
+            "second and memory are not comparable"
+        )
+    return notes
+
+
+def by_run(results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
+    """Run → its results, by seed."""
     runs: dict[str, list[RunResult]] = {}
     for result in results:
         runs.setdefault(result.run, []).append(result)
-    rows = [_measured(name, members, tasks) for name, members in runs.items()]
-    references, notes = _references(results, tasks)
-    rows += [*references, *(_published(row, tasks) for row in published)]
-    notes += [note for name, members in runs.items() for note in _doubts(name, members)]
-    notes += _mixed_precisions(results)
-    return Table(tasks, tuple(rows), tuple(notes), lower, titles)
+    return {name: sorted(own, key=lambda each: each.seed) for name, own in runs.items()}
+
+
+def each_seed(members: Sequence[RunResult], value: Callable[[RunSummary], T | None]) -> list[T]:
+    """A value of the training of every seed; none at all if one lacks it: never of the others."""
+    values = [None if each.training is None else value(each.training) for each in members]
+    there = [value for value in values if value is not None]
+    return there if len(there) == len(values) else []
 
 
 def cell_of(values: Sequence[float]) -> Cell:
@@ -188,7 +226,7 @@ def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested parameters as {"train.learning_rate": 3e-5, …}."""
     flat: dict[str, Any] = {}
     for name, value in parameters.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             flat.update(flatten(value, f"{prefix}{name}."))
         else:
             flat[f"{prefix}{name}"] = value
@@ -204,57 +242,64 @@ def numbers_of(parameters: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _measured(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
-    members = sorted(members, key=lambda result: result.seed)
+def _row(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
     seeds = tuple(result.seed for result in members)
     if len(set(seeds)) < len(seeds):
         twice = next(seed for seed in seeds if seeds.count(seed) > 1)
         raise SightlineError(
             f"run {name!r} has two results of seed {twice}; give each run and seed once"
         )
-    untrained = dict.fromkeys(feature for result in members for feature in result.untrained)
     cells = {
         task: _cell(task, members)
         for task in tasks
         if any(task in result.scores for result in members)
     }
-    accepted = any(result.code_accepted for result in members)
-    doubts = dict.fromkeys(doubt for result in members for doubt in result.doubts)
-    return Row(
-        name,
-        members[0].objective,
-        seeds,
-        cells,
-        tuple(untrained),
-        code_accepted=accepted,
-        doubts=tuple(doubts),
-    )
+    marks = dict.fromkeys(mark for result in members for mark in result.marks)
+    features = [feature for result in members for feature in result.features]
+    doubtful = any(feature.untrained or feature.doubt for feature in features)
+    return Row(name, members[0].objective, seeds, cells, tuple(marks), doubtful)
 
 
 def _cell(task: str, members: list[RunResult]) -> Cell:
-    by_seed = tuple(result.scores.get(task) for result in members)
-    scores = tuple(score for score in by_seed if score is not None)
-    if len(scores) < len(by_seed):
-        first = members[by_seed.index(None)]
+    seeds = tuple(result.scores.get(task) for result in members)
+    scores = [score for score in seeds if score is not None]
+    if len(scores) < len(seeds):
+        first = members[seeds.index(None)]
         why = first.reasons.get(task, "it was not evaluated")
-        return Cell(None, None, reason=f"seed {first.seed}: {why}", by_seed=by_seed)
-    return replace(cell_of(scores), by_seed=by_seed)
+        return Cell(None, None, seeds, f"seed {first.seed}: {why}")
+    return cell_of(scores)
 
 
-def _published(row: PublishedRow, tasks: Sequence[str]) -> Row:
-    cells = {
-        task: Cell(row.scores[task], row.std.get(task)) for task in tasks if task in row.scores
-    }
-    return Row(row.title, "", (), cells, published=row.source)
+def _memory(training: RunSummary, gpu: bool) -> float | None:
+    on_gpu = training.device not in ("cpu", "mps")
+    return training.peak_memory_bytes if gpu == on_gpu else None
+
+
+def _device(training: RunSummary) -> str | None:
+    return training.processor or training.device or None
+
+
+def _place(members: Sequence[RunResult]) -> tuple[str, ...]:
+    """Such as ("NVIDIA A100-SXM4-80GB, bf16, 1 process",)."""
+
+    def text(value: Callable[[RunSummary], str | None]) -> str:
+        return " / ".join(dict.fromkeys(each_seed(members, value)))
+
+    counts = text(lambda training: ", then ".join(map(str, training.processes)) or None)
+    processes = counts and f"{counts} {'process' if counts == '1' else 'processes'}"
+    parts = [text(_device), text(lambda training: training.precision or None), processes]
+    place = ", ".join(part for part in parts if part)
+    return (place,) if place else ()
 
 
 def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[list[Row], list[str]]:
     """A row for each reference, and a note for each that results disagree on."""
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     notes: dict[str, None] = {}
-    for result in results:
-        for name, values in result.references.items():
-            own = found.setdefault(name, {})
+    references = (task.references for result in results for task in result.tasks.values())
+    for of_task in references:
+        for name, values in of_task.items():
+            own = scores.setdefault(name, {})
             for metric, value in values.items():
                 if own.setdefault(metric, value) != value:
                     notes[
@@ -262,29 +307,33 @@ def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[lis
                         f"{value:.2f}): features changed in between; evaluate all runs again"
                     ] = None
     rows = []
-    for name, values in found.items():
+    for name, values in scores.items():
         cells = {task: Cell(values[task], None) for task in tasks if task in values}
         if cells:
-            rows.append(Row(name, "", (), cells, reference=True))
+            rows.append(Row(name, "", (), cells, kind="reference"))
     return rows, list(notes)
 
 
 def _mixed_precisions(results: Sequence[RunResult]) -> list[str]:
     """Runs of different precisions differ in more than what they were meant to compare."""
-    found: dict[str, dict[str, None]] = {}
+    runs: dict[str, dict[str, None]] = {}
     for result in results:
-        if result.training is not None and result.training.precision:
-            found.setdefault(result.training.precision, {})[result.run] = None
-    if len(found) < 2:
+        if result.training is not None:
+            runs.setdefault(result.training.precision, {})[result.run] = None
+    if len(runs) < 2:
         return []
-    of_each = "; ".join(f"{precision}: {', '.join(runs)}" for precision, runs in found.items())
+    of_each = "; ".join(f"{precision}: {', '.join(own)}" for precision, own in runs.items())
     return [f"the runs were trained in different precisions ({of_each})"]
 
 
 def _doubts(name: str, members: list[RunResult]) -> list[str]:
     """A mean over seeds is meaningful only if nothing but the seed differs."""
-    said = (note for result in members for notes in result.notes.values() for note in notes)
-    notes = [f"{name}: {note}" for note in dict.fromkeys(said)]
+    notes = [
+        f"{name}: {note}"
+        for note in dict.fromkeys(
+            note for result in members for task in result.tasks.values() for note in task.notes
+        )
+    ]
     flat = [flatten(result.parameters) for result in members]
     differing = sorted(
         key

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from pydantic_core import to_jsonable_python
 
 from sightline.extras import require
 from sightline.output import Output, json_record
+from train.evaluate.results import RunResult
 from train.records import DEV
-from train.report.compare import compare_results
-from train.report.gains import Comparison, headline
-from train.report.grid import printable
-from train.report.grids import grids_of, grids_of_scores, legend, meaning
-from train.report.html import NOTHING, Included
-from train.report.markdown import escape_markdown, to_markdown
-from train.report.published import PublishedRow
-from train.report.results import RunResult
+from train.report.comparison import compare_results
+from train.report.differences import Comparison, headline
+from train.report.grid import Section, printable, with_title
+from train.report.page import to_page
+from train.report.render import escape_markdown, terminal_text, to_markdown
+from train.report.sections import (
+    CAPTIONS,
+    charts_of,
+    document_of,
+    feature_uses,
+    meaning,
+    scores_of,
+)
 from train.report.table import Table
-from train.report.terminal import terminal_text
 
 CURVES = {
     DEV: "dev score",
@@ -29,7 +35,7 @@ CURVES = {
 }
 """What an entry of a training log is called in `curves_of`; loss terms are named after the term."""
 
-RECORD, SCHEMA = "report.json", "sightline.report/1"
+RECORD, SCHEMA = "report.json", "sightline.report/2"
 
 
 def write_report(
@@ -39,8 +45,7 @@ def write_report(
     *,
     baseline: str | None = None,
     comparisons: Sequence[Comparison] = (),
-    published: Sequence[PublishedRow] = (),
-    included: Included = NOTHING,
+    included: Sequence[Section] = (),
     inputs: Sequence[Path] = (),
 ) -> list[Path]:
     """Write the report into the folder `out`; equal input gives equal bytes.
@@ -49,7 +54,6 @@ def write_report(
         results: of every run and seed; rows are in their order.
         baseline: run that the others are tested against; None: the first.
         comparisons: gains to compute, each by the names of its runs.
-        published: rows from papers, shown after the measured ones and marked as published.
         included: more sections for report.html, such as neighbours.
         inputs: files that the results come from.
 
@@ -62,17 +66,14 @@ def write_report(
             are not Sightline's (`sightline.output`).
     """
     require("matplotlib", "a report with charts")
-    from train.report.comparison_page import CAPTIONS, charts_of, feature_uses, page_of
-    from train.report.drawing import to_png
+    from train.report.charts import to_png
 
-    comparison = compare_results(results, baseline, published, comparisons)
+    comparison = compare_results(results, baseline, (), comparisons)
+    document = document_of(comparison, title, included, page=True, schema=SCHEMA)
     body = {
         "schema": SCHEMA,
         "title": title,
-        **comparison.table.to_json(),
-        "gains": [gain.to_json() for gain in comparison.gains],
-        "differences": [each.to_json() for each in comparison.differences],
-        "notes": list(comparison.notes),
+        **to_jsonable_python(document.body),
         "features": [
             {**feature.model_dump(mode="json"), "used_by": runs}
             for feature, runs in feature_uses(results)
@@ -83,25 +84,25 @@ def write_report(
         ],
     }
     charts = {f"{name}.png": to_png(figure) for name, figure in charts_of(comparison).items()}
-    images = "".join(f"\n![{CAPTIONS[name[:-4]][0]}]({name})\n" for name in charts)
-    text = to_markdown(grids_of(comparison), legend(comparison))
-    scores = grids_of_scores(comparison)
-    scores[0] = replace(scores[0], title=printable(title))
-    stated = [printable(gain.sentence) for gain in headline(comparison.gains)]
-    stated += meaning(comparison)
+    images = "".join(f"\n![{CAPTIONS[name[:-4]]}]({name})\n" for name in charts)
+    tables = document_of(comparison, title)
+    text = to_markdown(tables.grids, tables.lines)
+    scores = list(scores_of(comparison))
+    scores[:1] = [with_title(scores[0], title)] if scores else []
+    lead = [printable(gain.sentence) for gain in headline(comparison.gains)]
     contents = {
-        "report.html": page_of(comparison, title, f"Sightline, {SCHEMA}", included).encode(),
+        "report.html": to_page(document).encode(),
         "report.md": f"# {escape_markdown(title)}\n\n{text}{images}".encode(),
-        "report.txt": terminal_text(scores, stated).encode(),
+        "report.txt": terminal_text(scores, [*lead, *meaning(comparison)]).encode(),
         "curves.json": _json(curves_of(results)),
         "metrics.json": _json(means_of(comparison.table)),
         **charts,
     }
     target = Output(Path(out), RECORD, json_record(SCHEMA), inputs)
-    with target as output, output.scratch() as made:
+    with target as output, output.scratch() as scratch:
         for name, data in contents.items():
-            (made / name).write_bytes(data)
-        output.publish(made, body)
+            (scratch / name).write_bytes(data)
+        output.publish(scratch, body)
     return [Path(out) / name for name in (RECORD, *contents)]
 
 
@@ -124,11 +125,10 @@ def curves_of(results: Sequence[RunResult]) -> list[dict[str, str | int | float]
 
 
 def means_of(table: Table) -> dict[str, dict[str, float | None]]:
-    """Run → task → mean over seeds, of the measured rows; None where a score is not defined."""
+    """Run → task → mean over seeds; None where a score is not defined."""
     return {
-        row.name: {task: cell.mean for task, cell in row.cells.items()}
-        for row in table.rows
-        if row.measured
+        name: {task: cell.mean for task, cell in row.cells.items()}
+        for name, row in table.measured.items()
     }
 
 

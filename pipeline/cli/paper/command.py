@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.options import JSON, print_json
+from pipeline.cli.options import FORMAT, JSON, print_json
 
 if TYPE_CHECKING:
     from pipeline.cli.paper.plan import Plans
-    from train.report.paper_table import PaperTable
     from train.report.papers import Entry
 
 LIST = "list"
@@ -35,10 +33,7 @@ def paper(
             show_default="results",
         ),
     ] = None,
-    format_: Annotated[
-        Literal["terminal", "markdown", "latex"],
-        typer.Option("--format", help="terminal, markdown or latex."),
-    ] = "terminal",
+    format_: FORMAT = "terminal",
     as_json: JSON = False,
 ) -> None:
     """List the papers' tables and figures, or show one: published beside measured rows.
@@ -56,15 +51,18 @@ def paper(
         _list(found, plans, as_json)
         return
     from pipeline import graph
-    from train.report.paper_results import ResultFolders
-    from train.report.paper_table import compare_entry
+    from train.report.paper_table import compare_entry, document_of
+    from train.report.render import show
 
-    folders = ResultFolders(results or [graph.results_folder()])
-    table = compare_entry(found[0], folders, plans.expected)
-    if as_json:
-        print_json({**table.to_json(), **_facts(found[0], plans)})
+    entries = compare_entry(found[0], results or [graph.results_folder()], plans.expected)
+    facts = _facts(found[0], plans)
+    if format_ == "terminal" and not as_json:
+        if not entries:
+            print(f"{found[0].id}: {found[0].shows}")
+        show(document_of(found[0], entries), format_)
+        _print_takes(found[0], plans)
     else:
-        _print(table, plans, format_)
+        show(document_of(found[0], entries, **facts), "json" if as_json else format_)
 
 
 def _facts(entry: Entry, plans: Plans) -> dict[str, Any]:
@@ -122,22 +120,9 @@ def _takes(entry: Entry, plans: Plans, short: bool = False) -> list[str]:
     return lines
 
 
-def _print(table: PaperTable, plans: Plans, format_: str) -> None:
-    from rich.console import Console
-
+def _print_takes(entry: Entry, plans: Plans) -> None:
     from pipeline.cli.paper.plan import APART, HOW
-    from train.report.latex import to_latex
-    from train.report.markdown import to_markdown
-    from train.report.terminal import print_grids
 
-    if format_ != "terminal":
-        draw = {"markdown": to_markdown, "latex": to_latex}[format_]
-        print(draw(table.grids, table.legend), end="")
-        return
-    entry = table.entry
-    if not table.rows:
-        print(f"{entry.id}: {entry.shows}")
-    print_grids(Console(width=None if sys.stdout.isatty() else 100), table.grids, table.legend)
     for line in _takes(entry, plans):
         print(line)
     if plans.cost(entry).runs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.cli.paper.plan import Plans
-from train.report.papers import Entry, PaperRow, every_entry, load_papers
+from train.report.papers import Entry, PaperRow, every_row, load_papers
 
 TEMPLATE = Path(__file__).with_name("page.md")
 """The page's prose, with {{rows}} and {{entries}} where the tables go."""
@@ -21,7 +21,7 @@ def page() -> str:
 def _rows(plans: Plans) -> str:
     """Rows outside of studies, each once, by data set."""
     found: dict[tuple[str, str], PaperRow] = {}
-    for row in (row for entry in every_entry() for row in entry.rows):
+    for row in every_row():
         if not row.reason and "/" not in row.configuration:
             found.setdefault((row.model, row.data), row)
     data = list(dict.fromkeys(data for _, data in found))

@@ -16,7 +16,7 @@ from sightline.errors import SightlineError
 from train.report.papers import MINUTES, Entry, PaperRow, every_entry
 
 if TYPE_CHECKING:
-    from train.report.paper_results import ExpectedRun
+    from train.report.paper_table import ExpectedRun
     from train.run_spec import RunSpec
 
 SIZES = {
@@ -99,7 +99,7 @@ class Plans:
     def expected(self, name: str, run: str) -> ExpectedRun:
         """What results of a run record."""
         from train.objectives import make_objective
-        from train.report.paper_results import ExpectedRun
+        from train.report.paper_table import ExpectedRun
 
         spec = self.spec(name, run)
         data = {} if spec.pairs is None else {"pairs": spec.pairs.captions.parent.name}

@@ -1,9 +1,10 @@
-"""Cosines of pairs that belong together and of pairs that do not, and the rank of the true one."""
+"""The image–caption pairs of a training: cosines of those that belong together, and their ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,9 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.cache import FeatureSet
-from train.diagnose.diagnosed_pairs import DiagnosedPairs
-from train.diagnose.distribution import Distribution, separation
-from train.diagnose.unit_rows import Tell, chunks, drawn, read, read_units, sample_size, units
+from sightline.cache.caption_choice import CaptionPolicy
+from sightline.cache.keys import Keys, KeyTable, unique_sorted
+from sightline.errors import SightlineError
+from train.diagnose.checks import (
+    Distribution,
+    Scan,
+    Tell,
+    chunks,
+    draw,
+    read,
+    read_units,
+    sample_size,
+    separation,
+    units,
+)
+from train.pairs import read_pairs
 
 SAMPLED_IMAGES = 2000
 """Images whose captions are compared with each other for the mismatched cosines."""
@@ -23,6 +37,108 @@ RECALLED = (1, 5, 10, 100, 200)
 
 _SAME_DIGITS = 6  # cosines that agree to so many are equal: last bits depend on the shape
 _SAME = 10.0**-_SAME_DIGITS
+
+
+@dataclass(frozen=True)
+class DiagnosedPairs:
+    """Training pairs whose rows can be compared, in the manifest's order.
+
+    Attributes:
+        pictures: int64 [n], a number for each distinct image: captions of one image share it.
+        image_rows: int64 [n], row in the image set; None without one.
+        text_rows: int64 [n], row in the text set.
+        failed: pairs whose image could not be extracted; a training leaves them out too.
+        without_image, without_text: pairs left out because a set lacks the row, or because it has
+            no direction.
+    """
+
+    pictures: NDArray[np.int64]
+    image_rows: NDArray[np.int64] | None
+    text_rows: NDArray[np.int64]
+    failed: int
+    without_image: int
+    without_text: int
+
+    def __len__(self) -> int:
+        return len(self.text_rows)
+
+    def distinct(self) -> DiagnosedPairs:
+        """Each pair of an image and a text once, though an image may list a caption twice."""
+        rows = np.stack([self.pictures, self.text_rows], axis=1)
+        _, first = np.unique(rows, axis=0, return_index=True)
+        return self.only(np.sort(first))
+
+    def only(self, chosen: NDArray[np.int64]) -> DiagnosedPairs:
+        """Some of the pairs."""
+        return replace(
+            self,
+            pictures=self.pictures[chosen],
+            image_rows=None if self.image_rows is None else self.image_rows[chosen],
+            text_rows=self.text_rows[chosen],
+        )
+
+
+def find_pairs(
+    captions: Path,
+    images: Path,
+    image_set: Scan | None,
+    text_set: Scan,
+    policy: CaptionPolicy,
+    data_seed: int,
+) -> DiagnosedPairs:
+    """The pairs that a training with this caption policy reads, without those that lack a row.
+
+    Raises:
+        SightlineError: a manifest is missing or of another kind, or the sets hold no row of any of
+            its pairs.
+    """
+    pairs = read_pairs(captions, images, policy, data_seed)
+    every_pair = len(pairs)
+    if image_set is not None:
+        pairs = pairs.without_images(set(image_set.features.failed))
+        if not len(pairs):
+            raise SightlineError(
+                f"{image_set.features.path}: the images of all {every_pair:,} training captions of "
+                f"{captions} failed; see the failures file beside the set"
+            )
+    text_rows = text_set.rows_of(pairs.caption_keys)
+    lost_text = text_rows < 0
+    if lost_text.all():
+        raise SightlineError(
+            f"{text_set.features.path}: holds none of the {len(pairs):,} training captions of "
+            f"{captions}; give the captions that it was extracted from, or the set that was "
+            "extracted from these"
+        )
+    image_rows, lost_image = None, np.zeros(len(pairs), dtype=bool)
+    if image_set is not None:
+        image_rows = image_set.rows_of(pairs.image_keys)
+        lost_image = image_rows < 0
+        if lost_image.all():
+            raise SightlineError(
+                f"{image_set.features.path}: holds none of the images of {len(pairs):,} training "
+                f"captions of {captions} in {images}; give the manifest that it was extracted "
+                "from, or the set that was extracted from these images"
+            )
+    every = DiagnosedPairs(
+        _numbered(pairs.image_keys),
+        image_rows,
+        text_rows,
+        pairs.dropped,
+        int(lost_image.sum()),
+        int((lost_text & ~lost_image).sum()),
+    )
+    kept = every.only(np.flatnonzero(~(lost_text | lost_image)))
+    if len(np.unique(kept.pictures)) < 2:
+        raise SightlineError(
+            f"{captions}: the sets hold the rows of {len(np.unique(kept.pictures))} of its "
+            "images; there is nothing to compare below two"
+        )
+    return kept
+
+
+def _numbered(keys: Keys) -> NDArray[np.int64]:
+    """A number for each distinct key: int64 [n]."""
+    return KeyTable(keys[unique_sorted(keys)]).find(keys)
 
 
 @dataclass(frozen=True)
@@ -134,13 +250,10 @@ def text_text_scores(pairs: DiagnosedPairs, texts: FeatureSet, seed: int) -> Sco
 
 def cosines_of(scores: Scores, pairs: DiagnosedPairs) -> Cosines:
     """The scores in a few numbers."""
-    matched, mismatched = Distribution.of(scores.matched), Distribution.of(scores.mismatched)
-    assert matched is not None
-    assert mismatched is not None
     images = len(np.unique(pairs.pictures))
     return Cosines(
-        matched,
-        mismatched,
+        Distribution.of(scores.matched),
+        Distribution.of(scores.mismatched),
         separation(*(np.round(each, _SAME_DIGITS) for each in (scores.matched, scores.mismatched))),
         min(images, SAMPLED_IMAGES),
         images,
@@ -160,7 +273,7 @@ def rank_captions(
     assert pairs.image_rows is not None
     pictures, first, sizes = np.unique(pairs.pictures, return_index=True, return_counts=True)
     size = sample_size(sample, len(pictures), len(pairs), images.dim)
-    chosen = drawn(len(pictures), size, seed, 2)
+    chosen = draw(len(pictures), size, seed, 2)
     queries = read_units(images, pairs.image_rows[first[chosen]])  # (q, d)
     own = _members(pairs, pictures[chosen])
     references = torch.empty(len(chosen), 2)
@@ -190,7 +303,7 @@ def rank_images(
     assert pairs.image_rows is not None
     pool_rows = np.unique(pairs.image_rows)
     size = sample_size(sample, len(pairs), len(pool_rows), images.dim)
-    some = pairs.only(drawn(len(pairs), size, seed, 3))
+    some = pairs.only(draw(len(pairs), size, seed, 3))
     assert some.image_rows is not None
     queries = read_units(texts, some.text_rows)
     references = (queries * read_units(images, some.image_rows)).sum(dim=1, keepdim=True)
@@ -247,7 +360,7 @@ def _summary(ranks: NDArray[np.int64], queries: int, of: int, pool: int, chance:
 def _one_caption_each(pairs: DiagnosedPairs, seed: int) -> DiagnosedPairs:
     """One caption, drawn at random, of each of up to `SAMPLED_IMAGES` images."""
     pictures = np.unique(pairs.pictures)
-    chosen = pictures[drawn(len(pictures), SAMPLED_IMAGES, seed, 4)]
+    chosen = pictures[draw(len(pictures), SAMPLED_IMAGES, seed, 4)]
     generator = np.random.default_rng([seed, 5])
     return pairs.only(np.array([generator.choice(rows) for rows in _members(pairs, chosen)]))
 

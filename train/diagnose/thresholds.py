@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from sightline.cache import FeatureSet
-from train.diagnose.diagnosed_pairs import DiagnosedPairs
-from train.diagnose.pair_checks import Scores
-from train.diagnose.unit_rows import Tell, read
+from train.diagnose.checks import Tell, read
+from train.diagnose.pairs import DiagnosedPairs, Scores
 from train.losses import cosine_matrix, product_matrix, removed_share
 from train.schedule import Schedule
 
@@ -76,21 +75,6 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Draws:
-    """Which batches to look at.
-
-    Attributes:
-        pairs: as the training's caption policy chooses them.
-        seed: of the run; batches are those of its first paired steps.
-    """
-
-    pairs: DiagnosedPairs
-    batch_size: int
-    batches: int
-    seed: int
-
-
-@dataclass(frozen=True)
 class Terms:
     """The configured threshold of each term; None where it has none.
 
@@ -112,23 +96,29 @@ class Terms:
 
 
 def check_filter(
-    draws: Draws,
+    pairs: DiagnosedPairs,
     images: FeatureSet | None,
     texts: FeatureSet,
     matched: dict[str, Scores | None],
     thresholds: Sequence[float],
     configured: Terms,
+    *,
+    batch_size: int,
+    batches: int,
+    seed: int,
     tell: Tell,
 ) -> list[Filter]:
     """The filter of every term that these sets have.
 
     Args:
+        pairs: as the training's caption policy chooses them.
         images: None leaves only the term that compares texts with texts.
         matched: term → scores of the pairs that belong together.
         thresholds: to try, of cosines; products have a scale of their own, so for them only
             configured thresholds and quantiles are given.
+        seed: of the run; batches are those of its first paired steps.
     """
-    schedule = Schedule(len(draws.pairs), 0, draws.batch_size, draws.seed)
+    schedule = Schedule(len(pairs), 0, batch_size, seed)
     wanted = {
         term: sorted({*(() if term == "released" else thresholds), *configured.of(term)})
         for term in (("image", "teacher_text", "released") if images else ("teacher_text",))
@@ -137,8 +127,8 @@ def check_filter(
     shares: dict[str, list[list[float]]] = {term: [] for term in wanted}
     highest = dict.fromkeys(wanted, -math.inf)
     same, count = 0, 0
-    for k in range(draws.batches):
-        batch = draws.pairs.only(schedule.rows(schedule.draw(k)))
+    for k in range(batches):
+        batch = pairs.only(schedule.rows(schedule.draw(k)))
         off = ~torch.eye(len(batch), dtype=torch.bool)
         for term, scores in _scores(batch, images, texts).items():
             highest[term] = max(highest[term], float(scores[off].max()))
@@ -146,13 +136,13 @@ def check_filter(
             shares[term].append([float(removed_share(scores, t)) for t in wanted[term]])
         own = batch.pictures[:, None] == batch.pictures[None, :]
         same, count = same + int(own.sum()) - len(batch), count + int(off.sum())
-        tell("batches", k + 1, draws.batches, "batches")
+        tell("batches", k + 1, batches, "batches")
     return [
         Filter(
             term=term,
             score=_SCORES[term],
-            batches=draws.batches,
-            batch_size=draws.batch_size,
+            batches=batches,
+            batch_size=batch_size,
             negatives=count,
             highest=highest[term],
             same_image=same / count,
@@ -177,13 +167,13 @@ def _scores(
 ) -> dict[str, Tensor]:
     """Term → the scores that its threshold is compared with, [N, N] (`KDMCSE.statistics`)."""
     captions = read(texts, batch.text_rows)
-    found = {"teacher_text": cosine_matrix(captions, captions)}
+    scores = {"teacher_text": cosine_matrix(captions, captions)}
     if images is not None:
         assert batch.image_rows is not None
         pictures = read(images, batch.image_rows)
-        found["image"] = cosine_matrix(captions, pictures)
-        found["released"] = product_matrix(captions, pictures)  # its transpose has the same share
-    return found
+        scores["image"] = cosine_matrix(captions, pictures)
+        scores["released"] = product_matrix(captions, pictures)  # its transpose has the same share
+    return scores
 
 
 def _removals(
@@ -213,5 +203,5 @@ def _thinned(scores: Tensor) -> Tensor:
 
 
 def _quantiles(scores: Tensor) -> dict[str, float]:
-    found = np.quantile(scores.numpy(), [1 - share for share in SHARES])
-    return {str(share): float(value) for share, value in zip(SHARES, found, strict=True)}
+    thresholds = np.quantile(scores.numpy(), [1 - share for share in SHARES])
+    return {str(share): float(value) for share, value in zip(SHARES, thresholds, strict=True)}

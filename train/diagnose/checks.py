@@ -1,28 +1,34 @@
-"""The checks of one feature set: norms, columns, copies, neighbours, effective rank."""
+"""What one feature set holds: norms, columns, copies, neighbours, effective rank."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from sightline.cache import FeatureSet
-from sightline.cache.record import Doubt
-from train.diagnose.distribution import Distribution
-from train.diagnose.unit_rows import (
-    Scan,
-    Tell,
-    chunks,
-    drawn,
-    read,
-    read_units,
-    sample_size,
-    units,
-)
+from sightline.cache import FeatureSet, FeatureSpec
+from sightline.cache.keys import Keys
+from sightline.cache.record import Provenance
+
+CHUNK = 4096
+"""Rows that are read, and scores per row that are held, at once."""
+
+Tell = Callable[[str, int, int, str], None]
+"""Takes what is being done, how many are done, how many there are, and their unit."""
+
+PRODUCTS = 5e11
+"""Multiplications that a comparison of rows with rows takes unless the user asks for more."""
+
+QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)
+"""In percent; 0 is the smallest value, 100 the largest."""
+
+_BINS = 60
 
 SHOWN = 10
 """Rows, columns and pairs that a result names."""
@@ -34,6 +40,169 @@ _ROUNDING = 1e-7  # singular values below this share of the largest are 0
 
 Named = Callable[[Sequence[int]], list[str]]
 """Rows of a set → what they describe: paths of images, or texts."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Of finite values.
+
+    Attributes:
+        count: number of values.
+        sd: sample standard deviation; 0 for one value.
+        quantiles: percent, as text, → value.
+        edges: of the histogram, one more than `counts`; equal widths from least to greatest.
+        counts: values in each bin.
+    """
+
+    count: int
+    mean: float
+    sd: float
+    quantiles: dict[str, float]
+    edges: list[float]
+    counts: list[int]
+
+    @property
+    def median(self) -> float:
+        """The middle value."""
+        return self.quantiles["50"]
+
+    @property
+    def least(self) -> float:
+        """The smallest value."""
+        return self.quantiles["0"]
+
+    @property
+    def greatest(self) -> float:
+        """The largest value."""
+        return self.quantiles["100"]
+
+    @classmethod
+    def of(cls, values: NDArray) -> Distribution:
+        """Of ``values``, of which there must be some; any shape."""
+        flat = np.asarray(values, dtype=np.float64).ravel()
+        values_at = np.quantile(flat, np.array(QUANTILES) / 100)
+        low, high = float(values_at[0]), float(values_at[-1])
+        if high - low <= 1e-9 * max(abs(low), abs(high)):  # too narrow to divide into bins
+            margin = max(1e-6, 1e-3 * abs(low))
+            low, high = low - margin, high + margin
+        counts, edges = np.histogram(flat, bins=_BINS, range=(low, high))
+        return cls(
+            count=flat.size,
+            mean=float(flat.mean()),
+            sd=float(flat.std(ddof=1)) if flat.size > 1 else 0.0,
+            quantiles=dict(zip(map(str, QUANTILES), values_at.tolist(), strict=True)),
+            edges=edges.tolist(),
+            counts=counts.tolist(),
+        )
+
+
+def separation(matched: NDArray, mismatched: NDArray) -> float:
+    """The probability that a value of ``matched`` exceeds one of ``mismatched``; ties count half.
+
+    Also called the area under the ROC curve: 0.5 says nothing, 1 separates them.
+    """
+    others = np.sort(mismatched)
+    below = np.searchsorted(others, matched, side="left")
+    upto = np.searchsorted(others, matched, side="right")
+    return float((below + upto).mean() / (2 * len(others)))
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A feature set and what one pass over it found.
+
+    Attributes:
+        norms: float64 [n], not finite where a row is not.
+        low, high: float32 [d], the range of each column over the finite rows; inf and −inf if
+            there are none.
+        total: float64 [d], the sum of the unit rows.
+        twins: int64 [n], the number of the row's content: equal rows have equal numbers.
+    """
+
+    features: FeatureSet
+    norms: NDArray[np.float64]
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+    total: NDArray[np.float64]
+    twins: NDArray[np.int64]
+
+    @property
+    def usable(self) -> NDArray[np.int64]:
+        """Rows that have a direction: finite and not zero."""
+        return np.flatnonzero(np.isfinite(self.norms) & (self.norms > 0))
+
+    def rows_of(self, keys: Keys) -> NDArray[np.int64]:
+        """Row of each key; −1 where the set has none or the row has no direction: int64 [n]."""
+        rows = self.features.find(keys)
+        usable = np.zeros(len(self.features) + 1, dtype=bool)  # the last answers for −1
+        usable[self.usable] = True
+        return np.where(usable[rows], rows, -1)
+
+
+def chunks(count: int, size: int = CHUNK) -> Iterator[slice]:
+    """Slices that cover 0 … ``count`` − 1."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def read(features: FeatureSet, rows: NDArray[np.int64]) -> Tensor:
+    """Rows as stored, in float32: [len(rows), d]."""
+    return torch.from_numpy(features.gather(rows).astype(np.float32))
+
+
+def read_units(features: FeatureSet, rows: NDArray[np.int64]) -> Tensor:
+    """Rows scaled to length 1, in float32: [len(rows), d]. They must be `Scan.usable`."""
+    directions = torch.empty(len(rows), features.dim)
+    for part in chunks(len(rows)):
+        directions[part] = units(read(features, rows[part]))
+    return directions
+
+
+def units(rows: Tensor) -> Tensor:
+    """Finite rows scaled to length 1; the lengths are computed in float64, so none overflows."""
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
+    return (rows / norms.clamp_min(torch.finfo(torch.float64).tiny)).float()
+
+
+def scan(features: FeatureSet, tell: Tell) -> Scan:
+    """Read every row once."""
+    count, dim = len(features), features.dim
+    norms = np.empty(count)
+    low, high = np.full(dim, np.inf, np.float32), np.full(dim, -np.inf, np.float32)
+    total = torch.zeros(dim, dtype=torch.float64)
+    contents = np.empty((count, 2), np.uint64)
+    for part in chunks(count):
+        rows = read(features, np.arange(part.start, part.stop))
+        lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        norms[part] = lengths.numpy()
+        finite = rows[torch.isfinite(lengths)]
+        if len(finite):
+            low = np.minimum(low, finite.amin(dim=0).numpy())
+            high = np.maximum(high, finite.amax(dim=0).numpy())
+            total += units(finite).sum(dim=0, dtype=torch.float64)
+        contents[part] = [
+            np.frombuffer(hashlib.blake2b(row.tobytes(), digest_size=16).digest(), np.uint64)
+            for row in rows.numpy()
+        ]
+        tell(f"read {features.path}", part.stop, count, "rows")
+    _, twins = np.unique(contents, axis=0, return_inverse=True)
+    return Scan(features, norms, low, high, total.numpy(), twins.ravel())
+
+
+def sample_size(wanted: int | None, rows: int, others: int, dim: int) -> int:
+    """How many of ``rows`` to compare with ``others`` rows: ``wanted``, or what `PRODUCTS` allows.
+
+    At least 1,000, where there are that many.
+    """
+    allowed = max(1000, int(PRODUCTS / max(others * dim, 1))) if wanted is None else wanted
+    return min(rows, allowed)
+
+
+def draw(count: int, size: int, seed: int, purpose: int) -> NDArray[np.int64]:
+    """``size`` of 0 … ``count`` − 1 without replacement, sorted; all of them in order if equal."""
+    if size >= count:
+        return np.arange(count)
+    generator = np.random.default_rng([seed, purpose])
+    return np.sort(generator.choice(count, size, replace=False))
 
 
 @dataclass(frozen=True)
@@ -99,10 +268,7 @@ class SetChecks:
     """What is known of one feature set.
 
     Attributes:
-        weights: where the encoder's weights came from.
-        untrained: they are random.
-        doubt: about rows that were imported from another tool, as `Provenance` has it.
-        normalised: whether the record says that every row has length 1; None: it does not say.
+        spec, provenance: of its record.
         failed: error code → inputs without a row.
         not_finite: rows that contain NaN or infinity; every other number leaves them out.
         zero: rows of length 0, which have no direction; cosines leave them out.
@@ -117,18 +283,11 @@ class SetChecks:
     """
 
     path: str
-    kind: str
-    encoder: str
-    weights: str
-    untrained: bool
-    doubt: Doubt
-    provenance: str
-    normalised: bool | None
-    rows: int
-    dim: int
-    dtype: str
+    spec: FeatureSpec
+    provenance: Provenance
     fingerprint: str
     content_digest: str
+    rows: int
     failed: dict[str, int]
     not_finite: Rows
     zero: Rows
@@ -146,8 +305,7 @@ OUTLYING = 10
 
 
 def check_set(
-    features: FeatureSet,
-    found: Scan,
+    scanned: Scan,
     named: Named,
     *,
     sample: int | None,
@@ -158,50 +316,43 @@ def check_set(
     """Check a feature set.
 
     Args:
-        found: of the same set.
         named: names rows of the set.
         sample: rows compared with all others for `Neighbours`; None: what time allows.
         bound: cosine from which two rows are near-duplicates.
         seed: of everything drawn.
     """
-    record = features.record
-    spec = record.spec
-    finite = np.isfinite(found.norms)
-    usable = found.usable
+    features, record = scanned.features, scanned.features.record
+    finite = np.isfinite(scanned.norms)
+    usable = scanned.usable
 
     def rows(chosen: NDArray[np.bool_]) -> Rows:
         some = np.flatnonzero(chosen)
         return Rows(len(some), named(some[:SHOWN].tolist()))
 
-    lengths = found.norms[finite]
+    lengths = scanned.norms[finite]
     middle = float(np.median(lengths)) if len(lengths) else 0.0
-    ranges = (found.high.astype(np.float64) - found.low) if len(lengths) else np.ones(features.dim)
+    ranges = (
+        (scanned.high.astype(np.float64) - scanned.low) if len(lengths) else np.ones(features.dim)
+    )
     same = np.flatnonzero(ranges <= _CONSTANT * np.median(ranges))
     directed = np.zeros(len(finite), dtype=bool)
     directed[usable] = True
     enough = len(usable) > 1
     return SetChecks(
         path=features.path.as_posix(),
-        kind=spec.kind,
-        encoder=spec.encoder.name,
-        weights=spec.encoder.source,
-        untrained=spec.encoder.untrained,
-        doubt=record.provenance.doubt,
-        provenance=str(record.provenance),
-        normalised=spec.normalised,
-        rows=len(features),
-        dim=features.dim,
-        dtype=spec.dtype,
+        spec=record.spec,
+        provenance=record.provenance,
         fingerprint=record.fingerprint,
         content_digest=record.content_digest,
+        rows=len(features),
         failed=dict(Counter(features.failed.values()).most_common()),
         not_finite=rows(~finite),
-        zero=rows(found.norms == 0),
-        norms=Distribution.of(lengths),
-        outlying=rows(finite & (found.norms > OUTLYING * middle) & (middle > 0)),
+        zero=rows(scanned.norms == 0),
+        norms=Distribution.of(lengths) if len(lengths) else None,
+        outlying=rows(finite & (scanned.norms > OUTLYING * middle) & (middle > 0)),
         constant=Rows(len(same), [str(column) for column in same[:SHOWN]]),
-        copies=_copies(found, directed, named),
-        mean_cosine=_mean_cosine(found, len(usable)) if enough else None,
+        copies=_copies(scanned, directed, named),
+        mean_cosine=_mean_cosine(scanned, len(usable)) if enough else None,
         neighbours=_neighbours(features, usable, named, sample, bound, seed, tell)
         if enough
         else None,
@@ -222,16 +373,16 @@ def effective_rank(values: NDArray[np.float64]) -> float:
     return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
-def _copies(found: Scan, directed: NDArray[np.bool_], named: Named) -> Rows:
-    counts = np.bincount(found.twins[directed], minlength=found.twins.max(initial=0) + 1)
-    some = np.flatnonzero(directed & (counts[found.twins] > 1))
-    grouped = some[np.argsort(found.twins[some], kind="stable")]  # copies side by side
+def _copies(scanned: Scan, directed: NDArray[np.bool_], named: Named) -> Rows:
+    counts = np.bincount(scanned.twins[directed], minlength=scanned.twins.max(initial=0) + 1)
+    some = np.flatnonzero(directed & (counts[scanned.twins] > 1))
+    grouped = some[np.argsort(scanned.twins[some], kind="stable")]  # copies side by side
     return Rows(len(some), named(grouped[:SHOWN].tolist()))
 
 
-def _mean_cosine(found: Scan, count: int) -> float:
+def _mean_cosine(scanned: Scan, count: int) -> float:
     """Over all ordered pairs of different rows: (‖Σu‖² − n) / n(n − 1)."""
-    return float((found.total @ found.total - count) / (count * (count - 1)))
+    return float((scanned.total @ scanned.total - count) / (count * (count - 1)))
 
 
 def _neighbours(
@@ -244,7 +395,7 @@ def _neighbours(
     tell: Tell,
 ) -> Neighbours:
     count = len(usable)
-    chosen = drawn(count, sample_size(sample, count, count, features.dim), seed, 0)
+    chosen = draw(count, sample_size(sample, count, count, features.dim), seed, 0)
     queries = read_units(features, usable[chosen])  # (q, d)
     best = torch.full((len(chosen),), -torch.inf)
     nearest = torch.zeros(len(chosen), dtype=torch.int64)
@@ -265,7 +416,7 @@ def _neighbours(
     return Neighbours(
         compared=len(chosen),
         of=count,
-        cosines=_of(cosines),
+        cosines=Distribution.of(cosines),
         bound=bound,
         above=int((cosines >= bound).sum()),
         closest=_closest(cosines, usable[chosen], usable[nearest.numpy()], named),
@@ -285,16 +436,10 @@ def _closest(
     return [Near(cosine, names[2 * i], names[2 * i + 1]) for i, cosine in enumerate(pairs.values())]
 
 
-def _of(values: NDArray) -> Distribution:
-    found = Distribution.of(values)
-    assert found is not None
-    return found
-
-
 def _spectrum(features: FeatureSet, usable: NDArray[np.int64], seed: int, tell: Tell) -> Spectrum:
     dim = features.dim
     most = _SPECTRUM_ROWS if dim <= _WIDEST_GRAM else _WIDEST_GRAM
-    rows = usable[drawn(len(usable), most, seed, 1)]
+    rows = usable[draw(len(usable), most, seed, 1)]
     what = f"singular values of {features.path}"
     if dim > len(rows):  # the smaller of the two Gram matrices
         matrix = read_units(features, rows).double()

@@ -1,0 +1,539 @@
+"""Figures of results: final scores, training curves, subsets, the plane of alignment, and curves.
+
+The same figure gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Annotation, Text
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from matplotlib.transforms import Bbox
+
+from train.evaluate.results import RunResult
+from train.records import DEV
+from train.report.curve import Curve, Line, Point, value_text
+from train.report.differences import ALPHA, Difference
+from train.report.grid import number, printable
+from train.report.table import AVERAGE, DECIMALS, Row, Table
+
+INK, SOFT, FAINT, PLAIN = "#1f2933", "#5b6770", "#9aa5b1", "#e4e7eb"
+COLOURS = ("#2f6f9f", "#d9773f", "#3f8f6b", "#8a63b0", "#b8495c", "#8c7a2b", "#3d9aa8", SOFT)
+PUBLISHED = "#cbd2d9"
+
+MARK = b"Sightline figure"
+"""Begins every figure, so that a later command may replace it."""
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.color": INK,
+    "text.parse_math": False,  # a run may be called "$x$"
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "svg.hashsalt": "sightline",
+}
+"""For `matplotlib.rc_context`."""
+
+_LONGEST = 34  # characters of a label
+_LEGEND = 26  # characters that three columns of a legend have no room for
+_RINGS = (9, 22, 36, 52, 70)  # points from a dot to its label; beyond the first, with a line
+_ANGLES = (0, 180, 90, 270, 35, 145, 325, 215)
+_LOGARITHMIC = 20  # largest value / smallest value from which the axis is logarithmic
+_CLOSEST = 0.04  # of the axis: values closer than this are spaced evenly
+_LEAST_SPAN = 0.1  # of a panel of scores, so that what prints alike looks alike
+
+
+def clean(axis: Axes, keep: Sequence[str] = ("left", "bottom"), lines: str = "") -> None:
+    """Hide the axis lines except those to ``keep``; faint grid ``lines`` of x, y or both."""
+    for side in ("top", "right", "left", "bottom"):
+        axis.spines[side].set_visible(side in keep)
+    if lines:
+        axis.grid(axis=lines, color=PLAIN, linewidth=0.8)  # pyright: ignore[reportArgumentType]
+        axis.set_axisbelow(True)
+
+
+def colour_of(index: int) -> str:
+    """Colour of the line or dots number ``index``."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def short(name: str) -> str:
+    """``name``, without its middle if it is long."""
+    half = (_LONGEST - 1) // 2
+    return name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half:]}"
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as SVG text without a date."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": MARK.decode()})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a PNG at 180 dots per inch."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="png", dpi=180, metadata={"Software": MARK.decode()})
+    return buffer.getvalue()
+
+
+def score_chart(table: Table) -> Figure | None:
+    """One panel per task, one bar per row; a whisker of ± one sample sd, a dot per seed.
+
+    None without a task.
+    """
+    if not table.tasks:
+        return None
+    columns = min(4, len(table.tasks))
+    lines = -(-len(table.tasks) // columns)
+    labels = ["\n".join([row.name, *row.marks]) for row in table.rows]
+    margin = 0.4 + 0.075 * max(len(line) for label in labels for line in label.split("\n"))
+    panel = max(2.3, 7.2 - margin) if columns == 1 else 2.3
+    height = 0.75 + 0.46 * len(table.rows)
+    with matplotlib.rc_context(STYLE):
+        spaced = ConstrainedLayoutEngine(hspace=0.08)
+        figure = Figure(figsize=(margin + panel * columns, height * lines), layout=spaced)
+        axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
+        for index, axis in enumerate(axes.flat):
+            if index >= len(table.tasks):
+                axis.set_visible(False)
+                continue
+            _score_panel(axis, table, table.tasks[index], panel)
+            axis.set_yticks(range(len(labels)), labels)
+            axis.tick_params(axis="y", length=0, labelleft=index % columns == 0)
+    return figure
+
+
+def dev_chart(results: Sequence[RunResult]) -> Figure | None:
+    """Dev score against step: one line per seed, one colour per run, best checkpoints marked.
+
+    None if no run has a dev curve.
+    """
+    trainings = [result.training for result in results if result.training]
+    metrics = {each.dev for each in trainings if each.dev_history} - {None}
+    label = metrics.pop() if len(metrics) == 1 else None
+    return _training_curves(results, DEV, label or "dev score")
+
+
+def loss_chart(results: Sequence[RunResult]) -> Figure | None:
+    """The loss that was minimised against step, as `dev_chart`. None if no run logged one."""
+    return _training_curves(results, "loss", "loss")
+
+
+def subset_chart(
+    baseline: str, differences: Sequence[Difference], labels: Mapping[str, str], unit: str
+) -> Figure:
+    """Each run's difference from `baseline` on each subset, as in MCSE's figure 4.
+
+    One line per subset and one dot per run, filled where the difference is significant; both in
+    the order of `differences`. A rule separates the years.
+
+    Args:
+        labels: run → its name with its marks.
+        unit: of the scores; empty if they have several.
+    """
+    subsets = list(dict.fromkeys(each.task for each in differences))
+    runs = list(dict.fromkeys(each.run for each in differences))
+    lane = 0.6 / len(runs)
+    columns = 3 if max(len(labels[run]) for run in runs) < _LEGEND else 1
+    height = 1.0 + len(subsets) * max(0.22, 0.12 * len(runs)) + 0.2 * -(-len(runs) // columns)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, height), layout="constrained")
+        axis = figure.subplots()
+        axis.axvline(0, color=INK, linewidth=1)
+        for place, run in enumerate(runs):
+            colour = colour_of(place)
+            axis.plot([], [], "o", ms=5, color=colour, label=labels[run])
+            for each in differences:
+                if each.run != run or each.difference is None:
+                    continue
+                y = subsets.index(each.task) + lane * (place - (len(runs) - 1) / 2)
+                fill = colour if each.significant else "white"
+                axis.plot([0, each.difference], [y, y], color=colour, alpha=0.4, linewidth=1.2)
+                axis.plot([each.difference], [y], "o", ms=5, color=colour, mfc=fill)
+        for row, (above, below) in enumerate(pairwise(subsets)):
+            if above.split()[0] != below.split()[0]:
+                axis.axhline(row + 0.5, color=PLAIN, linewidth=0.8, zorder=0)
+        axis.set_yticks(range(len(subsets)), subsets)
+        axis.set_ylim(len(subsets) - 0.4, -0.6)
+        axis.tick_params(axis="y", length=0)
+        said = [f"difference from {labels[baseline]}", *([unit] if unit else [])]
+        axis.set_xlabel(f"{', '.join(said)} (filled: p < {ALPHA:g})")
+        clean(axis, keep=("bottom",), lines="x")
+        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handletextpad=0.2)
+    return figure
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A model; one without alignment or uniformity is not drawn, one without a score is hollow."""
+
+    name: str
+    alignment: float | None
+    uniformity: float | None
+    score: float | None
+
+
+def plane_of_runs(table: Table) -> Figure | None:
+    """The runs' alignment and uniformity, coloured by the average or the first other score.
+
+    None if no run was scored on both.
+    """
+    if not {"alignment", "uniformity"} <= set(table.tasks):
+        return None
+    scores = [t for t in table.tasks if t not in table.lower_is_better and not table.titles.get(t)]
+    score = AVERAGE if AVERAGE in scores else next(iter(scores), "")
+    dots = []
+    for row in table.measured.values():
+        cells = [row.cells.get(task) for task in ("alignment", "uniformity", score)]
+        dots.append(Dot(row.name, *(cell.mean if cell else None for cell in cells)))
+    return draw_plane(dots, score)
+
+
+def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
+    """Uniformity across, alignment up, both better when lower (MCSE, figure 2).
+
+    Args:
+        score: what the colours mean.
+
+    Returns:
+        None if no model has both.
+    """
+    drawn = [dot for dot in dots if dot.alignment is not None and dot.uniformity is not None]
+    if not drawn:
+        return None
+    x = np.array([dot.uniformity for dot in drawn], dtype=float)
+    y = np.array([dot.alignment for dot in drawn], dtype=float)
+    scores = np.array([np.nan if dot.score is None else dot.score for dot in drawn])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        axis = figure.subplots()
+        known = np.isfinite(scores)
+        look = {"s": 70, "edgecolors": INK, "linewidths": 0.7, "zorder": 3}
+        axis.scatter(x[~known], y[~known], facecolors="white", **look)
+        if known.any():
+            low, high = scores[known].min(), scores[known].max()
+            low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
+            colours = {"c": scores[known], "cmap": "viridis", "vmin": low, "vmax": high}
+            points = axis.scatter(x[known], y[known], **colours, **look)
+            bar = figure.colorbar(points, ax=axis, pad=0.02)
+            bar.set_label(score)
+            bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        for limits, values, least in ((axis.set_xlim, x, 0.2), (axis.set_ylim, y, 0.05)):
+            room = max(0.16 * float(np.ptp(values)), least)
+            limits(values.min() - room, values.max() + room)
+        axis.set_xlabel("uniformity (lower is better)")
+        axis.set_ylabel("alignment (lower is better)")
+        clean(axis, lines="both")
+        axis.annotate(
+            "best",
+            (0.012, 0.02),
+            xytext=(0.075, 0.105),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            arrowprops={"arrowstyle": "-|>", "color": FAINT, "shrinkB": 0},
+            color=SOFT,
+            fontsize=8.5,
+            ha="center",
+        )
+        _label_dots(figure, axis, x, y, [short(dot.name) for dot in drawn])
+    return figure
+
+
+def curve_chart(curve: Curve) -> Figure:
+    """Score against value: a line of means with the spread over seeds, and a dot for every seed.
+
+    Where values are not numbers, every run is a row of its own. The baseline is a dashed line with
+    its spread.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = _curve_lines(curve) if curve.ordered else _curve_rows(curve)
+        if len(curve.lines) > 1 or curve.baseline is not None:
+            names = [*map(_line_label, curve.lines), _baseline_label(curve.baseline)]
+            columns = 3 if max(map(len, names)) < _LEGEND else 1
+            place = "outside upper left"
+            figure.legend(loc=place, frameon=False, ncols=columns, handletextpad=0.5)
+    return figure
+
+
+def axis_of(curve: Curve) -> tuple[dict[str, float], bool]:
+    """Text of each value → its place on the axis, ascending; and whether the axis is logarithmic.
+
+    It is where the values are positive and far apart. Places are numbered where a value is null, or
+    where two values would be too close to read.
+    """
+    numbers = {value_text(p.value): float(p.value) for p in curve.points if p.value is not None}
+    texts = sorted(numbers, key=lambda text: numbers[text])
+    values = [numbers[text] for text in texts]
+    wide = values[0] > 0 and values[-1] >= _LOGARITHMIC * values[0]
+    on_paper = [math.log(value) if wide else value for value in values]
+    least = _CLOSEST * (on_paper[-1] - on_paper[0])
+    crowded = any(after - before < least for before, after in pairwise(on_paper))
+    unset = [value_text(None)] if any(point.value is None for point in curve.points) else []
+    if unset or crowded:
+        return {text: float(place) for place, text in enumerate([*texts, *unset])}, False
+    return dict(zip(texts, values, strict=True)), wide
+
+
+def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
+    low, high = 0.0, 0.0
+    for position, row in enumerate(table.rows):
+        cell = row.cells.get(task)
+        if cell is None or cell.mean is None:
+            absent = " –" if cell is None else " not defined"
+            axis.text(0, position, absent, va="center", color=FAINT)
+            continue
+        length = round(cell.mean, DECIMALS)  # as its label says
+        colour = colour_of(position) if row.measured else PUBLISHED
+        axis.barh(position, length, height=0.56, color=colour, alpha=0.9)
+        if cell.sd is not None:
+            axis.errorbar(cell.mean, position, xerr=cell.sd, color=INK, elinewidth=1, capsize=4)
+        seeds = [score for score in cell.seeds if score is not None]
+        if len(seeds) > 1:
+            axis.plot(seeds, [position] * len(seeds), "o", color="white", mec=INK, ms=3.4)
+        spread = cell.sd or 0.0
+        reach = max(cell.mean + spread, *seeds, 0.0) if seeds else cell.mean + spread
+        axis.annotate(
+            number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}"),
+            (max(reach, 0.0), position),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            fontweight="bold" if table.is_best(row, task) else None,
+        )
+        low, high = min(low, cell.mean - spread), max(high, reach)
+    span = max(high - low, _LEAST_SPAN)
+    # The text behind the longest bar takes 0.95 of the panel's `width` inches.
+    room = 0.95 / (width - 0.95) * span
+    axis.set_xlim(low - 0.03 * span if low < 0 else 0.0, low + span + room)
+    axis.set_ylim(len(table.rows) - 0.5, -0.5)
+    title = "\n".join(textwrap.wrap(task, round(11 * width)))
+    axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
+    axis.set_xticks([])
+    clean(axis, keep=("left",))
+
+
+def _training_curves(results: Sequence[RunResult], key: str, label: str) -> Figure | None:
+    """An entry of the training logs against step, with runs named at the end of their lines."""
+    points_of = {
+        (result.run, result.seed): result.training.curve(key)
+        for result in results
+        if result.training and result.training.curve(key)
+    }
+    if not points_of:
+        return None
+    best = {(each.run, each.seed): each.training.best_step for each in results if each.training}
+    runs = list(dict.fromkeys(result.run for result in results))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        axis = figure.subplots()
+        ends: dict[str, tuple[float, list[float]]] = {}
+        for (run, seed), points in points_of.items():
+            steps, scores = [step for step, _ in points], [score for _, score in points]
+            colour = colour_of(runs.index(run))
+            axis.plot(steps, scores, color=colour, linewidth=1.6, alpha=0.9)
+            kept = [point for point in points if point[0] == best[run, seed] and key == DEV]
+            axis.plot(*zip(*kept, strict=True), "o", color=colour, ms=4.5) if kept else None
+            last, values = ends.get(run, (0.0, []))
+            ends[run] = (max(last, steps[-1]), [*values, scores[-1]])
+        _label_ends(axis, ends, runs)
+        axis.set_xlabel("step")
+        axis.set_ylabel(label)
+        axis.margins(x=0.02)
+        clean(axis, lines="y")
+    return figure
+
+
+def _label_ends(
+    axis: Axes, ends: dict[str, tuple[float, list[float]]], runs: Sequence[str]
+) -> None:
+    """A run's name in its colour at the end of its lines, moved apart if names would overlap."""
+    low, high = axis.get_ylim()
+    gap = 0.065 * (high - low)
+    ordered = sorted(ends, key=lambda run: sum(ends[run][1]) / len(ends[run][1]))
+    height = -float("inf")
+    right = max(step for step, _ in ends.values())
+    for run in ordered:
+        scores = ends[run][1]
+        height = max(sum(scores) / len(scores), height + gap)
+        axis.annotate(
+            run,
+            (right, height),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour_of(runs.index(run)),
+            fontweight="bold",
+            fontsize=9,
+            annotation_clip=False,
+        )
+
+
+def _label_dots(
+    figure: Figure, axis: Axes, x: np.ndarray, y: np.ndarray, labels: Sequence[str]
+) -> None:
+    """A label beside each dot, where it covers no dot and no other label.
+
+    Further away, with a line to its dot, where there is no room beside it.
+    """
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # fixes the layout, so that positions on the page are known
+    renderer = canvas.get_renderer()
+    inside = axis.get_window_extent(renderer)
+    dots = axis.transData.transform(np.column_stack([x, y]))
+    pixels = figure.dpi / 72
+    radius = 6 * pixels
+    taken = [Bbox.from_bounds(px - radius, py - radius, 2 * radius, 2 * radius) for px, py in dots]
+    taken += [text.get_window_extent(renderer) for text in axis.texts]
+    for place, label in enumerate(labels):
+        best: tuple[float, Annotation, list[Bbox]] | None = None
+        for ring, angle in itertools.product(_RINGS, _ANGLES):
+            text = _dot_label(axis, (x[place], y[place]), label, ring, angle)
+            text.update_positions(renderer)
+            words = Text.get_window_extent(text, renderer)  # without the line
+            covered = [Bbox.from_bounds(words.x0, words.y0, words.width, words.height)]
+            if ring > _RINGS[0]:
+                reach = np.radians(angle)
+                step = np.array([np.cos(reach), np.sin(reach)]) * pixels
+                along = dots[place] + np.outer(np.linspace(8, ring, 8), step)
+                covered += [Bbox.from_bounds(px - 1, py - 1, 2, 2) for px, py in along]
+            cost = float(sum(one.overlaps(other) for one in covered for other in taken))
+            cost += not (inside.x0 <= words.x0 and words.x1 <= inside.x1)
+            cost += not (inside.y0 <= words.y0 and words.y1 <= inside.y1)
+            if best is None or cost < best[0]:
+                if best is not None:
+                    best[1].remove()
+                best = cost, text, covered
+            else:
+                text.remove()
+            if cost == 0:
+                break
+        assert best is not None
+        taken += best[2]
+
+
+def _dot_label(
+    axis: Axes, point: tuple[float, float], label: str, ring: float, angle: float
+) -> Annotation:
+    """``label`` at ``ring`` points from ``point``, in the direction ``angle``."""
+    dx, dy = ring * np.cos(np.radians(angle)), ring * np.sin(np.radians(angle))
+    side = "left" if dx > 0.5 else "right" if dx < -0.5 else "center"
+    height = "center" if abs(dy) < 0.5 else "bottom" if dy > 0 else "top"
+    line = {"arrowstyle": "-", "color": FAINT, "shrinkA": 1, "shrinkB": 4, "lw": 0.8}
+    return axis.annotate(
+        label,
+        point,
+        xytext=(dx, dy),
+        textcoords="offset points",
+        ha=side,
+        va=height,
+        fontsize=9,
+        zorder=4,
+        arrowprops=line if ring > _RINGS[0] else None,
+    )
+
+
+def _curve_lines(curve: Curve) -> Figure:
+    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    axis = figure.subplots()
+    ticks, logarithmic = axis_of(curve)
+    for place, line in enumerate(curve.lines):
+        drawn = [point for point in line.points if point.row.cells[curve.metric].mean is not None]
+        cells = [point.row.cells[curve.metric] for point in drawn]
+        places = [ticks[value_text(point.value)] for point in drawn]
+        means = np.array([cell.mean for cell in cells], dtype=float)
+        spread = np.array([cell.sd or 0.0 for cell in cells])
+        colour = colour_of(place)
+        below, above = means - spread, means + spread
+        axis.fill_between(places, below, above, color=colour, alpha=0.16, linewidth=0)
+        axis.plot(places, means, "o-", color=colour, linewidth=1.6, ms=4.5, label=_line_label(line))
+        for at, cell in zip(places, cells, strict=True):
+            _seeds(axis, [at] * len(cell.seeds), cell.seeds, colour)
+    _baseline(axis, curve, vertical=False)
+    if logarithmic:
+        axis.set_xscale("log")
+    axis.xaxis.set_major_locator(FixedLocator(list(ticks.values())))
+    axis.xaxis.set_major_formatter(FixedFormatter(list(ticks)))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel(printable(curve.parameter))
+    axis.set_ylabel(printable(curve.metric))
+    clean(axis, lines="y")
+    return figure
+
+
+def _curve_rows(curve: Curve) -> Figure:
+    """One row for each run, in the order of the lines; a line gives the colour."""
+    points = curve.points
+    figure = Figure(figsize=(7.2, 1.1 + 0.34 * len(points)), layout="constrained")
+    axis = figure.subplots()
+    row = 0
+    for place, line in enumerate(curve.lines):
+        colour = colour_of(place)
+        if len(curve.lines) > 1:
+            axis.plot([], [], "o", color=colour, ms=6, label=_line_label(line))
+        for point in line.points:
+            _curve_row(axis, row, point, curve.metric, colour)
+            row += 1
+    _baseline(axis, curve, vertical=True)
+    axis.set_yticks(range(len(points)), [printable(point.row.name) for point in points])
+    axis.set_ylim(len(points) - 0.4, -0.6)
+    axis.tick_params(axis="y", length=0)
+    axis.set_xlabel(printable(curve.metric))
+    clean(axis, keep=("bottom",), lines="x")
+    return figure
+
+
+def _curve_row(axis: Axes, row: int, point: Point, metric: str, colour: str) -> None:
+    cell = point.row.cells[metric]
+    if cell.mean is None:
+        axis.annotate("not defined", (0.01, row), xycoords=("axes fraction", "data"), color=FAINT)
+        return
+    look = {"fmt": "o", "color": colour, "ms": 6, "elinewidth": 1.4, "capsize": 3}
+    axis.errorbar(cell.mean, row, xerr=cell.sd, **look)
+    _seeds(axis, cell.seeds, [row] * len(cell.seeds), colour)
+
+
+def _seeds(axis: Axes, x: Sequence[float | None], y: Sequence[float | None], colour: str) -> None:
+    at = np.array([x, y], dtype=float)
+    axis.plot(at[0], at[1], "o", color="white", mec=colour, mew=0.8, ms=3.2, zorder=3)
+
+
+def _baseline(axis: Axes, curve: Curve, *, vertical: bool) -> None:
+    row = curve.baseline
+    if row is None:
+        return
+    cell = row.cells[curve.metric]
+    if cell.mean is None:
+        return
+    line, band = (axis.axvline, axis.axvspan) if vertical else (axis.axhline, axis.axhspan)
+    line(cell.mean, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=_baseline_label(row))
+    if cell.sd:
+        band(cell.mean - cell.sd, cell.mean + cell.sd, color=FAINT, alpha=0.2, linewidth=0)
+
+
+def _baseline_label(row: Row | None) -> str:
+    return "" if row is None else f"{printable(row.name)} (baseline)"
+
+
+def _line_label(line: Line) -> str:
+    return printable(line.label)

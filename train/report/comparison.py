@@ -1,0 +1,362 @@
+"""Runs side by side: finds their results, checks that they are comparable, compares them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sightline.errors import SightlineError
+from train.evaluate.results import FILE_NAME, RunResult, TaskResult, load_result
+from train.evaluate.sts import EXPECTED_PAIRS
+from train.report.differences import (
+    Comparison,
+    Difference,
+    Gain,
+    compute_gains,
+    differences_from,
+)
+from train.report.mteb_results import MtebFolder, beside_mteb
+from train.report.table import AVERAGE, Row, Table, make_table, notes_on_training, training_table
+
+_SEEDS = "seed-*.json"
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """One run: how it was given, its name, and its results with the file of each.
+
+    Attributes:
+        mteb: results that MTEB wrote; their `results` and `files` are one result and one folder.
+    """
+
+    given: str
+    name: str
+    files: tuple[Path, ...]
+    results: tuple[RunResult, ...]
+    mteb: MtebFolder | None = None
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """The content of a comparison, in any format.
+
+    Attributes:
+        baseline: name of the run that the others are tested against.
+        table: the runs in the requested order, then references and published rows.
+        subsets: the runs again, with subsets such as "STS12 MSRpar" as tasks; None if no result
+            has any.
+        training: what the training of each run took; None if Sightline trained none of them.
+        notes: what a reader must know before trusting a figure.
+        gains: of a treatment and its control, where they are named.
+        results: what was compared.
+    """
+
+    baseline: str
+    table: Table
+    differences: tuple[Difference, ...]
+    subsets: Table | None
+    subset_differences: tuple[Difference, ...]
+    training: Table | None
+    notes: tuple[str, ...]
+    gains: tuple[Gain, ...]
+    results: tuple[RunResult, ...]
+
+
+def find_run(word: str, root: Path) -> FoundRun:
+    """The results of one run.
+
+    Args:
+        word: a run's name, a folder of result files, one result file, or a folder of results that
+            MTEB wrote; a prefix `NAME=` renames the run.
+        root: folder of the runs' results, one folder each.
+
+    Raises:
+        SightlineError: no such run (names the nearest), no result file, a damaged one, or results
+            of more than one run in a folder.
+    """
+    label, source = "", word
+    if "=" in word and not _place(word, root).exists():
+        label, _, source = word.partition("=")
+    place = _place(source, root)
+    if source and place.is_dir() and not results_in(place):
+        mteb = MtebFolder.read(place)
+        if mteb is not None:
+            name = label or mteb.model
+            result = mteb.result().model_copy(update={"run": name})
+            return FoundRun(word, name, (mteb.path,), (result,), mteb)
+    files = _files(source, root)
+    results = [load_result(file) for file in files]
+    names = list(dict.fromkeys(result.run for result in results))
+    if len(names) > 1:
+        raise SightlineError(
+            f"{files[0].parent}: holds results of {len(names)} runs ({', '.join(names)}); "
+            "expected one run per folder: name the result files individually"
+        )
+    if label:
+        results = [result.model_copy(update={"run": label}) for result in results]
+    return FoundRun(word, label or names[0], tuple(files), tuple(results))
+
+
+def find_runs(
+    words: Sequence[str], root: Path, baseline: str | None = None
+) -> tuple[list[FoundRun], str]:
+    """The requested runs, and the name of the baseline among them.
+
+    Args:
+        baseline: one of the runs, by its name or as it was given; any other run is found like
+            these and put before them. None: the first.
+
+    Raises:
+        SightlineError: see `find_run`.
+    """
+    runs = [find_run(each, root) for each in words]
+    if not runs:
+        raise SightlineError("no run to compare; name at least one")
+    if baseline is None:
+        return runs, runs[0].name
+    for run in runs:
+        if baseline in (run.name, run.given):
+            return runs, run.name
+    first = find_run(baseline, root)
+    return [first, *runs], first.name
+
+
+def results_in(folder: Path) -> list[Path]:
+    """The result files of a run's folder."""
+    return sorted(folder.glob(_SEEDS)) or sorted(folder.glob(FILE_NAME))
+
+
+def check_comparable(runs: Sequence[FoundRun]) -> None:
+    """Refuse results that do not belong in one table.
+
+    Raises:
+        SightlineError: a run and seed given twice, or results scored on different tasks or on
+            different test sets (names the files).
+    """
+    files: dict[tuple[str, int], Path] = {}
+    every = [pair for run in runs for pair in zip(run.files, run.results, strict=True)]
+    for file, result in every:
+        other = files.setdefault((result.run, result.seed), file)
+        if other is not file:
+            raise SightlineError(
+                f"run {result.run!r} has seed {result.seed} twice: {other} and {file}; give each "
+                "run and seed once, or rename one of the two: NAME=PATH"
+            )
+    first_file, first = every[0]
+    for file, result in every:
+        if not result.scores:
+            raise SightlineError(f"{file}: has no scores; run its evaluate stage again")
+        if set(result.scores) != set(first.scores):
+            raise SightlineError(
+                f"{file} was scored on {', '.join(result.scores)}, but {first_file} on "
+                f"{', '.join(first.scores)}; only runs with the same evaluation can be compared: "
+                "run the evaluate stage of one again"
+            )
+    _check_test_sets(every)
+
+
+def compare_runs(
+    runs: Sequence[FoundRun], baseline: str, published: Sequence[Row] = ()
+) -> RunComparison:
+    """Compare `runs` with the one named `baseline`.
+
+    Published rows are shown beside them but not tested, because their scores per seed are unknown.
+
+    Raises:
+        SightlineError: a run and seed given twice, different tasks or test sets, a published row
+            that shares no task with these runs, or see `beside_mteb`.
+    """
+    runs, reduced = beside_mteb(runs)
+    check_comparable(runs)
+    results = [result for run in runs for result in run.results]
+    return compare_results(results, baseline, published, notes=reduced)
+
+
+def compare_results(
+    results: Sequence[RunResult],
+    baseline: str | None = None,
+    published: Sequence[Row] = (),
+    comparisons: Sequence[Comparison] = (),
+    notes: Sequence[str] = (),
+) -> RunComparison:
+    """As `compare_runs`, of results without their files, which are not checked.
+
+    Args:
+        baseline: None: the first run.
+        comparisons: gains to compute, each by the names of its runs.
+        notes: to put first.
+
+    Raises:
+        SightlineError: no result, one seed of a run twice, a name without a result, or a published
+            row that shares no task with the results.
+    """
+    tasks = tuple(dict.fromkeys(task for result in results for task in result.scores))
+    table = make_table(results, [_fitted(row, tasks) for row in published])
+    baseline = next(iter(table.measured)) if baseline is None else baseline
+    if baseline not in table.measured:
+        raise SightlineError(
+            f"the baseline {baseline!r} has no result; there are {', '.join(table.measured)}"
+        )
+    parts = [_subsets_as_tasks(result) for result in results]
+    subsets = make_table(parts) if any(part.scores for part in parts) else None
+    differences = differences_from(baseline, table)
+    every_note = [
+        *notes,
+        *_notes_on_tests(table, differences),
+        *_notes_on_data(table),
+        *_notes_on_published(results, published),
+        *table.notes,
+        *notes_on_training(results),
+    ]
+    return RunComparison(
+        baseline,
+        table,
+        differences,
+        subsets,
+        differences_from(baseline, subsets) if subsets else (),
+        training_table(results),
+        tuple(every_note),
+        compute_gains(table, comparisons),
+        tuple(results),
+    )
+
+
+def _subsets_as_tasks(result: RunResult) -> RunResult:
+    scores, reasons = {}, result.reasons
+    for task, parts in result.subsets.items():
+        scores |= {(task, name): value for name, value in parts.items()}
+    subsets = TaskResult(
+        scores={" ".join(names): value for names, value in scores.items()},
+        reasons={
+            " ".join(names): reasons["/".join(names)]
+            for names, value in scores.items()
+            if value is None
+        },
+    )
+    return result.model_copy(update={"tasks": {"subsets": subsets}})
+
+
+def _fitted(row: Row, tasks: Sequence[str]) -> Row:
+    """A published row as comparable with `tasks`: its average only if it is over the same tasks."""
+    if not set(row.cells) & set(tasks) - {AVERAGE}:
+        raise SightlineError(
+            f"{row.label} has {', '.join(row.cells)}, but these runs were scored on "
+            f"{', '.join(tasks)}; they share no task: remove --published"
+        )
+    if set(row.cells) <= set(tasks):
+        return row
+    kept = {task: cell for task, cell in row.cells.items() if task in tasks and task != AVERAGE}
+    return replace(row, cells=kept)
+
+
+def _notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]:
+    """Why a deviation, a test or a score is missing."""
+    rows = list(table.measured.values())
+    single = [row for row in rows if len(row.seeds) == 1]
+    notes = []
+    if len(single) == 1:
+        notes.append(
+            f"{single[0].name} has one seed ({single[0].seeds[0]}): no deviation and no test; "
+            "train it with at least two"
+        )
+    elif single:
+        who = "all runs" if len(single) == len(rows) else ", ".join(row.name for row in single)
+        notes.append(f"{who} have one seed: no deviation and no test; train them with at least two")
+    if len(rows) == 1:
+        notes.append(f"{rows[0].name} is the only run: no difference to test")
+    notes += [
+        f"{row.name}, {', '.join(tasks)}: not defined: {reason}"
+        for row in rows
+        for reason, tasks in row.undefined.items()
+    ]
+    if not single:
+        notes += [
+            f"{each.run}, {each.task}: no test: {each.reason}"
+            for each in differences
+            if each.difference is not None and each.p_value is None
+        ]
+    return notes
+
+
+def _notes_on_data(table: Table) -> list[str]:
+    """In which columns lower is better."""
+    lower = [task for task in table.tasks if task in table.lower_is_better]
+    return [f"lower is better: {', '.join(lower)}"] if lower else []
+
+
+def _notes_on_published(results: Sequence[RunResult], published: Sequence[Row]) -> list[str]:
+    """Where a published row and the measured ones do not measure the same thing."""
+    if not published:
+        return []
+    tasks = {task for row in published for task in row.cells}
+    notes = ["published rows are copied from the papers named and are not tested"]
+    missing = [task for task in EXPECTED_PAIRS if task in tasks - results[0].scores.keys()]
+    if missing and AVERAGE in tasks:
+        notes.append(
+            f"{AVERAGE} of published rows is left out: it is over {', '.join(missing)} too"
+        )
+    measured = {
+        task: tested.examples for each in results for task, tested in each.evaluated_on.items()
+    }
+    notes += [
+        f"{task}: scored on {measured[task]} pairs, the published results on {expected}: not "
+        "comparable"
+        for task, expected in EXPECTED_PAIRS.items()
+        if task in tasks and measured.get(task, expected) != expected
+    ]
+    return notes
+
+
+def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
+    seen: dict[str, tuple[Path, RunResult]] = {}
+    for file, result in every:
+        for task, tested in result.evaluated_on.items():
+            other_file, other = seen.setdefault(task, (file, result))
+            expected = other.evaluated_on[task]
+            if tested.sha256 != expected.sha256:
+                raise SightlineError(
+                    f"{task} was scored on different test sets: {tested.examples} examples "
+                    f"(SHA-256 {tested.sha256[:12]}) in {file}, {expected.examples} examples "
+                    f"({expected.sha256[:12]}) in {other_file}; run the evaluate stage of one again"
+                )
+
+
+def _place(word: str, root: Path) -> Path:
+    """Where the results are: a run's folder takes precedence over a path of the same name."""
+    path = Path(word)
+    is_name = len(path.parts) == 1 and path.parts[0] != ".."
+    return root / word if is_name and (root / word).is_dir() else path
+
+
+def _files(word: str, root: Path) -> list[Path]:
+    path = _place(word, root)
+    if word and path.is_dir():
+        files = results_in(path)
+        if not files:
+            raise SightlineError(
+                f"{path}: no result file here; expected {_SEEDS}, {FILE_NAME} or MTEB's results"
+                + _known([folder.name for folder in _run_folders(path)], "below it are the runs")
+            )
+        return files
+    if path.suffix == ".json" and path.exists():
+        return [path]
+    known = [folder.name for folder in _run_folders(root)]
+    what = "is a file, not a result (.json)" if path.is_file() else "is not a run, folder or file"
+    nearest = difflib.get_close_matches(word, known, n=1)
+    raise SightlineError(
+        f"{word!r} {what}"
+        + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
+        + (_known(known, f"{root} holds") or f"; {root} holds no results: evaluate a run first")
+    )
+
+
+def _run_folders(root: Path) -> list[Path]:
+    return sorted(
+        {file.parent for file in (*root.glob(f"*/{_SEEDS}"), *root.glob(f"*/{FILE_NAME}"))}
+    )
+
+
+def _known(names: Sequence[str], what: str) -> str:
+    return f"; {what} {', '.join(names)}" if names else ""

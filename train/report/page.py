@@ -1,0 +1,79 @@
+"""A document as one HTML page: one file that loads nothing and escapes all text."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+
+from markupsafe import Markup
+
+from sightline.html_pages import html_templates, source_digest
+from train.report.grid import SIGN, Document, Drawing, printable
+
+_HERE = Path(__file__).parent
+_THEMED = {
+    "#1f2933": "--ink",
+    "#5b6770": "--soft",
+    "#9aa5b1": "--faint",
+    "#cbd2d9": "--faint",
+    "#e4e7eb": "--line",
+    "#ffffff": "--paper",
+    "white": "--paper",
+    "#000000": "--ink",
+}
+"""Colour of a drawing → variable of page.css, which is another one in the dark."""
+
+
+def to_page(document: Document) -> str:
+    """One HTML document; equal input gives equal text.
+
+    Its policy allows its own style and script, and pictures inside the file, and nothing else.
+    """
+    environment = html_templates(_HERE)
+    environment.filters |= {
+        "printable": printable,
+        "list_of": lambda name: [name] if name else [],
+        "code": _code,
+        "markup": _inline_svg,
+    }
+    style = (_HERE / "page.css").read_text(encoding="utf-8")
+    rules = [rule for each in document.sections for rule in each.style.splitlines()]
+    style += "".join(f"{rule}\n" for rule in dict.fromkeys(rules))
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    return environment.get_template("page.html.j2").render(
+        document=document,
+        sign=SIGN,
+        style=Markup(style),
+        style_digest=source_digest(style),
+        script=Markup(script),
+        script_digest=source_digest(script),
+    )
+
+
+def _code(text: str) -> Markup:
+    """A note as HTML: what is between backticks as code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(Markup.escape(text))))
+
+
+def _inline_svg(drawing: Drawing) -> Markup:
+    """A drawing for use inside a page.
+
+    Matplotlib's style element, which a page's policy does not allow, is in page.css.
+    """
+    if drawing.foreign:
+        data = base64.b64encode(drawing.svg.encode()).decode()
+        return Markup(f'<img alt="" src="data:image/svg+xml;base64,{data}">')
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", drawing.svg, flags=re.S)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    if drawing.themed:
+        svg = re.sub(r'style="[^"]*"', _in_theme, svg)
+    return Markup(svg)
+
+
+def _in_theme(style: re.Match[str]) -> str:
+    def variable(colour: re.Match[str]) -> str:
+        name = _THEMED.get(colour[0])
+        return f"var({name})" if name else colour[0]
+
+    return re.sub(r"#[0-9a-f]{6}|white", variable, style[0])

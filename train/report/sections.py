@@ -1,0 +1,382 @@
+"""A comparison of runs, or a curve, as a document: its sections, figures, features, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from train.evaluate.results import RunResult
+from train.evaluate.sts import SUBSETS
+from train.records import FeatureUse
+from train.report.comparison import RunComparison
+from train.report.curve import RUN, Curve, Point, value_text
+from train.report.differences import ALPHA, Difference, Gain, headline, p_text
+from train.report.grid import (
+    SIGN,
+    Document,
+    Drawing,
+    Grid,
+    GridCell,
+    GridRow,
+    Section,
+    grid_of_table,
+    marks_of,
+    mean_cell,
+    number,
+    only,
+    printable,
+    text_cell,
+)
+from train.report.table import Cell, Table, by_run, flatten
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCHEMA, CURVE_SCHEMA = "sightline.comparison/2", "sightline.curve/2"
+CAPTIONS = {
+    "scores": "Final scores",
+    "dev": "Dev score during training",
+    "loss": "Loss during training",
+    "plane": "Alignment and uniformity",
+    "subsets": "Differences by subset",
+}
+"""Figure → its title."""
+_HOW_TO_READ = {
+    "dev": "One line per seed. Dots: the checkpoint kept.",
+    "loss": (
+        "One line per seed. Losses of different objectives are sums of different terms: compare "
+        "their course, not their height."
+    ),
+    "plane": "One dot per run, mean over seeds, coloured by its score. (MCSE, figure 2.)",
+    "subsets": "As in MCSE's figure 4.",
+}
+_SPREAD = "Mean ± sample standard deviation over seeds."
+_GAINS = (
+    "Positive is better, also where lower scores are. The share is what the control, whose signal "
+    "was removed on purpose, gains of it; it is stated only for a gain that is significant over "
+    "the seeds (with one seed, for any) and larger than what the control changes."
+)
+
+
+def document_of(
+    comparison: RunComparison,
+    title: str = "",
+    included: Sequence[Section] = (),
+    *,
+    page: bool = False,
+    schema: str = SCHEMA,
+) -> Document:
+    """The comparison for any format.
+
+    Args:
+        title: "": by the baseline.
+        page: for a page, which also has figures, what the runs learned from, and ``included``.
+    """
+    body = {
+        "alpha": ALPHA,
+        **{name: value for name, value in vars(comparison).items() if name != "results"},
+    }
+    sections = results_of(comparison, charts_of(comparison) if page else {})
+    if page:
+        sections = (*sections, *included, *inputs_of(comparison.results))
+    lead = tuple(gain.sentence for gain in headline(comparison.gains))
+    title = title or f"Runs against {printable(comparison.baseline)}"
+    return Document(title, schema, sections, body, lead)
+
+
+def charts_of(comparison: RunComparison) -> dict[str, Figure]:
+    """Every figure that the results allow, by its name in `CAPTIONS`."""
+    from train.report import charts
+
+    table, results = comparison.table, comparison.results
+    drawn = {
+        "scores": charts.score_chart(table),
+        "plane": charts.plane_of_runs(table),
+        "dev": charts.dev_chart(results),
+        "loss": charts.loss_chart(results),
+        "subsets": chart_of_subsets(comparison) if comparison.subset_differences else None,
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def chart_of_subsets(comparison: RunComparison) -> Figure:
+    """The differences on subsets, of which there must be some."""
+    from train.report.charts import subset_chart
+
+    assert comparison.subsets is not None
+    labels = {row.name: printable(row.label) for row in comparison.subsets.rows}
+    tasks = {task for result in comparison.results for task in result.subsets}
+    unit = "Spearman × 100" if tasks <= SUBSETS.keys() else ""
+    return subset_chart(comparison.baseline, comparison.subset_differences, labels, unit)
+
+
+def results_of(comparison: RunComparison, charts: dict[str, Figure]) -> tuple[Section, ...]:
+    """Scores, gains, differences, subsets, the plane and training, as far as there are any."""
+    from_charts = _drawings(comparison, charts)
+    training = comparison.training
+    bold = ("Bold: the best of the measured rows.",) if charts else ()
+    said = (f"Note: {printable(note)}." for note in comparison.notes)
+    notes = (*meaning(comparison), *bold, *said)
+    sections = (
+        Section("Scores", scores_of(comparison), from_charts("scores"), notes),
+        Section("Gains", _gains(comparison.gains), notes=(_GAINS,)),
+        Section("Differences", _differences(comparison, "task")),
+        Section("Subsets", _differences(comparison, "subset"), from_charts("subsets")),
+        Section("Alignment and uniformity", drawings=from_charts("plane")),
+        Section(
+            "Training",
+            () if training is None else tuple(grid_of_table(*part) for part in training.parts),
+            from_charts("dev", "loss"),
+        ),
+    )
+    return only(sections)
+
+
+def scores_of(comparison: RunComparison) -> tuple[Grid, ...]:
+    """A grid for each part of the table; gains name the baseline themselves."""
+    baseline = "" if comparison.gains else comparison.baseline
+    marked = {(each.run, each.task) for each in comparison.differences if each.significant}
+    return tuple(grid_of_table(*part, baseline, marked) for part in comparison.table.parts)
+
+
+def meaning(comparison: RunComparison) -> list[str]:
+    """What figures and marks mean."""
+    lines = [_SPREAD] if _spread(comparison.table) else []
+    if any(each.p_value is not None for each in comparison.differences):
+        lines.append(
+            f"{SIGN} differs from {printable(comparison.baseline)}, p < {ALPHA:g}: independent "
+            "two-sided t-test over seeds, equal variances, not corrected for the number of tests."
+        )
+    return lines
+
+
+def inputs_of(results: Sequence[RunResult]) -> tuple[Section, ...]:
+    """What the runs learned from, and with which parameters."""
+    uses, parameters = feature_uses(results), _parameters(results)
+    if uses:
+        note = "Provenance is what the maker of a feature set claims."
+        features = Section("Features", (_features(uses),), notes=(note,))
+    else:
+        features = Section("Features", notes=("No run used cached features.",))
+    return (features, *([Section("Parameters", parameters)] if parameters else []))
+
+
+def feature_uses(results: Sequence[RunResult]) -> list[tuple[FeatureUse, list[str]]]:
+    """Every feature set used, once per fingerprint and content, with the runs that used it."""
+    users: dict[tuple[str, str, str], tuple[FeatureUse, list[str]]] = {}
+    for result in results:
+        for feature in result.features:
+            key = (feature.name, feature.fingerprint, feature.content_digest)
+            _, runs = users.setdefault(key, (feature, []))
+            if result.run not in runs:
+                runs.append(result.run)
+    return list(users.values())
+
+
+def parameter_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str], bool]]:
+    """(name, value in each run, whether runs differ); the differing ones first.
+
+    A value that differs between the seeds of one run is shown as "a / b".
+    """
+    runs = {
+        name: [flatten(each.parameters) for each in own] for name, own in by_run(results).items()
+    }
+    names = dict.fromkeys(name for seeds in runs.values() for each in seeds for name in each)
+    rows = []
+    for name in names:
+        values = [
+            " / ".join(dict.fromkeys(_shown(each[name]) for each in seeds if name in each))
+            for seeds in runs.values()
+        ]
+        rows.append((name, values, len(set(values)) > 1))
+    return sorted(rows, key=lambda row: not row[2])
+
+
+def document_of_curve(curve: Curve, *, page: bool = False) -> Document:
+    """The curve for any format: a row for each run and the baseline; on a page also its figure."""
+    several, metric = len(curve.lines) > 1, printable(curve.metric)
+    by_value = curve.parameter != RUN
+    rows = [
+        _curve_row(curve, point, point.row.name, line.label if several else None)
+        for line in curve.lines
+        for point in line.points
+    ]
+    if curve.baseline is not None:
+        point = Point("–", curve.baseline)
+        name = f"{curve.baseline.name} (baseline)"
+        rows.append(_curve_row(curve, point, name, "–" if several else None))
+    names = [printable(curve.parameter), *(["line"] if several else []), *([RUN] * by_value)]
+    header = (*names, "seeds", metric)
+    title = f"{metric} against {printable(curve.parameter)}" if by_value else metric
+    grid = Grid(title, header, tuple(rows), left=len(header) - 1)
+    drawings: tuple[Drawing, ...] = ()
+    if page:
+        from train.report.charts import curve_chart, to_svg
+
+        drawings = (Drawing(title, "", to_svg(curve_chart(curve))),)
+    cells = [point.row.cells[curve.metric] for point in curve.points]
+    spread = [_SPREAD] if any(cell.sd is not None for cell in cells) else []
+    notes = (*spread, *(f"Note: {printable(note)}." for note in curve.notes))
+    return Document(title, CURVE_SCHEMA, (Section(title, (grid,), drawings, notes),), vars(curve))
+
+
+def _drawings(comparison: RunComparison, charts: dict[str, Figure]) -> Any:
+    """Names of figures → those that there are, with how to read them."""
+    whisker = [] if not _spread(comparison.table) else ["Whisker: ± one sample standard deviation."]
+    seeds = [] if max(len(row.seeds) for row in comparison.table.rows) < 2 else ["Dots: the seeds."]
+    notes = _HOW_TO_READ | {"scores": " ".join([*whisker, *seeds])}
+
+    def drawings(*names: str) -> tuple[Drawing, ...]:
+        if not charts:
+            return ()
+        from train.report.charts import to_svg
+
+        drawn = [name for name in names if name in charts]
+        return tuple(Drawing(CAPTIONS[each], notes[each], to_svg(charts[each])) for each in drawn)
+
+    return drawings
+
+
+def _spread(table: Table) -> bool:
+    """Whether a row has a deviation."""
+    cells = [row.cells.get(task) for row in table.rows for task in table.tasks]
+    return any(cell is not None and cell.sd is not None for cell in cells)
+
+
+def _gains(gains: Sequence[Gain]) -> tuple[Grid, ...]:
+    """A grid for each comparison, of the tasks on which there is a gain to report."""
+    comparisons = dict.fromkeys(gain.comparison for gain in gains if gain.gain is not None)
+    grids = []
+    for names in comparisons:
+        own = [gain for gain in gains if gain.comparison == names and gain.gain is not None]
+        runs = ["", names.treatment]
+        header = ["task", printable(own[0].named(names.treatment))]
+        if names.control is not None:
+            header += [printable(own[0].named(names.control)), "share of the gain"]
+            runs += [names.control] * 2
+        rows = []
+        for gain in own:
+            cells = [_change_cell(gain.gain, gain.p_value)]
+            if names.control is not None:
+                cells.append(_change_cell(gain.control_gain, None))
+                text = gain.reason if gain.share is None else f"{round(100 * gain.share)} %"
+                cells.append(GridCell((text or "–",), value=gain.share))
+            rows.append(GridRow(printable(gain.task), tuple(cells)))
+        title = f"Gain over {printable(names.baseline)}"
+        grids.append(Grid(title, tuple(header), tuple(rows), runs=tuple(runs)))
+    return tuple(grids)
+
+
+def _differences(comparison: RunComparison, what: str) -> tuple[Grid, ...]:
+    """Rows of the tasks or subsets that the baseline has a score on, if there are any."""
+    if what == "task":
+        table, differences = comparison.table, comparison.differences
+    else:
+        table, differences = comparison.subsets, comparison.subset_differences
+    if table is None or (what == "task" and not differences):
+        return ()
+    by_cell = {(each.run, each.task): each for each in differences}
+    baseline = table.measured[comparison.baseline]
+    others = [row for row in table.measured.values() if row is not baseline]
+    rows = []
+    for task in table.tasks:
+        score = baseline.cells.get(task)
+        if score is not None and score.mean is not None:
+            changes = [_difference_cell(by_cell.get((row.name, task))) for row in others]
+            rows.append(GridRow(printable(task), (mean_cell(score), *changes)))
+    if not rows:
+        return ()
+    names = [
+        GridRow(printable(row.name), (), marks=marks_of(row, comparison.baseline)).text
+        for row in (baseline, *others)
+    ]
+    title = f"Score of {printable(comparison.baseline)}"
+    title += f", and difference from it, by {what}" if others else f" by {what}"
+    runs = ("", "", *(row.name for row in others))
+    return (Grid(title, (what, *names), tuple(rows), runs=runs),)
+
+
+def _difference_cell(difference: Difference | None) -> GridCell:
+    if difference is None:
+        return GridCell(("–",))
+    if difference.difference is None:
+        return GridCell(("not", "defined"), hint=difference.reason)
+    return _change_cell(difference.difference, difference.p_value)
+
+
+def _change_cell(change: float | None, p_value: float | None) -> GridCell:
+    if change is None:
+        return GridCell(("–",))
+    text = number(change, "+.2f")
+    if p_value is None:
+        return GridCell((text,), value=change)
+    parts = (text, f"({p_text(p_value)})")
+    return GridCell(parts, significant=p_value < ALPHA, value=change)
+
+
+def _features(uses: Sequence[tuple[FeatureUse, list[str]]]) -> Grid:
+    rows = []
+    for feature, runs in uses:
+        marks = ["untrained weights"] if feature.untrained else []
+        marks += [feature.provenance] if feature.provenance != "computed here" else []
+        revision = f", revision {feature.revision}" if feature.revision else ""
+        digests = (feature.weights_sha256, feature.fingerprint, feature.content_digest)
+        cells = (
+            text_cell(", ".join(runs)),
+            text_cell(feature.encoder),
+            text_cell(f"{feature.source}{revision}"),
+            *(text_cell(digest[:12], hint=digest) for digest in digests),
+            GridCell((f"{feature.rows} × {feature.dim}",), value=feature.rows),
+        )
+        rows.append(
+            GridRow(
+                printable(feature.name),
+                cells,
+                marks=tuple(map(printable, marks)),
+                warn=feature.untrained or bool(feature.doubt),
+                runs=tuple(runs),
+            )
+        )
+    header = ("feature set", "used by", "encoder", "source", "weights", "fingerprint", "content")
+    return Grid("Features", (*header, "rows × dim"), tuple(rows), left=len(header))
+
+
+def _parameters(results: Sequence[RunResult]) -> tuple[Grid, ...]:
+    """What differs between runs as a column for each, and the rest once."""
+    runs = list(dict.fromkeys(result.run for result in results))
+    rows = parameter_rows(results)
+    differing = [
+        GridRow(name, tuple(map(text_cell, values))) for name, values, differs in rows if differs
+    ]
+    same = [GridRow(name, (text_cell(values[0]),)) for name, values, differs in rows if not differs]
+    grids = []
+    if differing:
+        header = ("parameter", *map(printable, runs))
+        grids.append(
+            Grid("Different between runs", header, tuple(differing), len(header), ("", *runs))
+        )
+    if same:
+        title = "The same in all runs"
+        grids.append(Grid(title, ("parameter", "value"), tuple(same), 2, folded=bool(differing)))
+    return tuple(grids)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "none"
+    if value is None or value == {}:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _curve_row(curve: Curve, point: Point, name: str, line: str | None) -> GridRow:
+    by_value = curve.parameter != RUN
+    value = point.value if point.row is curve.baseline else value_text(point.value)
+    texts = [value if by_value else name, *([] if line is None else [line])]
+    texts += [name] if by_value else []
+    label, *others = map(printable, (*texts, ", ".join(map(str, point.row.seeds))))
+    cell: Cell = point.row.cells[curve.metric]
+    cells = (*(GridCell((text,)) for text in others), mean_cell(cell))
+    return GridRow(label, cells, runs=(point.row.name,))
