@@ -200,7 +200,7 @@ def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Itera
     waiting = iter(shards)
     with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
         while some := list(islice(waiting, 2 * workers)):
-            yield from pool.map(lambda each: _read_shard(source.images, *each, reader), some)
+            yield from pool.map(lambda each: _read_shard(source.images, *each, reader=reader), some)
 
 
 @dataclass
