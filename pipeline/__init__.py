@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeline.extract.engine import Engine
     from pipeline.extract.workers import run_workers
     from pipeline.grounding.ground import ground_captions
-    from pipeline.interchange.in_memory import to_dataset
+    from pipeline.interchange.export import to_dataset
     from pipeline.tokenize_texts import tokenize
     from sightline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
     from sightline.cache.groundings import read_phrases
@@ -56,7 +56,7 @@ __getattr__ = lazy_names(
         "prepare_dataset": "pipeline.datasets.prepared",
         "read_phrases": "sightline.cache.groundings",
         "run_workers": "pipeline.extract.workers",
-        "to_dataset": "pipeline.interchange.in_memory",
+        "to_dataset": "pipeline.interchange.export",
         "tokenize": "pipeline.tokenize_texts",
     },
 )

@@ -17,7 +17,7 @@ from pipeline import graph
 from pipeline.extract.encode_missing import WEIGHTS_CAST, extract
 from pipeline.extract.inputs import CutoutRules, FeatureInputs, inputs_of
 from pipeline.extract.runner import RunSettings
-from pipeline.interchange.unit_rows import unit_rows
+from pipeline.interchange.rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.diff import cosines
 from sightline.cache.keys import KeyTable, as_keys

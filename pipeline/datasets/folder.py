@@ -37,10 +37,10 @@ def building(
     """
     report = PrepareReport(kind)
     with Output(out, RECORD, json_record(SCHEMA), inputs) as output:
-        found = _kind_of(output)
-        if found not in (None, kind):
+        there = _kind_of(output)
+        if there not in (None, kind):
             raise DatasetError(
-                f"{out}: holds a data set of kind {found}, but this is one of kind {kind}; choose "
+                f"{out}: holds a data set of kind {there}, but this is one of kind {kind}; choose "
                 "another folder, or delete that data set first"
             )
         output.check(writes)
@@ -56,10 +56,10 @@ def _kind_of(output: Output) -> str | None:
     return json.loads(path.read_bytes()).get("kind") if path.is_file() else None
 
 
-def _refuse_another(output: Output, made: Path, out: Path) -> None:
+def _refuse_another(output: Output, folder: Path, out: Path) -> None:
     """Data sets of one kind count as the same if they share an image or a sentence."""
     for name, (schema, column) in _IDENTITY.items():
-        if not (made / name).is_file():
+        if not (folder / name).is_file():
             continue
         if name not in output.owned or not (output.folder / name).is_file():
             return
@@ -67,7 +67,7 @@ def _refuse_another(output: Output, made: Path, out: Path) -> None:
             old = set(read_manifest(output.folder / name, schema)[column].to_pylist())
         except CacheError:
             return  # damaged, or of an earlier version: replace it
-        new = set(read_manifest(made / name, schema)[column].to_pylist())
+        new = set(read_manifest(folder / name, schema)[column].to_pylist())
         if not old:
             continue
         if old.isdisjoint(new):

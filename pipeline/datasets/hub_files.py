@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from pyarrow.dataset import ParquetFragmentScanOptions
 
 from pipeline.datasets.source import DatasetError
 from sightline.errors import first_lines
@@ -67,7 +68,7 @@ def fetch(name: str, revision: str | None) -> Path:
 
     try:
         with from_hub(name, "data set"), quiet():
-            found = snapshot_download(
+            folder = snapshot_download(
                 name, repo_type="dataset", revision=revision, allow_patterns=_FETCHED
             )
     except HFValidationError as error:
@@ -75,7 +76,7 @@ def fetch(name: str, revision: str | None) -> Path:
             f"{name}: not a valid name of a data set on the hub ({first_lines(error, 1)}); for one "
             "on disk give `path`"
         ) from error
-    return Path(found)
+    return Path(folder)
 
 
 def files_by_split(path: Path, config: str | None) -> dict[str, list[Path]]:
@@ -108,8 +109,8 @@ def files_by_split(path: Path, config: str | None) -> dict[str, list[Path]]:
 
 
 def _saved(datasets: Any, path: Path) -> dict[str, list[Path]]:
-    found = datasets.load_from_disk(str(path), keep_in_memory=False)
-    named = found if isinstance(found, datasets.DatasetDict) else {"": found}
+    loaded = datasets.load_from_disk(str(path), keep_in_memory=False)
+    named = loaded if isinstance(loaded, datasets.DatasetDict) else {"": loaded}
     return {
         split: [Path(each["filename"]) for each in part.cache_files]
         for split, part in named.items()
@@ -141,15 +142,15 @@ def _loose(datasets: Any, path: Path, config: str | None) -> dict[str, list[Path
 
 def missing_numbers(files: Iterable[Path]) -> list[str]:
     """What is missing of files that are named as in ``train-00000-of-00012.parquet``."""
-    found: Counter[tuple[Path, str, str, int]] = Counter()
+    counts: Counter[tuple[Path, str, str, int]] = Counter()
     for file in files:
         if match := _NUMBERED.fullmatch(file.name):
             # save_to_disk has the same names in the folder of every split
-            found[file.parent, match["stem"], match["rest"], int(match["count"])] += 1
+            counts[file.parent, match["stem"], match["rest"], int(match["count"])] += 1
     return [
         f"{there} of {count} files {stem}-*-of-{count:05d}{rest} are in {folder.name}; get the "
         "others too"
-        for (folder, stem, rest, count), there in found.items()
+        for (folder, stem, rest, count), there in counts.items()
         if there != count
     ]
 
@@ -164,7 +165,10 @@ def read_rows(path: Path, columns: Columns) -> Iterator[ImageRow]:
         raise DatasetError(f"{path}: no such file; get the complete data set")
     datasets = require("datasets", "a Hugging Face data set")
     parquet = path.suffix.lower() == ".parquet"
-    kind, options = ("parquet", {"batch_size": _ROWS}) if parquet else ("arrow", {})
+    # without these, whole files are read ahead into memory
+    scan = ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+    some = {"batch_size": _ROWS, "fragment_scan_options": scan}
+    kind, options = ("parquet", some) if parquet else ("arrow", {})
     try:
         with quiet(), tempfile.TemporaryDirectory() as scratch:
             builder = datasets.load_dataset_builder(

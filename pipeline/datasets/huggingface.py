@@ -92,8 +92,8 @@ class HuggingFaceSource(Source):
 
     def inputs(self) -> list[Path]:
         """The input files and folders; a data set on the hub has none here."""
-        given = [self.path] if self.name is None else []
-        return given if self.images is None else [*given, self.images]
+        inputs = [self.path] if self.name is None else []
+        return inputs if self.images is None else [*inputs, self.images]
 
     def image_root(self, prepared: Path) -> Path:
         """Where the images are: in the tars that `prepare` wrote, or where the rows name them."""
@@ -158,23 +158,23 @@ def _root(source: HuggingFaceSource, path: Path) -> Path:
 
 
 def _chosen(
-    source: HuggingFaceSource, where: str, found: dict[str, list[Path]]
+    source: HuggingFaceSource, where: str, theirs_to_files: dict[str, list[Path]]
 ) -> dict[str, tuple[str, list[Path]]]:
     """The data set's split → our name for it, and its files."""
     if source.splits is None:
         hint = f"{where} (choose with `splits` or `split_column`)"
         ours = {
             name: "" if source.split_column or not name else split_name(name, hint)
-            for name in found
+            for name in theirs_to_files
         }
     else:
         ours = {theirs: split_name(name, "splits") for name, theirs in source.splits.items()}
-        if unknown := sorted(ours.keys() - found.keys()):
+        if unknown := sorted(ours.keys() - theirs_to_files.keys()):
             raise DatasetError(
                 f"{where}: has no split {unknown[0]!r}; it has "
-                f"{', '.join(name or 'no splits' for name in found)}"
+                f"{', '.join(name or 'no splits' for name in theirs_to_files)}"
             )
-    return {theirs: (name, found[theirs]) for theirs, name in ours.items()}
+    return {theirs: (name, theirs_to_files[theirs]) for theirs, name in ours.items()}
 
 
 class _Reader:

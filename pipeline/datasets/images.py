@@ -68,13 +68,13 @@ def scan_images(
     Raises:
         DatasetError: a folder is missing or contains no images.
     """
-    found: set[str] = set()
+    paths_below: set[str] = set()
     ignored = 0
     for folder in folders:
         images, others = image_files(root / folder, root)
-        found.update(images)
+        paths_below.update(images)
         ignored += others
-    paths = sorted(path for path in found if path.rpartition("/")[2] not in leave_out)
+    paths = sorted(path for path in paths_below if path.rpartition("/")[2] not in leave_out)
     keys = np.empty((len(paths), KEY_BYTES), dtype=np.uint8)
     sizes = np.zeros((len(paths), 2), dtype=np.int32)
     starts = range(0, len(paths), _BATCH)
@@ -92,7 +92,7 @@ def scan_images(
     report.counts["images"] = len(paths)
     report.counts["files_ignored"] = ignored
     if leave_out:
-        report.counts["images_left_out"] = len(found) - len(paths)
+        report.counts["images_left_out"] = len(paths_below) - len(paths)
     report.note("unreadable_images", (paths[i] for i in np.flatnonzero(sizes[:, 0] == 0)))
     return ImageTable(paths, keys, sizes[:, 0], sizes[:, 1])
 
@@ -107,7 +107,7 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
     """
     if not folder.is_dir():
         raise DatasetError(f"{folder}: no such image folder; check the path")
-    found: list[str] = []
+    images: list[str] = []
     other = 0
     for parent, files in _folders(folder):
         relative = PurePosixPath(parent.relative_to(root).as_posix())
@@ -116,13 +116,13 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
             if name.startswith(".") or suffix not in SUFFIXES or _is_special(parent / name):
                 other += 1
                 continue
-            found.append(_usable(str(relative / name), folder))
-    if not found:
+            images.append(_usable(str(relative / name), folder))
+    if not images:
         raise DatasetError(
             f"{folder}: no images in this folder ({other} other files; looked for "
             f"{', '.join(sorted(SUFFIXES))}); check the path"
         )
-    return found, other
+    return images, other
 
 
 def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:

@@ -71,15 +71,15 @@ def prepare(
     root = common_root(source.images.values())
     images, captions = [], []
     for name, part in source.parts.items():
-        found = read_manifest(part / "images.parquet", IMAGES)
+        pictures = read_manifest(part / "images.parquet", IMAGES)
         said = read_manifest(part / "captions.parquet", CAPTIONS)
         if not len(said):
             raise DatasetError(f"{part}: contains no captions, so it cannot be joined to pairs")
         below = PurePosixPath(os.path.relpath(source.images[name], root))
-        paths = pa.array([str(below / path) for path in found["path"].to_pylist()], pa.string())
-        images.append(_named(found, name, "image_id").set_column(1, "path", paths))
+        paths = pa.array([str(below / path) for path in pictures["path"].to_pylist()], pa.string())
+        images.append(_named(pictures, name, "image_id").set_column(1, "path", paths))
         captions.append(_named(said, name, "image_id", "caption_id"))
-        report.counts[f"images_of_{name}"] = len(found)
+        report.counts[f"images_of_{name}"] = len(pictures)
         report.counts[f"captions_of_{name}"] = len(said)
     report.facts[LICENCE] = "; ".join(dict.fromkeys(map(_licence, source.parts.values())))
     if on_hub := hub_datasets(source.parts.values()):

@@ -153,14 +153,14 @@ def _count_trimmed(
 
 
 def _nothing(where: str, images: int, report: PrepareReport) -> str:
-    found = "; ".join(
+    problems = "; ".join(
         f"{kind.replace('_', ' ')}: {report.problem_counts[kind]} (such as {names[0]})"
         for kind, names in report.problems.items()
         if kind != "images_without_caption"
     )
     return (
         f"{where}: found {images} images and no usable caption"
-        f"{f' ({found})' if found else ''}; check where the images and captions are"
+        f"{f' ({problems})' if problems else ''}; check where the images and captions are"
     )
 
 
@@ -187,11 +187,27 @@ class Rows:
             split: train, dev, test or empty.
             key: of ``data``, if it is known.
         """
-        width, height = upright_size(io.BytesIO(data))
-        if not width:
+        size = upright_size(io.BytesIO(data))
+        if not size[0]:
             self.problem("unreadable_images", image_id)
-        path, key = place.path.as_posix(), key or key_of_bytes(data)
-        row = (image_id, path, place.offset, place.length, key, width, height, split)
+        at = place.offset, place.length
+        self.add_known(image_id, place.path.as_posix(), key or key_of_bytes(data), size, split, at)
+
+    def add_known(
+        self,
+        image_id: str,
+        path: str,
+        key: bytes,
+        size: tuple[int, int],
+        split: str,
+        at: tuple[int | None, int | None] = (None, None),
+    ) -> None:
+        """Add an image whose key and size (width and height) are known.
+
+        Args:
+            at: offset and length of its bytes; by default it is the whole file.
+        """
+        row = (image_id, path, *at, key, *size, split)
         for values, value in zip(self._images.values(), row, strict=True):
             values.append(value)
 

@@ -125,10 +125,10 @@ def write_pairs(
     trimmed: list[str] = []
     encoded = pa.array(captions.images).dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
-    found = np.array([names.find(name) for name in distinct], dtype=np.int64)
-    for code in np.flatnonzero(found == UNKNOWN):
-        found[code] = names.find(distinct[code].strip())
-        if found[code] >= 0:
+    image_rows = np.array([names.find(name) for name in distinct], dtype=np.int64)
+    for code in np.flatnonzero(image_rows == UNKNOWN):
+        image_rows[code] = names.find(distinct[code].strip())
+        if image_rows[code] >= 0:
             trimmed.append(distinct[code])
     report.notes += captions.remarks
     if trimmed:
@@ -136,7 +136,7 @@ def write_pairs(
             f"white space around {len(trimmed):,} image names left out, such as {trimmed[0]!r}"
         )
     codes = encoded.indices.to_numpy()
-    rows = found[codes]  # image row of each caption
+    rows = image_rows[codes]  # image row of each caption
     for problem, code in (
         ("captions_without_image", UNKNOWN),
         ("captions_of_ambiguous_image", AMBIGUOUS),

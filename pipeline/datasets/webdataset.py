@@ -10,12 +10,12 @@ import re
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Annotated, ClassVar, Self
+from typing import IO, Annotated, ClassVar, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +31,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from pipeline.datasets.tar_shard import Member, TarShard
+from pipeline.datasets.tar_shard import Member, members
 from sightline.cache.manifest import Place
 
 _EVERY = "*.tar"
@@ -69,12 +69,14 @@ class WebDatasetSource(Source):
 
     @field_validator("shards", "splits")
     @classmethod
-    def _below_the_folder(cls, given: str | dict[str, str] | None) -> str | dict[str, str] | None:
-        for pattern in given.values() if isinstance(given, dict) else [given or "*"]:
+    def _below_the_folder(
+        cls, patterns: str | dict[str, str] | None
+    ) -> str | dict[str, str] | None:
+        for pattern in patterns.values() if isinstance(patterns, dict) else [patterns or "*"]:
             path = PurePosixPath(pattern)
             if path.is_absolute() or ".." in path.parts or not path.parts:
                 raise ValueError(f"found {pattern!r}, expected a pattern below the folder `images`")
-        return given
+        return patterns
 
     @model_validator(mode="after")
     def _one_pattern(self) -> Self:
@@ -164,7 +166,7 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
     """
     if not root.is_dir():
         raise DatasetError(f"{root}: no such folder of shards; check the path")
-    found: set[Path] = set()
+    shards: set[Path] = set()
     for each in _expanded(pattern):
         matches = [path.relative_to(root) for path in root.glob(each) if path.is_file()]
         if not matches:
@@ -174,8 +176,8 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
                 f"{root}: no shard matches {each!r}{of}; check `shards` and the folder, which "
                 f"contains {', '.join(map(ascii, there)) or 'nothing'}"
             )
-        found.update(matches)
-    return sorted(found)
+        shards.update(matches)
+    return sorted(shards)
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -194,13 +196,11 @@ def _expanded(pattern: str) -> list[str]:
 def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[Rows]:
     """Every shard in order, a few at a time: a `limit` stops soon after it is reached."""
     workers = min(8, 2 * (os.cpu_count() or 1))
-    captions = _captions_of(source.caption_field)
+    reader = _caption_reader(source.caption_field)
     waiting = iter(shards)
     with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
         while some := list(islice(waiting, 2 * workers)):
-            yield from pool.map(
-                lambda each: _read_shard(source.images, *each, captions=captions), some
-            )
+            yield from pool.map(lambda each: _read_shard(source.images, *each, reader=reader), some)
 
 
 @dataclass
@@ -209,26 +209,24 @@ class _Sample:
     text: Member | None = None
 
 
-def _read_shard(root: Path, path: Path, split: str, captions: _Captions) -> Rows:
+def _read_shard(root: Path, path: Path, split: str, reader: _CaptionReader) -> Rows:
     rows = Rows()
     samples: dict[str, _Sample] = {}
-    with TarShard(root / path) as shard:
+    try:
+        file = (root / path).open("rb")
+    except OSError as error:
+        raise DatasetError(f"{root / path}: cannot be read ({error.strerror})") from error
+    with file:
         seen: set[str] = set()
-        for member in shard:
+        for member in members(file, str(path), rows):
             if member.name in seen:
                 rows.problem("members_with_a_name_used_before", f"{path}/{member.name}")
                 continue
             seen.add(member.name)
-            if _sort(member, samples, captions.suffix):
+            if _sort(member, samples, reader.suffix):
                 rows.problem("images_whose_key_has_another", f"{path}/{member.name}")
         for sample in samples.values():
-            _add(sample, shard, path, rows, captions, split)
-    if shard.fault:
-        rows.problem("incomplete_shards", f"{path}: {shard.fault}")
-    for name in shard.odd_names:
-        rows.problem("members_with_unusable_names", f"{path}/{name}")
-    if shard.others:
-        rows.problem("shards_with_links_or_devices", f"{path}: {shard.others} left out")
+            _add(sample, file, path, rows, reader, split)
     if not any(sample.image for sample in samples.values()):
         rows.problem("shards_without_images", str(path))
     return rows
@@ -256,7 +254,7 @@ def _sort(member: Member, samples: dict[str, _Sample], suffix: str) -> bool:
 
 
 def _add(
-    sample: _Sample, shard: TarShard, path: Path, rows: Rows, captions: _Captions, split: str
+    sample: _Sample, file: IO[bytes], path: Path, rows: Rows, reader: _CaptionReader, split: str
 ) -> None:
     image, text = sample.image, sample.text
     if image is None:
@@ -267,13 +265,13 @@ def _add(
     if image.length > _MOST_IMAGE:
         rows.problem("images_above_1_gib", image_id)
         return
-    rows.add_image(image_id, Place(path, image.offset, image.length), shard.read(image), split)
+    rows.add_image(image_id, Place(path, image.offset, image.length), _bytes_of(image, file), split)
     if text is None:
         return
     try:
         if text.length > _MOST_TEXT:
             raise DatasetError(f"{text.length:,} bytes, expected at most {_MOST_TEXT:,}")
-        texts = captions.read(shard.read(text))
+        texts = reader.read(_bytes_of(text, file))
     except DatasetError as error:
         rows.problem("unusable_captions", f"{path}/{text.name}: {error}")
         return
@@ -281,37 +279,38 @@ def _add(
         rows.add_caption(image_id, number, each, split)
 
 
-class _Captions:
-    """Reads the captions of KEY.txt."""
+def _bytes_of(member: Member, file: IO[bytes]) -> bytes:
+    return os.pread(file.fileno(), member.length, member.offset)
 
-    suffix = ".txt"
 
-    def read(self, data: bytes) -> list[str]:
-        """The captions in the member's bytes; DatasetError without the member's name."""
+class _CaptionReader(NamedTuple):
+    """Reads the captions of KEY``suffix``; a DatasetError does not name the member."""
+
+    suffix: str
+    read: Callable[[bytes], list[str]]
+
+
+def _caption_reader(field: str | None) -> _CaptionReader:
+    """For KEY.txt, or for a field of KEY.json."""
+    if field is None:
+        return _CaptionReader(".txt", _text)
+    caption = Annotated[str | list[str] | None, Field(alias=field)]
+    schema = create_model("Sample", caption=(caption, ...))
+
+    def read(data: bytes) -> list[str]:
         try:
-            return [data.decode("utf-8-sig")]
-        except UnicodeDecodeError as error:
-            raise DatasetError(f"byte {error.start} is not UTF-8") from None
-
-
-class _JsonCaptions(_Captions):
-    """Reads the captions in a field of KEY.json."""
-
-    suffix = ".json"
-
-    def __init__(self, field: str) -> None:
-        caption = Annotated[str | list[str] | None, Field(alias=field)]
-        self._schema = create_model("Sample", caption=(caption, ...))
-
-    def read(self, data: bytes) -> list[str]:
-        try:
-            found = self._schema.model_validate_json(data).model_dump()["caption"]
+            texts = schema.model_validate_json(data).model_dump()["caption"]
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"][:1]))
             raise DatasetError(f"{where}: {first['msg']}" if where else first["msg"]) from None
-        return [found] if isinstance(found, str) else found or []
+        return [texts] if isinstance(texts, str) else texts or []
+
+    return _CaptionReader(".json", read)
 
 
-def _captions_of(field: str | None) -> _Captions:
-    return _Captions() if field is None else _JsonCaptions(field)
+def _text(data: bytes) -> list[str]:
+    try:
+        return [data.decode("utf-8-sig")]
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"byte {error.start} is not UTF-8") from None

@@ -253,10 +253,11 @@ def texts_in(path: Path) -> list[str]:
     if not path.is_file():
         raise SightlineError(f"{path}: no such file; expected texts, one per line, or a manifest")
     if path.suffix == ".parquet":
-        found = {field.name: str(field.type) for field in read_schema(path)}
-        if found.get("text") not in ("string", "large_string"):
-            columns = ", ".join(f"{name}: {kind}" for name, kind in found.items())
-            raise SightlineError(f"{path}: has columns {columns}; expected a string column `text`")
+        columns = [(field.name, str(field.type)) for field in read_schema(path)]
+        kinds = [kind for name, kind in columns if name == "text"]
+        if kinds not in (["string"], ["large_string"]):
+            there = ", ".join(f"{name}: {kind}" for name, kind in columns)
+            raise SightlineError(f"{path}: has columns {there}; expected one `text` of strings")
         table = read_table(path, ["text"])
         check_values(path, table)
         texts = table["text"].to_pylist()

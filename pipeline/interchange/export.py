@@ -1,4 +1,4 @@
-"""A feature set as a folder for other tools and for a hub: Parquet or npy, with a card."""
+"""A feature set for other tools: a folder of Parquet or npy with a card, or rows in memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from pipeline.datasets.prepared import PreparedDataset
 from pipeline.interchange.card import card
 from pipeline.interchange.rows import TEXT_KINDS, Rows, write_npy, write_parquet
 from sightline.cache import (
@@ -26,7 +27,11 @@ from sightline.cache import (
     read_manifest,
 )
 from sightline.errors import SightlineError
+from sightline.extras import require
 from sightline.output import Output, json_record
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 RECORD, SCHEMA = "export.json", "sightline.export/2"
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -73,19 +78,36 @@ def export_features(
     inputs = [folder] if dataset is None else [folder, dataset]
     names = {} if dataset is None else names_in(dataset, features)
     source = Rows(features, names, normalise)
-    with Output(out, RECORD, json_record(SCHEMA), inputs) as output, output.scratch() as made:
-        (write_parquet if form == "parquet" else write_npy)(made, source)
+    with Output(out, RECORD, json_record(SCHEMA), inputs) as output, output.scratch() as work:
+        (write_parquet if form == "parquet" else write_npy)(work, source)
         now = {"spec": spec, "fingerprint": spec.fingerprint}
         provenance = describe(record.model_copy(update=now))
         for of_the_set in ("Size", "Content digest") if normalise else ("Size",):
             provenance.pop(of_the_set, None)
-        (made / "README.md").write_text(card(spec, form, provenance, licence, list(names)), "utf-8")
-        files = [path for path in made.rglob("*") if path.is_file()]
+        (work / "README.md").write_text(card(spec, form, provenance, licence, list(names)), "utf-8")
+        files = [path for path in work.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         about = {"schema": SCHEMA, "form": form, "spec": spec.model_dump(mode="json")}
-        output.publish(made, about)
+        output.publish(work, about)
     unnamed = max((each.null_count for each in names.values()), default=0)
     return Exported(len(features), len(files), size, unnamed)
+
+
+def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dataset:
+    """The rows of ``features`` in memory: ``key`` (hexadecimal), names, and ``features``.
+
+    For a set larger than memory, export it and open the folder with `datasets.load_dataset`.
+
+    Args:
+        data: adds the column ``image_path`` or ``caption``.
+
+    Raises:
+        SightlineError: the library `datasets` is not installed, or ``data`` has none of the rows.
+    """
+    library = require("datasets", "to_dataset")
+    rows = Rows(features, {} if data is None else names_in(data.folder, features))
+    tables = [rows.schema.empty_table(), *rows.tables(range(len(features)))]
+    return library.Dataset(pa.concat_tables(tables))
 
 
 def normalised_spec(spec: FeatureSpec) -> FeatureSpec:
@@ -106,7 +128,7 @@ def names_in(dataset: Path, features: FeatureSet) -> dict[str, pa.Array]:
             f"{features.path}: its rows are objects, which have no path of their own; leave out "
             "--dataset"
         )
-    found: list[str | None] = [None] * len(features)
+    names: list[str | None] = [None] * len(features)
     if kind == "image":
         column, manifest = "image_path", dataset / "images.parquet"
         table = read_manifest(manifest, IMAGES)
@@ -124,13 +146,13 @@ def names_in(dataset: Path, features: FeatureSet) -> dict[str, pa.Array]:
     rows = features.find(keys)
     for row, value in zip(rows[::-1].tolist(), reversed(values), strict=True):  # the first one wins
         if row >= 0:
-            found[row] = value
+            names[row] = value
     if len(features) and not np.any(rows >= 0):
         raise SightlineError(
             f"{dataset}: has none of the {len(features):,} rows of {features.path}; give the data "
             "set that these features were extracted from"
         )
-    return {column: pa.array(found, pa.string())}
+    return {column: pa.array(names, pa.string())}
 
 
 def _texts_of(dataset: Path) -> list[str]:

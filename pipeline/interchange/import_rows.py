@@ -19,8 +19,7 @@ from pipeline.datasets.manifests import cleaned
 from pipeline.datasets.match import ImageNames
 from pipeline.interchange.foreign import Foreign, Part, find, is_key
 from pipeline.interchange.imported import foreign_spec, write_rows
-from pipeline.interchange.rows import KEY
-from pipeline.interchange.unit_rows import are_unit
+from pipeline.interchange.rows import KEY, are_unit
 from sightline.cache import (
     IMAGES,
     FeatureSetRecord,
@@ -89,33 +88,33 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
         SightlineError: as `find`; no images given; images that are not there; files whose rows
             differ in length or dtype.
     """
-    found = find(source, options.kind, options.features, options.names)
-    shapes = [next(part.blocks(), np.empty((0, 0), np.float32)) for part in found.parts]
+    foreign = find(source, options.kind, options.features, options.names)
+    shapes = [next(part.blocks(), np.empty((0, 0), np.float32)) for part in foreign.parts]
     first = shapes[0]
-    for part, rows in zip(found.parts, shapes, strict=True):
+    for part, rows in zip(foreign.parts, shapes, strict=True):
         if (rows.shape[1], rows.dtype) != (first.shape[1], first.dtype):
             raise SightlineError(
                 f"{part.rows}: rows of {rows.shape[1]} {rows.dtype.name}, but "
-                f"{found.parts[0].rows} has {first.shape[1]} {first.dtype.name}; they are not one "
-                "set"
+                f"{foreign.parts[0].rows} has {first.shape[1]} {first.dtype.name}; they are not "
+                "one set"
             )
-    keys, known, counts, trimmed = _keys(source, found, options)
+    keys, known, counts, trimmed = _keys(source, foreign, options)
     kept = np.flatnonzero(known)
     kept = kept[np.sort(unique_sorted(keys[known]))]
     if not len(kept):
         raise SightlineError(f"{source}: contains no rows")
     wanted = np.zeros(len(keys), dtype=bool)
     wanted[kept] = True
-    every = list(zip(found.parts, counts, strict=True))
+    every = list(zip(foreign.parts, counts, strict=True))
     normalised, contradicting = _measure(every, keys, known, wanted)
     spec = foreign_spec(
-        _sha256(found.parts),
-        found.form,
-        found.kind,
+        _sha256(foreign.parts),
+        foreign.form,
+        foreign.kind,
         first.shape[1],
         _DTYPE[first.dtype.name],
-        options.source or f"imported from {found.form}",
-        {**found.known, "normalised": normalised},
+        options.source or f"imported from {foreign.form}",
+        {**foreign.known, "normalised": normalised},
     )
     inputs = [source] if options.images is None else [source, options.images]
     blocks = (
@@ -124,11 +123,11 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     record = write_rows(out, spec, keys[kept], blocks, inputs)
     repeated = int(known.sum()) - len(kept)
     missing = int((~known).sum())
-    return Imported(record, found.form, missing, repeated, contradicting, trimmed)
+    return Imported(record, foreign.form, missing, repeated, contradicting, trimmed)
 
 
 def _keys(
-    source: Path, found: Foreign, options: ImportOptions
+    source: Path, foreign: Foreign, options: ImportOptions
 ) -> tuple[Keys, NDArray[np.bool_], list[int], int]:
     """Key of every row, uint8 [n, 32]; whether it has one, bool [n]; the names in each part; and
     how many texts differ from what manifests hold.
@@ -138,13 +137,13 @@ def _keys(
     lost = ""
     trimmed = 0
     keys_of: _KeysOf | None = None
-    for part in found.parts:
+    for part in foreign.parts:
         names = part.names_of_rows()
-        if found.kind != "image" and part.names != KEY:
+        if foreign.kind != "image" and part.names != KEY:
             texts = cleaned(pa.array(names, pa.string())).to_pylist()
             trimmed += sum(text != name for text, name in zip(texts, names, strict=True))
             names = texts
-        keys_of = keys_of or _reading(source, found.kind, part, names, options.images)
+        keys_of = keys_of or _reading(source, foreign.kind, part, names, options.images)
         of_part = keys_of(names)
         if None in of_part and not lost:
             row = of_part.index(None)
@@ -153,11 +152,11 @@ def _keys(
         counts.append(len(names))
     known = np.array([key is not None for key in keys], dtype=bool)
     if lost and not (options.allow_missing and known.any()):
-        where = f"not in {options.images}" if found.kind == "image" else "empty"
+        where = f"not in {options.images}" if foreign.kind == "image" else "empty"
         remedy = "; --allow-missing leaves these rows out" if known.any() else ""
         raise SightlineError(
             f"{source}: {int((~known).sum()):,} of {len(keys):,} rows have no key, because their "
-            f"{found.kind} is {where}, such as {lost}{remedy}"
+            f"{foreign.kind} is {where}, such as {lost}{remedy}"
         )
     raw = b"".join(key or bytes(KEY_BYTES) for key in keys)
     return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), known, counts, trimmed

@@ -17,21 +17,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.datasets.manifests import cleaned, write_captioned
+from pipeline.datasets.manifests import Rows, cleaned, write_captioned
 from pipeline.datasets.source import PrepareReport
 from sightline.cache import (
-    CAPTIONS,
-    IMAGES,
     EncoderRecord,
     FeatureSetRecord,
     FeatureSpec,
     SetWriter,
     as_keys,
-    key_array,
     key_of_bytes,
     key_of_file,
     key_of_text,
-    whole_files,
 )
 from sightline.cache.keys import Keys
 from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
@@ -123,22 +119,11 @@ def write_manifests(
         folder, report: from `pipeline.datasets.folder.building`.
         where: the source, for messages.
     """
-    count = len(image_ids)
-    images = {
-        "image_id": list(image_ids),
-        "path": [""] * count,
-        **whole_files(count),
-        "key": key_array(keys),
-        "width": [0] * count,
-        "height": [0] * count,
-        "split": ["train"] * count,
-    }
+    rows = Rows()
+    for image_id, key in zip(image_ids, keys, strict=True):
+        rows.add_known(image_id, "", key.tobytes(), (0, 0), "train")
     numbers: Counter[str] = Counter()
-    rows = []
     for image_id, text in captions:
-        rows.append((f"{image_id}#{numbers[image_id]}", image_id, text, "train"))
+        rows.add_caption(image_id, numbers[image_id], text, "train")
         numbers[image_id] += 1
-    columns = dict(zip(CAPTIONS.names, map(list, zip(*rows, strict=True)), strict=True))
-    write_captioned(
-        folder, pa.table(images, IMAGES), pa.table(columns, CAPTIONS), report, where=where
-    )
+    write_captioned(folder, *rows.tables(), report, where=where)

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.interchange.unit_rows import unit_rows
 from sightline.cache import FeatureSet
 
 FEATURES, KEY = "features", "key"
@@ -21,6 +20,7 @@ TEXT_KINDS = ("text", "teacher")
 FILE_BYTES = 400_000_000
 """Of the rows in a file: hubs ask for less than 500 MB a file."""
 _CHUNK_BYTES = 16 << 20
+_TOLERANCE = 0.01  # of a length; float16 rounds lengths by less than 0.002
 
 
 @dataclass(frozen=True)
@@ -114,3 +114,17 @@ def _files(source: Rows) -> Iterator[tuple[int, range]]:
     step = max(1, FILE_BYTES // (source.features.dim * source.features.dtype.itemsize))
     for number, start in enumerate(range(0, max(count, 1), step)):
         yield number, range(start, min(start + step, count))
+
+
+def unit_rows(rows: NDArray) -> NDArray[np.float32]:
+    """Each row of [n, dim] divided by its length, in float32; rows of zeros stay."""
+    values = rows.astype(np.float64)  # squares of large numbers overflow float32
+    lengths = np.linalg.norm(values, axis=1, keepdims=True)
+    return (values / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
+
+
+def are_unit(rows: NDArray) -> bool:
+    """Whether every row of [n, dim] has length 1, except for zeros and rows that are not finite."""
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+    lengths = lengths[np.isfinite(lengths) & (lengths > 0)]
+    return bool((np.abs(lengths - 1) <= _TOLERANCE).all())

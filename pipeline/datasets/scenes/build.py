@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.datasets.manifests import write_captioned
+from pipeline.datasets.manifests import Rows, write_captioned
 from pipeline.datasets.scenes import ScenesSource
 from pipeline.datasets.scenes.captions import Caption, describe, write
 from pipeline.datasets.scenes.draw import box_of, draw, png
@@ -18,15 +18,8 @@ from pipeline.datasets.scenes.encoders import write_models
 from pipeline.datasets.scenes.scene import Scene, random_scene, stream
 from pipeline.datasets.scenes.similarity import GradedPair, graded_pairs
 from pipeline.datasets.source import PrepareReport, Progress
-from sightline.cache.keys import as_keys, key_of_bytes, key_of_text
-from sightline.cache.manifest import (
-    CAPTIONS,
-    IMAGES,
-    PHRASES,
-    key_array,
-    whole_files,
-    write_manifest,
-)
+from sightline.cache.keys import key_of_bytes, key_of_text
+from sightline.cache.manifest import PHRASES, write_manifest
 from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
 
 CAPTIONS_EACH = 5
@@ -98,42 +91,21 @@ def _write_pictures(
     edge = source.image_size
     (folder / "images").mkdir()
     pixels = np.empty((len(scenes), edge, edge, 3), dtype=np.uint8)
-    names, keys = [], []
+    rows = Rows()
     phrases: list[dict[str, Any]] = []
     for number, scene in enumerate(scenes):
         pixels[number], masks = draw(scene, edge)
-        data = png(pixels[number])
-        names.append(f"{number:06d}.png")
-        keys.append(key_of_bytes(data))
-        (folder / "images" / names[-1]).write_bytes(data)
-        phrases += _phrases(keys[-1], masks, captions[number])
+        data, name = png(pixels[number]), f"{number:06d}.png"
+        (folder / "images" / name).write_bytes(data)
+        key = key_of_bytes(data)
+        rows.add_known(name, name, key, (edge, edge), scene.split)
+        for k, caption in enumerate(captions[number]):
+            rows.add_caption(name, k, caption.text, scene.split)
+        phrases += _phrases(key, masks, captions[number])
         if progress is not None:
             progress("drawing", number + 1, len(scenes), "scenes")
-    splits = [scene.split for scene in scenes]
-    count = len(scenes)
-    image_columns = {
-        "image_id": names,
-        "path": names,
-        **whole_files(count),
-        "key": key_array(as_keys(keys)),
-        "width": [edge] * count,
-        "height": [edge] * count,
-        "split": splits,
-    }
-    rows = [
-        (f"{names[i]}#{k}", names[i], caption.text, splits[i])
-        for i in range(count)
-        for k, caption in enumerate(captions[i])
-    ]
-    caption_columns = dict(zip(CAPTIONS.names, map(list, zip(*rows, strict=True)), strict=True))
-    write_captioned(
-        folder,
-        pa.table(image_columns, IMAGES),
-        pa.table(caption_columns, CAPTIONS),
-        report,
-        where="scenes",
-        sentences=_sentences(source),
-    )
+    sentences = _sentences(source)
+    write_captioned(folder, *rows.tables(), report, where="scenes", sentences=sentences)
     table = pa.Table.from_pylist(phrases, schema=PHRASES)
     write_manifest(folder / "phrases.parquet", table, PHRASES)
     report.counts["phrases"] = len(phrases)
