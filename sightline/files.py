@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -42,9 +41,6 @@ _NO_RENAMES = {
 """Errors of file systems that cannot replace a file by renaming another one."""
 
 
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
-
-
 def fsync(path: Path) -> None:
     """Make the bytes of a file durable, or the names in a folder."""
     handle = os.open(path, os.O_RDONLY)
@@ -65,8 +61,8 @@ def replacing(path: Path, via: Path | None = None) -> Iterator[Path]:
     """A path to write to; it replaces ``path`` if the block ends without an error.
 
     Args:
-        via: folder on the same file system to make the file in, such as a run folder; a kill
-            leaves it there. None: beside ``path``.
+        via: folder on the same file system to make the file in, such as `Output.unfinished`; a
+            kill leaves it there. None: beside ``path``.
 
     Raises:
         SightlineError: the file system cannot replace a file by renaming.
@@ -113,13 +109,6 @@ def write_bytes(path: Path, *pieces: bytes | memoryview, via: Path | None = None
                     left, offset = left[count:], offset + count
         finally:
             os.close(handle)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes left of `replacing` in a folder that only this one uses."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if _UNFINISHED.fullmatch(path.name):
-            path.unlink()
 
 
 def check_apart(out: Path, inputs: Iterable[Path]) -> Path | None:

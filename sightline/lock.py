@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
 import socket
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}
 _held: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process; the kernel would let it take them again."""
 _OURS = (b"process ", b"worker ")  # how a lock of ours begins
+_TOKEN = re.compile(rb"^[0-9a-f]{16}$", re.MULTILINE)
 _WAIT = 0.02  # seconds between polls of a lock that a worker plans or publishes under
 _GRACE = 1.0  # seconds that a worker which took the lock needs to write its line into it
 
@@ -31,7 +34,8 @@ class WriterLock:
 
     A POSIX record lock: the kernel releases it however the process dies, and decode workers that
     outlive a killed parent do not inherit it. A run whose own parent (DVC, a shell) was killed
-    continues and keeps it. The process and host in the file are for the message.
+    continues and keeps it. The process and host in the file are for the message; its second line
+    is a token.
 
     A run locks every byte of the file. Workers, which share an output, share a lock on its first
     byte, and each locks the bytes of the blocks that it is computing. The first worker locks every
@@ -46,6 +50,8 @@ class WriterLock:
     Attributes:
         alone: no other run or worker holds it.
         found_empty: ``lock`` existed and was empty; it is left empty again.
+        token: a random name, which runs keep for as long as the file is there: what has it in its
+            own name is theirs.
 
     Raises:
         BusyError: another run holds it.
@@ -57,6 +63,7 @@ class WriterLock:
         self.path = folder / "lock"
         self.alone = False
         self.found_empty = False
+        self.token = ""
         self._worker, self._join = worker, join
         self._patience = patience
         self._handle: int | None = None
@@ -77,9 +84,12 @@ class WriterLock:
             )
         self._handle = handle
         _held.add(self._identity)
+        token = _TOKEN.search(found)
+        self.token = token[0].decode() if token else secrets.token_hex(8)
         if self.alone:
             worker = f"{self._worker}, " if self._worker else ""
-            text = f"{worker}process {os.getpid()} on {socket.gethostname()}\n".encode()
+            holder = f"{worker}process {os.getpid()} on {socket.gethostname()}"
+            text = f"{holder}\n{self.token}\n".encode()
             os.pwrite(handle, text, 0)
             os.truncate(handle, len(text))
         return self

@@ -29,7 +29,6 @@ from sightline.files import (
     check_apart,
     fsync,
     is_mount_point,
-    remove_unfinished,
     replacing,
     write_bytes,
 )
@@ -79,6 +78,8 @@ class Output:
         folder: the output folder, absolute, links resolved.
         run_folder: where a run keeps its working files: ``<folder>.run`` beside it, or ``.run``
             inside a mount point, because files cannot be renamed into one from outside.
+        unfinished: folder in it, while the lock is held, in which everything is made before it is
+            renamed. Its name is in the lock, so that the next run knows what a killed one left.
         owned: names of our files, relative to the folder, with ``/`` between parts.
 
     Raises:
@@ -98,6 +99,7 @@ class Output:
         self.given = folder
         self.folder = Path(os.path.realpath(folder))
         self.run_folder = run_folder_of(self.folder)
+        self.unfinished = self.run_folder
         self.record = record
         self.owned: set[str] = set()
         self._next: set[str] = set()
@@ -132,16 +134,21 @@ class Output:
         self.check_place()
         with lock:
             try:
+                self.unfinished = self.run_folder / f"{_SCRATCH}{lock.token}"
                 if lock.alone:
-                    self._clean_up()
+                    shutil.rmtree(self.unfinished, ignore_errors=True)
+                self.unfinished.mkdir(exist_ok=True)
                 self._next = next_names(self.folder, self.record)
                 self.owned = self._recorded() | self._next
                 yield lock
                 if lock.alone:
                     self._settle()
             finally:
-                if lock.alone and not lock.found_empty:
-                    self._tidy()
+                if lock.alone:
+                    with suppress(OSError):
+                        self.unfinished.rmdir()
+                    if not lock.found_empty:
+                        self._tidy()
 
     def check_place(self) -> None:
         """Run the checks of entering the folder, without taking the lock."""
@@ -174,7 +181,7 @@ class Output:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A new folder of this run on the output's file system, removed at the end."""
-        folder = self.run_folder / f"{_SCRATCH}{secrets.token_hex(8)}"
+        folder = self.unfinished / secrets.token_hex(8)
         folder.mkdir()
         try:
             yield folder
@@ -211,7 +218,7 @@ class Output:
         if not self._is_plain(name) or path.read_bytes() != b"".join(pieces):
             self.check([name])
             self._list({name} - self.owned)
-        write_bytes(path, *pieces, via=self.run_folder)
+        write_bytes(path, *pieces, via=self.unfinished)
         self.owned.add(name)
         return path
 
@@ -269,12 +276,6 @@ class Output:
         """Remove our files that the record does not list."""
         self.remove(self.owned - self._recorded())
 
-    def _clean_up(self) -> None:
-        """Remove what killed runs left unfinished: all of it is in the run folder."""
-        remove_unfinished(self.run_folder)
-        for left in self.run_folder.glob(f"{_SCRATCH}*"):
-            shutil.rmtree(left, ignore_errors=True)
-
     def _recorded(self) -> set[str]:
         """The names that the record lists, and its own."""
         return _names_in(self.folder / self.record, self._listed) | {self.record}
@@ -299,7 +300,7 @@ class Output:
         if names:
             body = {"schema": _NEXT_SCHEMA, "files": sorted(names)}
             text = json.dumps(body, indent=1) + "\n"
-            write_bytes(path, text.encode(), via=self.run_folder)
+            write_bytes(path, text.encode(), via=self.unfinished)
         else:
             path.unlink(missing_ok=True)
         self._next = names

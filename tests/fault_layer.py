@@ -16,6 +16,7 @@ Act = Callable[[str], None]
 _ROLES = [
     (re.compile(r"shard-.*"), "shard"),
     (re.compile(r"index-.*"), "index"),
+    (re.compile(r"part-.*"), "part"),
     (re.compile(r"set\.json"), "record"),
     (re.compile(r"(failures|plan|lock|checked).*"), r"\1"),
     (re.compile(r".*\.json\.next"), "next record"),
@@ -25,8 +26,6 @@ _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 def role(path: str | Path) -> str:
     """The role of a run's file: ``shard``, ``index``, ``record``, ``part``, … or ``folder``."""
-    if Path(path).parent.name == "parts":
-        return "part"
     name = Path(path).name
     if unfinished := _UNFINISHED.fullmatch(name):
         name = unfinished[1]

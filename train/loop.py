@@ -273,7 +273,7 @@ class Loop:
                 state.best, state.best_step = score, state.step
                 if main:
                     weights = save(_on_the_host(self._model.state_dict()))
-                    write_bytes(self._folder.best, weights, via=self._folder.output.run_folder)
+                    write_bytes(self._folder.best, weights, via=self._folder.output.unfinished)
         self._log({DEV: score})
         patience = self._config.early_stopping_patience
         scores = [entry[DEV] for entry in state.log if DEV in entry]

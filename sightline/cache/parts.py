@@ -18,7 +18,7 @@ from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import FeatureSpec, ShardRecord, TableSpec
 from sightline.cache.shards import Computed, format_of, note_in
 from sightline.errors import CacheError
-from sightline.files import fsync, remove_unfinished, write_bytes
+from sightline.files import fsync, write_bytes
 
 FOLDER, FAILURES = "parts", "failures.jsonl"
 _NAME = re.compile(r"part-[0-9a-f]{32}\.(?:h5|parquet)")
@@ -71,11 +71,12 @@ class Parts:
         *,
         alone: bool = True,
         looks: bool = False,
+        unfinished: Path | None = None,
     ) -> None:
         self.folder = run_folder / FOLDER
         self.parts: list[Part] = []
         self.damaged: list[str] = []
-        self._spec, self._format = spec, format_of(spec)
+        self._spec, self._format, self._unfinished = spec, format_of(spec), unfinished
         self._seen: set[str] = set()
         if not looks:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +86,6 @@ class Parts:
         if alone and not looks:
             used = {part.name for part in self.parts}
             self._remove(lambda name: name not in used)
-            remove_unfinished(self.folder)
 
     def append(
         self, keys: Keys, rows: Any, failed: Mapping[bytes, Failure], computed: Mapping[str, Any]
@@ -110,7 +110,7 @@ class Parts:
         data = self._format.encode(keys, rows, json.dumps(about).encode())
         digest = blake3(data).hexdigest()
         name = f"part-{digest[:32]}.{self._format.suffix}"
-        write_bytes(self.folder / name, data)
+        write_bytes(self.folder / name, data, via=self._unfinished)
         shard = _shard(name, digest, len(data), len(keys), dict(computed))
         self._seen.add(name)
         self.parts.append(Part(name, shard, keys, dict(failed), dict(computed)))
@@ -218,10 +218,16 @@ def read_failures(run_folder: Path) -> dict[bytes, Failure]:
     return failures
 
 
-def write_failures(run_folder: Path, failures: Mapping[bytes, Failure]) -> None:
-    """Replace the list of failed rows: they are of this machine, so it is beside the set."""
+def write_failures(
+    run_folder: Path, failures: Mapping[bytes, Failure], unfinished: Path | None = None
+) -> None:
+    """Replace the list of failed rows: they are of this machine, so it is beside the set.
+
+    Args:
+        unfinished: folder to make the file in.
+    """
     path = run_folder / FAILURES
     entries = ({"key": key.hex(), **failures[key]} for key in sorted(failures))
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
     if text or path.exists():
-        write_bytes(path, text.encode("utf-8", "surrogateescape"))
+        write_bytes(path, text.encode("utf-8", "surrogateescape"), via=unfinished)

@@ -156,10 +156,11 @@ class StoredPlan:
     parts: frozenset[str]
     digest: str
 
-    def save(self, run_folder: Path) -> None:
-        """Write the plan's file."""
+    def save(self, run_folder: Path, unfinished: Path | None = None) -> None:
+        """Write the plan's file, made in the folder ``unfinished``."""
         body = {**asdict(self), "parts": sorted(self.parts)}
-        write_bytes(run_folder / FILE, (json.dumps(body, indent=1) + "\n").encode())
+        text = json.dumps(body, indent=1) + "\n"
+        write_bytes(run_folder / FILE, text.encode(), via=unfinished)
 
     @classmethod
     def load(cls, run_folder: Path) -> StoredPlan | None:

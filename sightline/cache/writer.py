@@ -272,7 +272,7 @@ class SetWriter:
                 base = frozenset(part.name for part in self.parts)
                 plan = cut(missing & ~before)
             if stored != plan.stored(base) and not self._looks:
-                plan.stored(base).save(self.run_folder)
+                plan.stored(base).save(self.run_folder, self._output.unfinished)
             if self._shared is not None:
                 self._shared.share()
         self.shape = shape
@@ -411,7 +411,7 @@ class SetWriter:
             provenance = self._record.provenance
         self.failures |= failed
         # before publishing: no kill leaves an error without its reason
-        write_failures(self.run_folder, self.failures)
+        write_failures(self.run_folder, self.failures, self._output.unfinished)
         record = publish(
             self._output,
             [kept, new],
@@ -454,6 +454,7 @@ class SetWriter:
             self.spec,
             alone=alone,
             looks=self._looks,
+            unfinished=self._output.unfinished,
         )
         self.repaired += [
             f"{name}: damaged part of an interrupted run; recomputing its rows"
@@ -647,7 +648,7 @@ class SetWriter:
         """Clean up after publishing, with these keys failed: plan and parts are obsolete."""
         assert self._finished is not None
         self.failures = {key: self.failures[key] for key in failed if key in self.failures}
-        write_failures(self.run_folder, self.failures)
+        write_failures(self.run_folder, self.failures, self._output.unfinished)
         self._finished.clear()
         self._finished = None
         (self.run_folder / FILE).unlink(missing_ok=True)

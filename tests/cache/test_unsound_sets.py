@@ -187,9 +187,9 @@ def test_a_run_does_not_write_through_links_in_the_set(world: Path, tmp_path: Pa
     before = files(theirs)
     folder.mkdir()
     (folder / FILE_NAME).symlink_to(theirs / FILE_NAME)
-    (tmp_path / "set.run").mkdir()
-    (tmp_path / "set.run" / "lock").touch()
-    unfinished = tmp_path / "set.run" / ".set.json.0123456789abcdef.tmp"
+    unfinished = tmp_path / "set.run/scratch-0123456789abcdef/.set.json.tmp"
+    unfinished.parent.mkdir(parents=True)
+    (tmp_path / "set.run" / "lock").write_text("process 1 on host\n0123456789abcdef\n")
     unfinished.symlink_to(theirs / FILE_NAME)
     make(tmp_path, "image", folder)
     assert not unfinished.is_symlink()

@@ -227,14 +227,17 @@ def test_a_signal_ends_it_with_one_line_that_says_what_is_kept(data, tmp_path):
 
 
 def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
-    parts, killed = tmp_path / "out.run/parts", "0123456789abcdef"
-    parts.mkdir(parents=True)
-    (tmp_path / "out.run/lock").write_text("process 1 on host\n")
-    for name in (f".x.{killed}.tmp", f"part-{'a' * 32}.parquet"):
-        (parts / name).write_bytes(b"half a fi")
-    (parts / "notes").write_text("mine")
+    run, token = tmp_path / "out.run", "0123456789abcdef"
+    parts, killed, other = run / "parts", run / f"scratch-{token}", run / f"scratch-{token[::-1]}"
+    for folder in (parts, killed, other):
+        folder.mkdir(parents=True)
+        (folder / ".x.tmp").write_bytes(b"half a fi")
+    (run / "lock").write_text(f"process 1 on host\n{token}\n")
+    (parts / f"part-{'a' * 32}.parquet").write_bytes(b"half a fi")
     run_ground(data, tmp_path / "out")
-    assert [path.name for path in parts.iterdir()] == ["notes"]
+    assert [path.name for path in parts.iterdir()] == [".x.tmp"]  # not of this name
+    assert not killed.exists()
+    assert (other / ".x.tmp").exists()
 
 
 def test_a_part_with_a_damaged_file_is_recomputed(data, tmp_path):

@@ -97,12 +97,13 @@ def test_handlers_are_restored(world: World, tmp_path: Path, ending: None) -> No
 def test_what_a_kill_left_unfinished_does_not_stay_in_the_output(
     world: World, tmp_path: Path
 ) -> None:
-    ours, theirs = ".best.safetensors.0123456789abcdef.tmp", ".mine.0123456789abcdef.tmp"
+    token, theirs = "0123456789abcdef", ".mine.0123456789abcdef.tmp"
     out, beside = tmp_path / "run", tmp_path / "run.run"
-    for folder in (out, beside, beside / "scratch-0123"):
+    ours = beside / f"scratch-{token}"
+    for folder in (out, beside, ours):
         folder.mkdir()
-    (beside / "lock").write_text("process 1 on host\n")
-    for path in (out / theirs, beside / ours, beside / "scratch-0123/model.safetensors"):
+    (beside / "lock").write_text(f"process 1 on host\n{token}\n")
+    for path in (out / theirs, ours / ".best.safetensors.tmp", ours / "model.safetensors"):
         path.write_bytes(b"half of it")
     train_run(world.spec(out, train={"max_steps": 1}), say=silent)
     assert [path.name for path in out.glob(".*")] == [theirs]

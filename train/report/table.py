@@ -9,12 +9,11 @@ from typing import Any, Literal, TypeVar
 
 from sightline.errors import SightlineError
 from train.evaluate.results import RunResult
+from train.evaluate.sts import AVERAGE
 from train.records import RunSummary
 
 T = TypeVar("T")
 
-AVERAGE = "Avg"
-"""Name of the task that is a mean over others; `StsScores.average` fills it."""
 DECIMALS = 2
 """Of a score in a table."""
 TRAINING: Mapping[str, Callable[[RunSummary], float | None]] = {
