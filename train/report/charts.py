@@ -23,11 +23,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from train.evaluate.results import RunResult
+from train.evaluate.sts import AVERAGE
 from train.records import DEV
 from train.report.curve import Curve, Line, Point, value_text
 from train.report.differences import ALPHA, Difference
 from train.report.grid import number, printable
-from train.report.table import AVERAGE, DECIMALS, Row, Table
+from train.report.table import DECIMALS, Row, Table
 
 INK, SOFT, FAINT, PLAIN = "#1f2933", "#5b6770", "#9aa5b1", "#e4e7eb"
 COLOURS = ("#2f6f9f", "#d9773f", "#3f8f6b", "#8a63b0", "#b8495c", "#8c7a2b", "#3d9aa8", SOFT)

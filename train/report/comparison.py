@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sightline.errors import SightlineError
 from train.evaluate.results import FILE_NAME, RunResult, TaskResult, load_result
-from train.evaluate.sts import EXPECTED_PAIRS
+from train.evaluate.sts import AVERAGE, EXPECTED_PAIRS
 from train.report.differences import (
     Comparison,
     Difference,
@@ -18,7 +18,7 @@ from train.report.differences import (
     differences_from,
 )
 from train.report.mteb_results import MtebFolder, beside_mteb
-from train.report.table import AVERAGE, Row, Table, make_table, notes_on_training, training_table
+from train.report.table import Row, Table, make_table, notes_on_training, training_table
 
 _SEEDS = "seed-*.json"
 

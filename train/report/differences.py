@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sightline.errors import SightlineError
-from train.report.table import AVERAGE, Cell, Row, Table
+from train.evaluate.sts import AVERAGE
+from train.report.table import Cell, Row, Table
 
 ALPHA = 0.05
 """Differences with a smaller p-value are called significant, as in the papers."""

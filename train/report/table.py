@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 
 from sightline.errors import SightlineError
 from train.evaluate.results import RunResult
-from train.evaluate.sts import AVERAGE
 from train.records import RunSummary
 
 T = TypeVar("T")
