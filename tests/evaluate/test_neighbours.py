@@ -98,11 +98,12 @@ def test_a_pool_has_each_text_once_with_all_its_images(tmp_path):
 def test_queries_come_from_the_command_and_a_file(tmp_path):
     file = tmp_path / "q.txt"
     file.write_text("two\n\n one \nthree\n")
+    (tmp_path / "empty.txt").touch()
     assert read_queries([" one", "zero"], file) == ["one", "zero", "two", "three"]
     for given, path, message in (
         ([" "], None, "a query is empty"),
         ([], tmp_path / "no.txt", "no such file; expected one sentence per line"),
-        ([], Path("/dev/null"), "contains no sentence"),
+        ([], tmp_path / "empty.txt", "contains no sentence"),
     ):
         with pytest.raises(SightlineError, match=message):
             read_queries(given, path)

@@ -101,14 +101,14 @@ def test_the_command_finds_images(
     code, out, err = said(*words)
     assert code == 0, err
     found = json.loads(out)
-    (query,) = found["queries"]
-    assert query["nearest_images"]["simcse"] is None
+    assert found["models"]["mcse"]["queries"] == ["a red circle"]
+    assert found["models"]["simcse"]["pictures"]["neighbours"] == []
     assert "simcse, images: its objective, simcse, projects no image features" in " ".join(
         found["notes"]
     )
-    images = query["nearest_images"]["mcse"]
+    (images,) = found["models"]["mcse"]["pictures"]["neighbours"]
     assert sorted(each["images"][0] for each in images) == [f"{i:02d}.png" for i in range(20)]
-    assert [each["images"][0] for each in images if each["own_image"]] == ["00.png"]
+    assert [each["images"][0] for each in images if each["own"]] == ["00.png"]
 
     model = EvaluatedModel.load(str(runs / "mcse"), device="cpu")
     space = image_space(model)
