@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import torchvision.ops  # noqa: F401  (once, for all forks)
 from fault_layer import FaultLayer
 from ground_data import SETTINGS, BoxSegmenter, WordGrounder
 
