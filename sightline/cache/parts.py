@@ -56,8 +56,9 @@ class Parts:
         run_folder: parent of the parts' folder.
         spec: description of the rows.
         alone: no other process writes here, so unusable files are removed: those with a different
-            fingerprint, damaged and unfinished ones.
+            fingerprint, and damaged ones.
         looks: only read what there is; nothing is made or removed.
+        unfinished: folder to make parts in (`Output.unfinished`).
 
     Attributes:
         parts: sorted by file name, then in the order added or found.

@@ -87,7 +87,7 @@ def test_composed_and_decomposed_letters_are_the_same_name(
 
 
 def test_a_pipe_in_place_of_the_captions_is_refused(two_images, tmp_path):
-    os.mkfifo(tmp_path / "c.token")  # reading it would wait for ever
+    os.mkfifo(tmp_path / "c.token")  # reading it would block
     source = PairsSource(images=two_images, captions=tmp_path / "c.token")
     with pytest.raises(SightlineError, match="not a file, but a folder, a pipe or a device"):
         prepare(source, tmp_path / "out")

@@ -7,9 +7,10 @@ import pytest
 from diagnosed_world import DIM, DiagnosedWorld, poison, stored_units, write_set
 
 from sightline.cache import key_of_text
-from train.diagnose.checks import SetChecks, effective_rank
+from train.diagnose.checks import SetChecks
 from train.diagnose.diagnosis import Diagnosis, Settings, diagnose
 from train.diagnose.findings import findings
+from train.evaluate.vectors import effective_rank
 
 
 @pytest.fixture

@@ -47,9 +47,9 @@ def image_rows(dataset, features) -> dict[str, np.ndarray]:
 
 
 def test_mcse_round_trips(mcse, tmp_path):
-    record, _ = import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "a ResNet-50, we are told")
+    record, _ = import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "a ResNet-50, unchecked")
     assert record.rows == 5
-    assert record.spec.encoder.source == "a ResNet-50, we are told"
+    assert record.spec.encoder.source == "a ResNet-50, unchecked"
     assert verify(tmp_path / "set") == []
     found = image_rows(tmp_path / "data", tmp_path / "set")
     for text, row in zip(TEXTS, ROWS, strict=True):

@@ -15,6 +15,7 @@ from torch import Tensor
 from sightline.cache import FeatureSet, FeatureSpec
 from sightline.cache.keys import Keys
 from sightline.cache.record import Provenance
+from train.evaluate.vectors import effective_rank
 
 CHUNK = 4096
 """Rows that are read, and scores per row that are held, at once."""
@@ -358,19 +359,6 @@ def check_set(
         else None,
         spectrum=_spectrum(features, usable, seed, tell) if enough else None,
     )
-
-
-def effective_rank(values: NDArray[np.float64]) -> float:
-    """exp of the entropy of ``values``/Σ (Roy and Vetterli 2007); 0 if all values are 0.
-
-    Args:
-        values: singular values, at least 0.
-    """
-    total = values.sum()
-    if total <= 0:
-        return 0.0
-    shares = values[values > 0] / total
-    return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
 def _copies(scanned: Scan, directed: NDArray[np.bool_], named: Named) -> Rows:

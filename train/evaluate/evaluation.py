@@ -144,10 +144,11 @@ def evaluate_run(
     """
     from train.evaluate.models import EvaluatedModel
 
-    if (current := current_result(folder, evaluation, out)) is not None:
-        return current, []
     summary, failed = RunSummary.read(folder), dict[str, SightlineError]()
-    kept = _kept(folder, evaluation, out)
+    previous = _previous(folder, out)
+    kept = _kept(previous, evaluation)
+    if previous is not None and _same_order(previous.tasks, kept, evaluation.tasks):
+        return previous, []
     missing = [name for name in evaluation.tasks if name not in kept]
     scored = {}
     if missing:
@@ -169,16 +170,20 @@ def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult
         SightlineError: the run is not finished.
     """
     RunSummary.read(folder)
-    kept = _kept(folder, evaluation, out)
-    if list(kept) != list(evaluation.tasks):
+    previous = _previous(folder, out)
+    if previous is None:
         return None
-    result = _previous(folder, out)
-    return None if result is None or list(result.tasks) != list(kept) else result
+    kept = _kept(previous, evaluation)
+    return previous if _same_order(previous.tasks, kept, evaluation.tasks) else None
 
 
-def _kept(folder: Path, evaluation: Evaluation, out: Path) -> dict[str, TaskResult]:
-    """The results in ``out`` that are of this run, and of the tasks as they are now."""
-    result = _previous(folder, out)
+def _same_order(*tasks: Iterable[str]) -> bool:
+    first, *others = map(list, tasks)
+    return all(other == first for other in others)
+
+
+def _kept(result: RunResult | None, evaluation: Evaluation) -> dict[str, TaskResult]:
+    """Those of a run's earlier results that are of the tasks as they are now."""
     if result is None:
         return {}
     return {

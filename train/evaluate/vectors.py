@@ -192,6 +192,17 @@ def spectrum(embeddings: np.ndarray) -> Spectrum:
     """
     points = unit_rows(embeddings)
     values = np.linalg.svd(points / np.sqrt(len(points)), compute_uv=False)
-    shares = values / values.sum()
+    return Spectrum(values, effective_rank(values))
+
+
+def effective_rank(singular_values: np.ndarray) -> float:
+    """exp of the entropy of ``singular_values``/Σ, all at least 0; 0 if all are 0.
+
+    Roy and Vetterli 2007.
+    """
+    total = singular_values.sum()
+    if total <= 0:
+        return 0.0
+    shares = singular_values / total
     shares = shares[shares > 0]
-    return Spectrum(values, float(np.exp(-(shares * np.log(shares)).sum())))
+    return float(np.exp(-(shares * np.log(shares)).sum()))
