@@ -8,7 +8,7 @@ from sightline.lazy_names import lazy_names
 
 TYPE_CHECKING = False  # `typing` takes 7 ms, in which Ctrl-C would be a traceback
 if TYPE_CHECKING:
-    from pipeline.datasets.prepared import PreparedDataset, prepare_dataset
+    from pipeline.datasets.kinds import prepare_dataset
     from pipeline.encoders.config import EncoderConfig, named_encoder
     from pipeline.extract.encode_missing import extract_features
     from pipeline.extract.engine import Engine
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipeline.tokenize_texts import tokenize
     from sightline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
     from sightline.cache.groundings import read_phrases
+    from sightline.cache.prepared import PreparedDataset
     from sightline.errors import SightlineError
 
 __all__ = [
@@ -46,14 +47,14 @@ __getattr__ = lazy_names(
         "EncoderConfig": "pipeline.encoders.config",
         "Engine": "pipeline.extract.engine",
         "FeatureSet": "sightline.cache",
-        "PreparedDataset": "pipeline.datasets.prepared",
+        "PreparedDataset": "sightline.cache.prepared",
         "SightlineError": "sightline.errors",
         "extract_features": "pipeline.extract.encode_missing",
         "ground_captions": "pipeline.grounding.ground",
         "key_of_file": "sightline.cache",
         "keys_of_texts": "sightline.cache",
         "named_encoder": "pipeline.encoders.config",
-        "prepare_dataset": "pipeline.datasets.prepared",
+        "prepare_dataset": "pipeline.datasets.kinds",
         "read_phrases": "sightline.cache.groundings",
         "run_workers": "pipeline.extract.workers",
         "to_dataset": "pipeline.interchange.export",

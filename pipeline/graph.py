@@ -47,11 +47,12 @@ def image_root(params: Params, dataset: str) -> Path:
     Raises:
         SightlineError: there is no such data set, or its images are not on this machine.
     """
-    if dataset in params.joined:
-        from pipeline.datasets.joined import common_root
-
-        return common_root(joined_source(params, dataset).images.values())
-    return params.dataset(dataset).source.image_root(dataset_folder(dataset))
+    source = (
+        joined_source(params, dataset)
+        if dataset in params.joined
+        else params.dataset(dataset).source
+    )
+    return source.image_root(dataset_folder(dataset))
 
 
 def joined_source(params: Params, dataset: str) -> JoinedSource:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pipeline import graph
-from pipeline.datasets.source import LICENCE, RECORD, Source
 from pipeline.grounding import stats
+from sightline.cache.prepared import LICENCE_UNKNOWN, dataset_facts
 from sightline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
 
 _NORMALISED = {
@@ -19,11 +18,10 @@ _NORMALISED = {
 
 def licence_note(folder: Path) -> str:
     """The licence of the data behind a set in the graph's folders, as far as known."""
-    try:
-        record = graph.dataset_folder(graph.below_features(folder)[0]) / RECORD
-        return str(json.loads(record.read_text(encoding="utf-8"))[LICENCE])
-    except (ValueError, IndexError, OSError, KeyError, TypeError):
-        return Source.licence
+    match graph.below_features(folder):
+        case (dataset, *_):
+            return dataset_facts(graph.dataset_folder(dataset)).licence
+    return LICENCE_UNKNOWN
 
 
 def paragraph(folder: Path, record: SetRecord, licence: str, captions: Path | None = None) -> str:

@@ -114,7 +114,7 @@ def test_mistakes_are_one_clear_error(page, tmp_path):
         pipeline.PreparedDataset.open(data.folder, tmp_path / "none")
     nowhere = pipeline.PreparedDataset(data.folder)
     encoder = named_encoder("resnet18", "random:0")
-    with pytest.raises(SightlineError, match="folder of its images is not known"):
+    with pytest.raises(SightlineError, match="its images are not here"):
         pipeline.extract_features(nowhere, encoder, tmp_path / "x")
     with pytest.raises(SightlineError, match="need `phrases`"):
         pipeline.extract_features(data, encoder, tmp_path / "x", "object")

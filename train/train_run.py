@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from sightline.cache.prepared import hub_datasets
 from sightline.devices import device_name
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.hardware import cpu_warning, processor
-from sightline.hub_datasets import hub_datasets
 from sightline.progress import Say, to_stderr
 from sightline.settings import explain
 from train.data import first_paired

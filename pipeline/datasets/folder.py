@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.datasets.source import RECORD, SCHEMA, DatasetError, PrepareReport
+from pipeline.datasets.source import DatasetError, PrepareReport
 from sightline.cache.manifest import IMAGES, SENTENCES, read_manifest
+from sightline.cache.prepared import RECORD, SCHEMA
 from sightline.errors import CacheError
 from sightline.output import Output, json_record
 

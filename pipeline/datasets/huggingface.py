@@ -6,7 +6,6 @@ has a place of its own; images that rows name by path stay where they are.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from contextlib import closing
@@ -29,7 +28,6 @@ from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count
 from pipeline.datasets.manifests import Rows, write_captioned
 from pipeline.datasets.source import (
-    RECORD,
     DatasetError,
     PrepareReport,
     Progress,
@@ -38,12 +36,10 @@ from pipeline.datasets.source import (
 )
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
-from sightline.hub_datasets import HUB_DATASET
+from sightline.cache.prepared import HUB_DATASET, read_dataset_record
 
 WRITES = (*MANIFESTS, "images/00000.tar")
 
-_FACT = "images"
-_IN_PLACE, _WRITTEN = "in place", "written"
 _COMMIT = "commit"
 
 
@@ -97,9 +93,9 @@ class HuggingFaceSource(Source):
 
     def image_root(self, prepared: Path) -> Path:
         """Where the images are: in the tars that `prepare` wrote, or where the rows name them."""
-        record = prepared / RECORD
-        facts = json.loads(record.read_bytes()) if record.is_file() else {}
-        return prepared / "images" if facts.get(_FACT) == _WRITTEN else _root(self, self.path)
+        record = read_dataset_record(prepared)
+        written = record is not None and record.images is None
+        return prepared / "images" if written else _root(self, self.path)
 
 
 def prepare(
@@ -132,7 +128,6 @@ def prepare(
             if progress is not None:
                 progress("reading", done, len(files), "files")
     report.counts["files"] = len(files)
-    report.facts[_FACT] = _WRITTEN if tars.count else _IN_PLACE
     report.notes.append(
         f"the images were written to `images` once ({tars.bytes / 1e6:,.1f} MB)"
         if tars.count

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
@@ -16,15 +15,13 @@ from pydantic import field_validator
 
 from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.source import (
-    LICENCE,
-    RECORD,
     DatasetError,
     PrepareReport,
     Progress,
     Source,
 )
 from sightline.cache.manifest import CAPTIONS, IMAGES, read_manifest
-from sightline.hub_datasets import HUB_DATASET, hub_datasets
+from sightline.cache.prepared import HUB_DATASET, LICENCE, dataset_facts, hub_datasets
 
 
 class JoinedSource(Source):
@@ -47,6 +44,9 @@ class JoinedSource(Source):
         if odd := [name for name in parts if not name or "/" in name]:
             raise ValueError(f"{odd[0]!r} cannot name a part: use one word without a slash")
         return parts
+
+    def image_root(self, prepared: Path) -> Path:
+        return common_root(self.images.values())
 
 
 def common_root(folders: Iterable[Path]) -> Path:
@@ -81,7 +81,8 @@ def prepare(
         captions.append(_named(said, name, "image_id", "caption_id"))
         report.counts[f"images_of_{name}"] = len(pictures)
         report.counts[f"captions_of_{name}"] = len(said)
-    report.facts[LICENCE] = "; ".join(dict.fromkeys(map(_licence, source.parts.values())))
+    licences = [dataset_facts(part).licence for part in source.parts.values()]
+    report.facts[LICENCE] = "; ".join(dict.fromkeys(licences))
     if on_hub := hub_datasets(source.parts.values()):
         report.facts[HUB_DATASET] = ",".join(on_hub)
     _refuse_shared_images(images, list(source.parts))
@@ -92,14 +93,6 @@ def prepare(
     if progress is not None:
         rows = sum(map(len, images))
         progress("joining", rows, rows, "images")
-
-
-def _licence(part: Path) -> str:
-    """What the record of a prepared data set says of its licence."""
-    try:
-        return json.loads((part / RECORD).read_bytes())[LICENCE]
-    except (OSError, ValueError, KeyError, TypeError):  # manifests may lie anywhere
-        return Source.licence
 
 
 def _named(table: pa.Table, name: str, *columns: str) -> pa.Table:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from pipeline.datasets.folder import MANIFESTS, building
-from pipeline.datasets.source import LICENCE, PrepareReport, Progress, Source
-from sightline.settings import Registry
+from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+from sightline.cache.prepared import IMAGE_ROOT, LICENCE, PreparedDataset
+from sightline.settings import Registry, explain
 
 KINDS = Registry(
     "kind of data set",
@@ -50,4 +55,29 @@ def prepare(
     with building(kind, Path(out), source.inputs(), writes) as (folder, report):
         report.facts[LICENCE] = source.licence
         fill(source, folder, report, progress)
+        if source.has_pairs and not (folder / "images").is_dir():
+            report.facts[IMAGE_ROOT] = os.path.relpath(source.image_root(folder), out)
     return report
+
+
+def prepare_dataset(
+    kind: str, out: Path | str, *, progress: Progress | None = None, **parameters: Any
+) -> PreparedDataset:
+    """Turn a data set into manifests in the folder ``out``.
+
+    Args:
+        kind: `pairs`, `flickr30k`, `coco`, `webdataset`, `huggingface`, `sentences`, `joined`,
+            `scenes`, or a kind of another package.
+        parameters: as under `datasets` in params.yaml, such as ``images`` and ``captions``.
+
+    Raises:
+        DatasetError: an unknown or invalid parameter, or data that cannot be used.
+        SightlineError: there is no such kind, or ``out`` may not be written to.
+    """
+    known = source_type(kind)
+    try:
+        source = known.model_validate(parameters)
+    except ValidationError as error:
+        raise DatasetError(f"{kind}: {'; '.join(explain(error))}") from error
+    prepare(kind, source, Path(out), progress)
+    return PreparedDataset.open(out)

@@ -9,13 +9,10 @@ from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from pydantic import BeforeValidator
 
+from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
 from sightline.errors import SightlineError
 from sightline.settings import Settings
 
-RECORD = "dataset.json"
-SCHEMA = "sightline.dataset/1"
-LICENCE = "licence"
-"""Field of `dataset.json`: what is known about the licence of the data."""
 MOST_LISTED = 1000  # per problem; counts are always exact
 MOST_SHOWN = 6  # of one kind on the terminal; dataset.json has all
 
@@ -44,9 +41,7 @@ class Source(Settings):
     """
 
     has_pairs: ClassVar[bool] = True
-    licence: ClassVar[str] = (
-        "not known here; the terms of the data set that it was computed from apply"
-    )
+    licence: ClassVar[str] = LICENCE_UNKNOWN
 
     def image_root(self, prepared: Path) -> Path:
         """Base folder of the paths in the images manifest that was prepared in ``prepared``."""

@@ -31,11 +31,11 @@ from sightline.errors import SightlineError
 from sightline.wording import counted
 
 if TYPE_CHECKING:
-    from pipeline.datasets.prepared import PreparedDataset
     from pipeline.encoders.config import EncoderConfig
     from pipeline.encoders.encoder import ImageEncoder, TextEncoder
     from pipeline.extract.batches import Reader, Result
     from sightline.cache.parts import Failure
+    from sightline.cache.prepared import PreparedDataset
 
 _TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
 WEIGHTS_CAST = ", weights cast"
@@ -70,7 +70,7 @@ def extract_features(
     Raises:
         SightlineError: the images are missing, or as `extract`.
     """
-    from pipeline.datasets.prepared import PreparedDataset
+    from sightline.cache.prepared import PreparedDataset
 
     root = None
     if not isinstance(data, PreparedDataset):

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from pipeline.datasets.prepared import PreparedDataset
 from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.protocols import Grounder, Segmenter
@@ -19,6 +18,7 @@ from pipeline.grounding.settings import GroundingSettings, Rules
 from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import as_keys
 from sightline.cache.plan import Batch
+from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import TableSpec, refuse_other_kinds, set_output
 from sightline.cache.rle import CROP_RULE
 from sightline.cache.sets import write_rows

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
-from pipeline.datasets.prepared import PreparedDataset
 from pipeline.interchange.card import card
 from pipeline.interchange.rows import TEXT_KINDS, Rows, write_npy, write_parquet
 from sightline.cache import (
@@ -26,6 +25,7 @@ from sightline.cache import (
     places_of,
     read_manifest,
 )
+from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
 from sightline.extras import require
 from sightline.output import Output, json_record

@@ -13,7 +13,8 @@ from pipeline.datasets.folder import building
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.sentences import SentencesSource
-from pipeline.datasets.source import RECORD, DatasetError
+from pipeline.datasets.source import DatasetError
+from sightline.cache.prepared import RECORD
 from sightline.errors import SightlineError
 
 

@@ -12,7 +12,7 @@ from conftest import World, silent
 from huggingface_hub import ModelCard
 from made_results import with_task
 
-from sightline.hub_datasets import hub_datasets
+from sightline.cache.prepared import SCHEMA, hub_datasets
 from train.card import model_card
 from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
@@ -127,9 +127,9 @@ def test_a_run_of_before_has_no_digest_and_says_none(trained):
 
 def test_data_sets_of_a_hub_are_found_beside_the_manifests(tmp_path):
     for name, text in {
-        "one": json.dumps({"hub_dataset": "a/b"}),
-        "two": json.dumps({"hub_dataset": "c,a/b"}),
-        "none": json.dumps({"kind": "pairs"}),
+        "one": json.dumps({"schema": SCHEMA, "hub_dataset": "a/b"}),
+        "two": json.dumps({"schema": SCHEMA, "hub_dataset": "c,a/b"}),
+        "none": json.dumps({"schema": SCHEMA, "kind": "pairs"}),
         "broken": "{",
         "list": "[]",
     }.items():

@@ -82,7 +82,7 @@ EXEMPT = {
     "sightline.cache": "its rows are inputs, whose digests a run has; the choice is in CORE",
     "sightline.devices": "picks a device and copies to it",
     "sightline.encoder_folder": "opens the student, an input",
-    "sightline.hub_datasets": "for the model card",
+    "sightline.cache.prepared": "for the model card",
     "sightline.settings": "checks parameters, which are in the digest of the run",
     **dict.fromkeys(
         [

@@ -1,0 +1,162 @@
+"""A prepared data set: one folder with its manifests, and a record that says where its images are.
+
+`sightline prepare` writes it, and every command takes it as ``--data FOLDER``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from sightline.cache.keys import Keys
+from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifest
+from sightline.errors import SightlineError
+from sightline.outside import read_json
+
+RECORD = "dataset.json"
+SCHEMA: Literal["sightline.dataset/1"] = "sightline.dataset/1"
+LICENCE = "licence"
+"""Field of the record: what is known about the licence of the data."""
+HUB_DATASET = "hub_dataset"
+"""Field of the record: the data set's name on the hub, or several names with commas."""
+IMAGE_ROOT = "images"
+"""Field of the record: base folder of the image paths, relative to the record's own; absent if it
+is the folder ``images`` beside the manifests."""
+LICENCE_UNKNOWN = "not known here; the terms of the data set that it was computed from apply"
+
+
+class DatasetRecord(BaseModel):
+    """What readers of a prepared data set need of ``dataset.json``; the fields above."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    written_as: Literal["sightline.dataset/1"] = Field(alias="schema")
+    kind: str = ""
+    licence: str = LICENCE_UNKNOWN
+    hub_dataset: str = ""
+    images: str | None = None
+
+
+def read_dataset_record(folder: Path) -> DatasetRecord | None:
+    """The record of the data set in ``folder``; None if there is none.
+
+    Raises:
+        SightlineError: it is not such a record.
+    """
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    return read_json(path, TypeAdapter(DatasetRecord), "the record of a prepared data set")
+
+
+def dataset_facts(folder: Path) -> DatasetRecord:
+    """What is recorded of the data in ``folder``; the defaults for manifests from elsewhere."""
+    try:
+        record = read_dataset_record(folder)
+    except SightlineError:
+        record = None
+    return record or DatasetRecord(schema=SCHEMA)
+
+
+def hub_datasets(folders: Iterable[Path]) -> tuple[str, ...]:
+    """Names on the hub that are recorded in the folders of data sets, each once."""
+    names = [dataset_facts(folder).hub_dataset for folder in dict.fromkeys(folders)]
+    return tuple(dict.fromkeys(name for each in names if each for name in each.split(",")))
+
+
+@dataclass(frozen=True)
+class PreparedDataset:
+    """The manifests of a data set.
+
+    Attributes:
+        folder: the folder of the manifests.
+        image_root: base folder of the image paths; None: not known.
+    """
+
+    folder: Path
+    image_root: Path | None = None
+
+    @classmethod
+    def open(cls, folder: Path | str, images: Path | str | None = None) -> PreparedDataset:
+        """The data set in ``folder``.
+
+        Args:
+            images: base folder of its images; by default the one that its record names, or the
+                folder ``images`` beside the manifests. Needed only to read pixels.
+
+        Raises:
+            SightlineError: no data set was prepared there, or there is no such image folder.
+        """
+        folder = Path(folder)
+        record = read_dataset_record(folder)
+        if record is None:
+            raise SightlineError(
+                f"{folder}: no prepared data set here (no {RECORD}); `sightline prepare` makes one"
+            )
+        if images is not None and not Path(images).is_dir():
+            raise SightlineError(f"{images}: no such image folder; check the path")
+        recorded = Path(os.path.normpath(folder / (record.images or "images")))
+        root = Path(images) if images is not None else recorded if recorded.is_dir() else None
+        return cls(folder, root)
+
+    @property
+    def images_manifest(self) -> Path:
+        """`images.parquet`."""
+        return self.folder / "images.parquet"
+
+    @property
+    def captions_manifest(self) -> Path:
+        """`captions.parquet`."""
+        return self.folder / "captions.parquet"
+
+    @property
+    def sentences_manifest(self) -> Path:
+        """`sentences.parquet`."""
+        return self.folder / "sentences.parquet"
+
+    @property
+    def images(self) -> pa.Table:
+        """One row per image: ``image_id``, ``path``, ``key``, ``width``, ``height``, ``split``."""
+        return read_manifest(self.images_manifest, IMAGES)
+
+    @property
+    def captions(self) -> pa.Table:
+        """One row per caption: ``caption_id``, ``image_id``, ``text``, ``split``."""
+        return read_manifest(self.captions_manifest, CAPTIONS)
+
+    @property
+    def sentences(self) -> pa.Table:
+        """One row per sentence of the text stream: ``text``."""
+        return read_manifest(self.sentences_manifest, SENTENCES)
+
+    @property
+    def texts(self) -> list[str]:
+        """Every caption and sentence, each once."""
+        columns = (self.captions["text"], self.sentences["text"])
+        return list(dict.fromkeys(text for column in columns for text in column.to_pylist()))
+
+    @property
+    def image_keys(self) -> Keys:
+        """SHA-256 of each image's bytes, in the order of `images`: uint8 [n, 32]."""
+        return key_column(self.images["key"])
+
+    def require_images(self) -> Path:
+        """The image folder.
+
+        Raises:
+            SightlineError: it is not known.
+        """
+        if self.image_root is None:
+            recorded = dataset_facts(self.folder).images or "images"
+            raise SightlineError(
+                f"{self.folder}: its images are not here: its record names the folder "
+                f"{os.path.normpath(self.folder / recorded)}. Prepare the data set again with the "
+                "folder where they are, or in Python: PreparedDataset.open(folder, images=…)"
+            )
+        return self.image_root
